@@ -49,6 +49,7 @@ def test_all_blocks_of_the_readme_are_run_here_or_by_the_checks_before_a_change_
     ("page", "section", "least"),
     [
         ("README.md", "", 6),
+        pytest.param("docs/jax-and-pytorch.md", "", 6, marks=pytest.mark.slow),
         pytest.param("docs/security.md", "Try it", 2, marks=pytest.mark.slow),
         pytest.param("docs/operations.md", "", 10, marks=pytest.mark.slow),
     ],

@@ -419,8 +419,12 @@ def test_files_that_are_not_there_are_named_all_at_once(write: Write, tmp_path: 
     [
         ("source: 'builtin:digit'", ["source: expected one of keras.applications:<Name>, ", "got builtin:digit"]),
         ("source: 'keras.aplications:ResNet50'", ["builtin:noop or a path, got keras.aplications:ResNet50"]),
-        ("source: notes.txt", ["source: expected a .keras file or the folder of a SavedModel, got ", "notes.txt"]),
+        (
+            "source: notes.txt",
+            ["source: expected a .keras file, a .jax file or the folder of a SavedModel, got ", "notes.txt"],
+        ),
         ("source: 'builtin:digits', labels: folder", ["labels: expected a file, got ", "folder"]),
+        ("source: net.jax, weights: gone.npz", ["weights: expected an existing path, got ", "gone.npz"]),
         ("source: 'keras_cv:X', weights: folder", ["weights: expected a file, got ", "folder"]),
         (
             "source: 'builtin:noop', buckets: auto, auto_buckets: {demand: folder}",
@@ -432,7 +436,8 @@ def test_what_can_not_be_what_it_is_named_for_is_refused(
     fields: str, parts: list[str], write: Write, tmp_path: Path
 ) -> None:
     (tmp_path / "folder").mkdir()
-    (tmp_path / "notes.txt").touch()
+    for name in ("notes.txt", "net.jax"):
+        (tmp_path / name).touch()
     settings = load(write(f"models: [{{name: m, {fields}}}]"), environ=NOTHING)
     with pytest.raises(ConfigError) as refusal:
         check_files(settings)
@@ -455,11 +460,11 @@ def test_weights_of_kerashub_are_a_preset_a_folder_or_a_file(write: Write, tmp_p
 
 def test_every_kind_of_source_is_told_by_its_name_or_by_what_lies_at_its_path(tmp_path: Path) -> None:
     (tmp_path / "net.keras").touch()
+    (tmp_path / "net.jax").touch()
     (tmp_path / "net.onnx").touch()
     (tmp_path / "saved").mkdir()
-    paths = {
-        str(tmp_path / name): kind for name, kind in (("net.keras", Source.KERAS_FILE), ("saved", Source.SAVED_MODEL))
-    }
+    kinds = {"net.keras": Source.KERAS_FILE, "net.jax": Source.JAX_FILE, "saved": Source.SAVED_MODEL}
+    paths = {str(tmp_path / name): kind for name, kind in kinds.items()}
     named = {form: kind for kind in Source if kind.value.prefix for form in kind.forms}
     for source, kind in (named | paths).items():
         assert kind_of(source) is kind

@@ -1,7 +1,8 @@
 """What xlaserve reaches into that nobody promises to keep: each such thing by its name, and what breaks without it.
 
-Private names and undocumented behaviour of TensorFlow, Keras, KerasCV, Pillow and grpcio. Versions beyond those that
-these tests passed with are kept out by upper bounds in pyproject.toml: raise a bound, and this file says what to mend.
+Private names and undocumented behaviour of TensorFlow, Keras, KerasCV, JAX, Pillow and grpcio. Versions beyond those
+that these tests passed with are kept out by upper bounds in pyproject.toml: raise a bound, and this file says what to
+mend.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ BOUNDED: Final = {
     "keras",
     "keras-cv",
     "keras-hub",
+    "jax",
     "ray",
 }
 OURS: Final = {"self", "cls", "os._exit", "argparse._ActionsContainer", "argparse._ArgumentGroup"}
@@ -79,6 +81,7 @@ PRIVATE_MODULES: Final = {
     "tensorflow.python.eager",
     "tensorflow.python.framework",
     "tensorflow.compiler.tf2xla.ops.gen_xla_ops",
+    "tensorflow.compiler.tf2xla.python",
     "tensorflow.tsl.profiler.protobuf",
     "grpc._cython",
 }
@@ -139,6 +142,7 @@ def test_what_is_reached_into_has_an_upper_bound_that_the_pinned_version_keeps()
         *project["dependencies"],
         *project["optional-dependencies"]["cpu"],
         *project["optional-dependencies"]["gpu"],
+        *project["optional-dependencies"]["jax"],
         *project["optional-dependencies"]["loadtest"],
         *project["optional-dependencies"]["ray"],
         *project["optional-dependencies"]["hub"],
@@ -298,6 +302,29 @@ def test_a_module_of_stablehlo_is_an_operation() -> None:
         exported = export(lambda pixels: (tf.cast(pixels, tf.float32) * weight,), shape)
         (values,) = load(exported, shape, "cpu")(tf.ones(shape, tf.uint8))
         assert values.numpy().tolist() == np.full(shape, 3.0).tolist()
+
+
+def test_an_export_of_jax_runs_with_its_weights_as_arguments() -> None:
+    import jax
+    from jax import export
+
+    from xlaserve.model.sources.jax_export import exported_model
+    from xlaserve.model.sources.jax_file import ImageFunction
+
+    kernel = np.random.default_rng(0).normal(size=(3, 512)).astype(np.float32)
+    with needed(
+        "tf2xla.python.xla.call_module, Exported's fields, and MLIR's bindings in jax.extend.mlir",
+        by="model/sources/jax_file.py, jax_export.py and stablehlo_weights.py",
+        breaks="exports of JAX can't be served, or each program holds their weights",
+    ):
+        image = jax.ShapeDtypeStruct((*export.symbolic_shape("b"), 2, 2, 3), np.float32)
+        exported = export.export(jax.jit(lambda images: images.sum((1, 2)) @ kernel), platforms=["cpu", "cuda"])(image)
+        function = ImageFunction(exported_model(exported, "net.jax", ()))
+        (weight,) = function.weights
+        np.testing.assert_array_equal(weight, kernel)
+        pixels = np.ones((1, 2, 2, 3), np.float32)
+        (values,) = tf.function(function.run, autograph=False, jit_compile=True)(pixels).values()
+        np.testing.assert_allclose(values, 4 * kernel.sum(0)[None], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("stage", ["stablehlo", "stablehlo_serialized", "hlo", "optimized_hlo"])

@@ -17,6 +17,10 @@ from xlaserve.check.record import Refusal
 from xlaserve.errors import cause
 
 _NO_KERNEL: Final = re.compile(r"(\w+) \(No registered '\w+' OpKernel")
+_NO_CUSTOM_CALL: Final = re.compile(
+    r"(?:FFI handler registered for|custom call to|Custom call target) (\S+) (?:on a platform|for|is not)"
+)
+"""How XLA refuses a call that another framework's XLA has, as JAX's has LAPACK's."""
 _NODE: Final = re.compile(r"\{\{node ([^}]+)\}\}")
 _FRAME: Final = re.compile(r'^\s*File "([^"]+)", line (\d+), in (.+)$', re.MULTILINE)
 _FRAMEWORKS: Final = ("site-packages/tensorflow/", "site-packages/keras/")
@@ -44,7 +48,7 @@ def explain(error: BaseException) -> Refusal:
     found = _FRAME.findall(text)
     root = _root([file for file, _, _ in found])
     frames = [_Frame(str(root / file), int(line), function) for file, line, function in found]
-    operations = list(dict.fromkeys(_NO_KERNEL.findall(text)))
+    operations = list(dict.fromkeys((*_NO_KERNEL.findall(text), *_NO_CUSTOM_CALL.findall(text))))
     node = _NODE.search(text)
     if operations:
         message = f"XLA has no kernel for {', '.join(operations)}"

@@ -138,9 +138,9 @@ def _missing(model: ModelSettings) -> Iterator[tuple[str, str, object]]:
 
 
 def _files(model: ModelSettings) -> Iterator[tuple[str, Path]]:
-    kind = sources.kind_of_name(model.source)
+    kind = sources.kind_of(model.source)
     weights = model.weights
-    if kind and kind.value.is_downloaded and weights is not None and weights not in sources.NAMED_WEIGHTS:
+    if kind and "weights" in (kind.value.takes or ()) and weights is not None and weights not in sources.NAMED_WEIGHTS:
         is_preset = kind.value.has_presets and (sources.is_handle(weights) or Path(weights).is_dir())
         if not is_preset:
             yield "weights", Path(weights)

@@ -226,9 +226,9 @@ class ModelSettings(Frozen):
     """What requests call it."""
     source: Annotated[str, OrPath(sources.looks_like_path)]
     """Where it comes from: `keras.applications:<Name>`, `keras_cv:<Backbone>`, `keras_cv:<Head>-<Backbone>`,
-    `keras_hub:<Class>`, the path of a `.keras` file or of a SavedModel folder, or of a folder that holds one of these
-    and no other, `kagglehub:<handle>` (one of these, fetched from Kaggle and kept), `builtin:digits`,
-    `builtin:shapes-detector`, `builtin:shapes-segmenter`, or `builtin:noop`."""
+    `keras_hub:<Class>`, the path of a `.keras` file, of a `.jax` file (what `jax.export` wrote) or of a SavedModel folder,
+    or of a folder that holds one of these and no other, `kagglehub:<handle>` (one of these, fetched from Kaggle and
+    kept), `builtin:digits`, `builtin:shapes-detector`, `builtin:shapes-segmenter`, or `builtin:noop`."""
     task: Literal["auto", TaskName] = "auto"
     """What its outputs mean; `auto` tells by the source, or by the names and shapes of its outputs. `embedding` makes
     Keras Applications, KerasCV's backbones and KerasHub's classifiers give their pooled features."""
@@ -236,8 +236,8 @@ class ModelSettings(Frozen):
     """What requests may call its version; a number. Models of one name are its versions, which serve at the same
     time."""
     versions: str | tuple[Number, ...] | None = None
-    """Where the source is a folder of versions, `1/`, `2/` and so on, with a SavedModel or a `.keras` file each: those
-    to serve, as `latest 2`, `all` or a list such as `[1, 3]`; `latest 1` by default. Those that `version_labels` or
+    """Where the source is a folder of versions, `1/`, `2/` and so on, with a SavedModel or a file each: those to
+    serve, as `latest 2`, `all` or a list such as `[1, 3]`; `latest 1` by default. Those that `version_labels` or
     `routing` name are served as well."""
     version_labels: Pairs[Label, Number] = ()
     """Names of versions, which requests may use in place of numbers: `{stable: 2, canary: 3}`. `stable` answers
@@ -251,8 +251,8 @@ class ModelSettings(Frozen):
     weights file. For `keras_cv`, whose published weights lie on a hub: `random` or the path of a file that
     `save_weights` wrote. For `keras_hub`: the same, or a preset, which brings its own architecture and preprocessing:
     a name such as `resnet_50_imagenet`, a handle such as `kaggle://...` or `hf://...`, both of which KerasHub downloads
-    and keeps, or the path of a folder that `save_to_preset` wrote, as `./folder`. Other sources hold their own
-    weights."""
+    and keeps, or the path of a folder that `save_to_preset` wrote, as `./folder`. For `.jax` files of functions that
+    take their weights: the path of a `.npz` file of these, in JAX's order. Other sources hold their own weights."""
     classes: int | None = Field(None, ge=1)
     """How many classes `keras.applications`, `keras_cv` and `keras_hub` are built for; those of the published weights
     by default. For outputs that name classes by their numbers: how many there are, if no labels say it."""
@@ -298,11 +298,11 @@ class ModelSettings(Frozen):
     iou_threshold: float = Field(0.5, gt=0, le=1)
     """For detection: of two boxes whose intersection over union is above this, the one with the lower score goes."""
     bounding_box_format: BoxFormat = "xyxy"
-    """For detectors from `.keras` files and SavedModels: what their boxes are. `rel_` is relative to the image's size,
-    the others are in pixels."""
+    """For detectors from files and SavedModels: what their boxes are. `rel_` is relative to the image's size, the
+    others are in pixels."""
     output_names: Pairs[OutputRole, str] = ()
-    """For `.keras` files and SavedModels with several outputs: the model's own name for `scores`, `class_map`,
-    `embedding`, or a detector's `boxes`, `scores`, `classes` and `count`."""
+    """For files and SavedModels with several outputs: the model's own name for `scores`, `class_map`, `embedding`, or a
+    detector's `boxes`, `scores`, `classes` and `count`."""
     signature: str | None = None
     """For SavedModels: the signature to run; `serving_default` or the only one by default."""
     custom_objects: Pairs[str, str] = ()

@@ -46,6 +46,7 @@ class Source(Enum):
     BUILT_IN = Traits(frozenset({"precision"}), "builtin:", ("digits", "shapes-detector", "shapes-segmenter"))
     NOOP = Traits(prefix="builtin:", names=("noop",), needs_tensorflow=False)
     KERAS_FILE = Traits(_STORED | {"custom_objects", "safe_mode", "precision"}, shown="a .keras file", suffix=".keras")
+    JAX_FILE = Traits(_STORED | {"weights"}, shown="a .jax file", suffix=".jax")
     SAVED_MODEL = Traits(_STORED | {"signature"}, shown="the folder of a SavedModel", suffix="/")
 
     @property
@@ -63,8 +64,11 @@ _HANDLE: Final = re.compile(r"[\w-]+_[\w-]+|[a-z]+://.+")
 BUILTIN_SOURCES: Final = tuple(form for kind in Source if kind.value.names for form in kind.forms)
 NAMES: Final = ", ".join(form for kind in Source if kind.value.prefix for form in kind.forms)
 """Forms of sources that are not paths, for messages."""
-PATHS: Final = " or ".join(form for kind in Source if kind.value.suffix for form in kind.forms)
+_PATHS = [form for kind in Source if kind.value.suffix for form in kind.forms]
+PATHS: Final = f"{', '.join(_PATHS[:-1])} or {_PATHS[-1]}"
 """What sources that are paths lead to, for messages."""
+FILES: Final = frozenset(kind.value.suffix for kind in Source if kind.value.suffix) - {"/"}
+"""What the paths of sources end with that are files."""
 
 
 def kind_of_name(source: str) -> Source | None:

@@ -105,7 +105,7 @@ def _listed(kind: Source) -> tuple[str, ...]:
             from xlaserve.model.sources import keras_hub_table  # noqa: PLC0415
 
             return keras_hub_table.names()
-        case Source.KAGGLE | Source.BUILT_IN | Source.NOOP | Source.KERAS_FILE | Source.SAVED_MODEL:
+        case Source.KAGGLE | Source.BUILT_IN | Source.NOOP | Source.KERAS_FILE | Source.JAX_FILE | Source.SAVED_MODEL:
             return ()
         case _:
             assert_never(kind)
@@ -146,6 +146,10 @@ def _network(source: str, settings: ModelSettings) -> Network:  # noqa: PLR0911 
             from xlaserve.model.sources import keras_file  # noqa: PLC0415
 
             return keras_file.keras_file(path, settings)
+        case Source.JAX_FILE:
+            from xlaserve.model.sources import jax_file  # noqa: PLC0415
+
+            return jax_file.jax_file(path, settings)
         case Source.SAVED_MODEL:
             from xlaserve.model.sources import saved_model  # noqa: PLC0415
 
@@ -241,6 +245,11 @@ def _explain(settings: ModelSettings, error: Exception) -> str:
             return (
                 f"source: {source} needs {package}; install xlaserve[gpu,hub] or, with tensorflow-cpu,"
                 " xlaserve[cpu,hub-cpu] and then keras-hub with --no-deps"
+            )
+        if package == "jax":
+            return (
+                f"source: reading {source} needs jax; install xlaserve[jax], or serve the SavedModel that"
+                f" `xlaserve import {source}` makes where jax is installed"
             )
     text = str(error)
     for path in filter(None, (settings.source, settings.weights)):

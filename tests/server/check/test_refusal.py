@@ -78,6 +78,19 @@ def test_the_frame_that_tells_most_is_picked(files: tuple[str, ...], line: str) 
     assert explain(ValueError(frames(*files))).line == f"{line} in f"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "No FFI handler registered for theirs on a platform Host (canonical host) [Op:__inference_1]",
+        "No registered implementation for untyped custom call to theirs for Host",
+        "Custom call target theirs is not implemented.",
+    ],
+)
+def test_a_call_that_another_frameworks_xla_has_is_named(said: str) -> None:
+    refusal = explain(tf.errors.NotFoundError(None, None, said))
+    assert (refusal.operation, refusal.message) == ("theirs", "XLA has no kernel for theirs")
+
+
 def test_any_other_error_is_one_line_with_its_type() -> None:
     refusal = explain(MemoryError("out of memory\nallocator says\nmuch more"))
     assert refusal.message == "MemoryError: out of memory"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.model.networks import heads
-from xlaserve.model.networks.assemble import assemble, check_pixels
+from xlaserve.model.networks.assemble import Call, assemble, check_pixels
 from xlaserve.model.networks.heads import TensorShape
 from xlaserve.model.networks.network import Network
 
@@ -35,17 +35,25 @@ def saved_model(folder: Path, settings: ModelSettings) -> Network:
         call, pixels, outputs = _signature(loaded, settings.signature)
     else:
         call, pixels, outputs = _callable(loaded)
-    check_pixels(_tensor_shape(pixels))
+    shapes = {name: _tensor_shape(spec) for name, spec in outputs.items()}
+    return network(call, _tensor_shape(pixels), shapes, settings, weights=folder.name)
+
+
+def network(
+    call: Call, pixels: TensorShape, outputs: Mapping[str, TensorShape], settings: ModelSettings, *, weights: str
+) -> Network:
+    """Returns the network of what was exported as a function of one image input. Raises ModelFailed."""
+    check_pixels(pixels)
     return assemble(
         call,
-        heads.choose({name: _tensor_shape(spec) for name, spec in outputs.items()}, settings),
-        pixels=_tensor_shape(pixels),
+        heads.choose(outputs, settings),
+        pixels=pixels,
         preprocessing="none" if settings.preprocess == "auto" else settings.preprocess,
-        weights=folder.name,
+        weights=weights,
     )
 
 
-Found = tuple[Callable[[tf.Tensor], heads.Raw], tf.TensorSpec, Mapping[str, tf.TensorSpec]]
+Found = tuple[Call, tf.TensorSpec, Mapping[str, tf.TensorSpec]]
 """What to call, what it takes, and what it gives."""
 
 

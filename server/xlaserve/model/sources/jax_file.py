@@ -1,0 +1,93 @@
+"""Networks from what `jax.export` wrote.
+
+TensorFlow runs its StableHLO as the operation XlaCallModule, with the weights as variables, in every mode and for every
+batch size that the export takes. Saved so, it is a SavedModel like any other, which is served without JAX.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
+
+from xlaserve.config import ModelSettings
+from xlaserve.errors import ModelFailed
+from xlaserve.model.networks import heads
+from xlaserve.model.networks.assemble import check_pixels
+from xlaserve.model.networks.heads import TensorShape
+from xlaserve.model.networks.network import Network
+from xlaserve.model.sources import saved_model
+
+if TYPE_CHECKING:
+    from xlaserve.model.sources.jax_export import ExportedModel
+
+PIXELS: Final = "pixels"
+
+
+def jax_file(file: Path, settings: ModelSettings) -> Network:
+    """Reads a `.jax` file, which needs JAX. Raises ModelFailed, or what JAX raises."""
+    from xlaserve.model.sources import jax_export  # noqa: PLC0415 - it is not needed for SavedModels
+
+    exported = jax_export.read(file, None if settings.weights is None else Path(settings.weights))
+    platform = "cuda" if tf.config.get_visible_devices("GPU") else "cpu"
+    if platform not in exported.platforms:
+        made_for = ", ".join(exported.platforms)
+        raise ModelFailed(
+            f"source: expected an export for {platform}, got {file.name} for {made_for}; export it with"
+            ' platforms=["cpu", "cuda"] for both'
+        )
+    function = ImageFunction(exported)
+    return saved_model.network(function.run, function.pixels, exported.outputs, settings, weights=file.name)
+
+
+def save(exported: ExportedModel, folder: Path) -> None:
+    """Writes a SavedModel. Raises ModelFailed where the export's input is not one of images."""
+    function = ImageFunction(exported)
+    check_pixels(function.pixels)
+    spec = tf.TensorSpec(function.pixels.shape, function.pixels.dtype, name=PIXELS)
+    serve = tf.function(function.run, autograph=False, jit_compile=False).get_concrete_function(spec)
+    root = tf.Module()
+    root.weights = function.weights
+    tf.saved_model.save(root, str(folder), signatures={saved_model.DEFAULT_SIGNATURE: serve})
+
+
+class ImageFunction:
+    """An exported function with its weights as variables; channels come last, as the server's pixels do."""
+
+    def __init__(self, exported: ExportedModel) -> None:
+        self._exported = exported
+        self._arguments = [None if one is None else tf.Variable(one, trainable=False) for one in exported.arguments]
+        self.weights = [variable for variable in self._arguments if variable is not None]
+        self._has_channels_first = _has_channels_first(exported.image)
+        self.pixels = _with_channels_last(exported.image) if self._has_channels_first else exported.image
+        """What `run` takes."""
+
+    def run(self, pixels: tf.Tensor) -> heads.Raw:
+        """Returns the function's outputs by their names."""
+        image = tf.transpose(pixels, (0, 3, 1, 2)) if self._has_channels_first else pixels
+        outputs = self._exported.outputs
+        values = xla.call_module(
+            [image if variable is None else variable.read_value() for variable in self._arguments],
+            module=self._exported.module,
+            version=self._exported.version,
+            platforms=[platform.upper() for platform in self._exported.platforms],
+            disabled_checks=self._exported.disabled_checks,
+            Tout=[tf.as_dtype(output.dtype) for output in outputs.values()],
+            Sout=[output.shape for output in outputs.values()],
+        )
+        return dict(zip(outputs, values, strict=True))
+
+
+def _has_channels_first(image: TensorShape) -> bool:
+    match image.shape:
+        case (_, 3, _, side):
+            return side != 3
+    return False
+
+
+def _with_channels_last(image: TensorShape) -> TensorShape:
+    assert image.shape is not None
+    batch, channels, height, width = image.shape
+    return TensorShape((batch, height, width, channels), image.dtype)

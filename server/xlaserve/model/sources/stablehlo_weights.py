@@ -1,0 +1,143 @@
+"""Takes a StableHLO module's weights out of it: its large constants become arguments.
+
+What closes over its weights is exported with them as constants. As arguments, all buckets share them, they lie in a
+SavedModel's variables, and XLA does not compute with them as it compiles.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import chlo, func, sdy, stablehlo
+from numpy.typing import NDArray
+
+MIN_ELEMENTS: Final = 1024
+"""Smaller constants stay: XLA folds them, and shapes are computed with some of them."""
+DTYPES: Final[Mapping[str, Any]] = {
+    "f32": np.float32,
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "i8": np.int8,
+    "ui8": np.uint8,
+}
+"""Types of constants that are taken out, as MLIR names them."""
+_VERSION: Final = re.compile(rb"StableHLO_v([0-9.]+)")
+_CONTENTS: Final = re.compile(r'"0x([0-9A-F]*)"')
+
+
+class Separated(NamedTuple):
+    """A module that takes further arguments, behind its own, and their values."""
+
+    module: bytes
+    weights: tuple[NDArray[Any], ...]
+
+
+def separate(module: bytes) -> Separated:
+    """Returns `module`, serialized StableHLO whose entry is the function `main`, with its weights as arguments.
+
+    It keeps its version of StableHLO. Raises what MLIR raises.
+    """
+    version = _VERSION.search(module[:100])
+    with ir.Context() as context, ir.Location.unknown():
+        for dialect in (stablehlo, chlo, sdy):
+            dialect.register_dialect(context)
+        parsed = stablehlo.deserialize_portable_artifact(context, module)
+        weights = _Functions(parsed).separate("main")
+        if not weights or version is None:
+            return Separated(module, ())
+        values = tuple(_value(constant.attributes["value"]) for constant in weights)
+        for constant in weights:
+            constant.erase()
+        return Separated(stablehlo.serialize_portable_artifact(parsed, version.group(1).decode()), values)
+
+
+class _Functions:
+    """The functions of a module. Constants of a function that is called become arguments of its callers, too."""
+
+    def __init__(self, module: Any) -> None:
+        self._functions = {operation.sym_name.value: operation for operation in module.body.operations}
+        self._weights: dict[str, list[Any]] = {}
+
+    def separate(self, name: str) -> list[Any]:
+        """Has a function take its weights as further arguments; returns the constants, which have no more uses."""
+        if name in self._weights:
+            return self._weights[name]
+        function = self._functions[name]
+        constants = _find(function, _is_weight)
+        calls = {call: self.separate(call.attributes["callee"].value) for call in _find(function, _is_call)}
+        weights = list(dict.fromkeys((*constants, *(one for of_call in calls.values() for one in of_call))))
+        arguments = dict(zip(weights, _with_arguments(function, weights), strict=True))
+        for constant in constants:
+            constant.results[0].replace_all_uses_with(arguments[constant])
+        for call, of_call in calls.items():
+            if of_call:
+                _call_with(call, [arguments[one] for one in of_call])
+        self._weights[name] = weights
+        return weights
+
+
+def _find(function: Any, is_meant: Callable[[Any], bool]) -> list[Any]:
+    found = []
+
+    def visit(operation: Any) -> Any:
+        if is_meant(operation):
+            found.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    function.operation.walk(visit)
+    return found
+
+
+def _is_call(operation: Any) -> bool:
+    return bool(operation.name == "func.call")
+
+
+def _is_weight(operation: Any) -> bool:
+    if operation.name != "stablehlo.constant":
+        return False
+    value, kind = operation.attributes["value"], operation.results[0].type
+    is_large = kind.has_static_shape and int(np.prod(kind.shape)) >= MIN_ELEMENTS
+    return (
+        is_large and str(kind.element_type) in DTYPES and isinstance(value, ir.DenseElementsAttr) and not value.is_splat
+    )
+
+
+def _with_arguments(function: Any, weights: Sequence[Any]) -> list[Any]:
+    """Appends an argument to a function for each of `weights`; returns these."""
+    kinds = [constant.results[0].type for constant in weights]
+    own = function.type
+    attributes = (
+        list(function.arg_attrs) if "arg_attrs" in function.attributes else [ir.DictAttr.get({})] * len(own.inputs)
+    )
+    added = [function.entry_block.add_argument(kind, function.location) for kind in kinds]
+    function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get([*own.inputs, *kinds], own.results))
+    function.arg_attrs = [*attributes, *(ir.DictAttr.get({}) for _ in kinds)]
+    return added
+
+
+def _call_with(call: Any, arguments: Sequence[Any]) -> None:
+    """Replaces a call by one with further arguments."""
+    results = [result.type for result in call.results]
+    operands = [*call.operands, *arguments]
+    with ir.InsertionPoint(call):
+        other = func.CallOp(results, call.attributes["callee"], operands, loc=call.location)
+    for old, new in zip(call.results, other.results, strict=True):
+        old.replace_all_uses_with(new)
+    call.erase()
+
+
+def _value(attribute: Any) -> NDArray[Any]:
+    """Returns the elements of a constant, which are not all the same."""
+    kind = attribute.type
+    dtype = np.dtype(DTYPES[str(kind.element_type)])
+    # The buffer protocol, which numpy reads others by, has no bfloat16. Text has bytes, little-endian, in hexadecimal.
+    if dtype != ml_dtypes.bfloat16:
+        return np.array(attribute, dtype)
+    contents = _CONTENTS.search(str(attribute))
+    assert contents is not None
+    return np.frombuffer(bytes.fromhex(contents.group(1)), dtype).reshape(kind.shape)
