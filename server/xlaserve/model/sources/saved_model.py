@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
+from xlaserve.model import lowering
 from xlaserve.model.networks import heads
 from xlaserve.model.networks.assemble import assemble, check_pixels
 from xlaserve.model.networks.heads import TensorShape
@@ -42,6 +43,7 @@ def saved_model(folder: Path, settings: ModelSettings) -> Network:
         pixels=_tensor_shape(pixels),
         preprocessing="none" if settings.preprocess == "auto" else settings.preprocess,
         weights=folder.name,
+        lower=lowering.for_settings(settings),
     )
 
 
