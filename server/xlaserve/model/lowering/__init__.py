@@ -31,6 +31,8 @@ SUBSTITUTES: Final[Mapping[Lowering, Substitute]] = {
 }
 """Each gives what an operation is replaced by, or None; the first that has something is taken."""
 
+FLOATS: Final = (tf.float32, tf.bfloat16, tf.float16)
+
 _log = logging.getLogger(__name__)
 
 
@@ -51,6 +53,8 @@ def lower(function: Any, names: Collection[Lowering]) -> Lowered:
     substitutes = {name: substitute for name, substitute in SUBSTITUTES.items() if name in names}
 
     def substitute(node: Node) -> tf.Tensor | None:
+        if node.operation.outputs[0].dtype not in FLOATS:
+            return None
         for name, each in substitutes.items():
             if (substituted := each(node)) is not None:
                 counts[name] += 1

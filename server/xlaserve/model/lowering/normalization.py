@@ -47,16 +47,18 @@ def _fused(node: Node) -> tf.Tensor | None:
 
 def _sum(node: Node) -> tf.Tensor | None:
     """Replaces batch normalization as a product and a sum, whose factor and addend come from weights."""
-    product, offset = node.inputs[0].node, _numbers(node.inputs[1])
-    if product is None or product.kind != "Mul" or offset is None:
+    product = node.inputs[0].node
+    if product is None or product.kind != "Mul":
         return None
     images, factor = product.inputs
-    scale = _numbers(factor) if factor.node is not None and factor.node.kind in COMPUTED else None
-    return None if scale is None or images.known is not None else _scaled(images.tensor, scale, offset)
+    if factor.node is None or factor.node.kind not in COMPUTED:
+        return None
+    scale, offset = _numbers(factor), _numbers(node.inputs[1])
+    return None if scale is None or offset is None else _scaled(images.tensor, scale, offset)
 
 
 def _scaled(images: tf.Tensor, scale: np.ndarray, offset: np.ndarray) -> tf.Tensor:
-    """Scales in float32 at least, as statistics are kept."""
+    """Scales in float32, as Keras does."""
     wide = tf.cast(images, tf.float32)
     return tf.cast(wide * scale.astype(np.float32) + offset.astype(np.float32), images.dtype)
 

@@ -1,7 +1,8 @@
 """A traced function built again, operation by operation, with other subgraphs in the place of some.
 
 Functions that it calls are built into it, for a SavedModel is little else. Bodies of loops and branches stay as they
-are. Weights stay arguments. Edges that only order operations are dropped: nothing here changes a variable.
+are. Weights stay arguments. What no output is computed from is left out, such as assertions, and so are edges that only
+order operations: nothing here changes a variable.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ CALLS: Final = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 PASSED_ON: Final = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient"})
 """Operations whose outputs are their inputs."""
 OLD_CONTROL_FLOW: Final = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond"})
-"""What TensorFlow 1 makes of branches and loops; what follows from them is also known by edges without data."""
+"""What TensorFlow 1 makes of branches and loops: cycles, and edges without data that matter."""
 
 Substitute = Callable[["Node"], tf.Tensor | None]
 """Gives what an operation of one output is replaced by, made in the new graph; None leaves it as it is."""
@@ -70,7 +71,10 @@ class Value:
     @property
     def shape(self) -> tf.TensorShape:
         """Its shape, as far as that is known."""
-        return self.tensor.shape if self.known is None else self.known.shape
+        if self.node is not None and self.is_of_weights:  # which need not be an argument for that
+            shape = self.node.operation.outputs[self.index].shape
+            return shape if shape.is_fully_defined() or self.known is None else self.known.shape
+        return self.tensor.shape
 
 
 @dataclass(eq=False)
@@ -157,7 +161,7 @@ def _replay(graph: Any, arguments: Iterable[Value], substitute: Substitute, scop
         return None
     values = {tensor.ref(): value for tensor, value in zip(graph.inputs, arguments, strict=True)}
     for operation in operations:
-        if not operation.outputs or operation.outputs[0].ref() in values:
+        if not operation.outputs or operation.outputs[0].ref() in values:  # nothing to give, or an argument
             continue
         node = Node(operation, [values[tensor.ref()] for tensor in operation.inputs], scope + operation.name)
         outputs = _outputs(node, substitute)

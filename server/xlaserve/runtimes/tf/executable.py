@@ -157,7 +157,7 @@ class TensorFlowProgram:
 
     def seal(self) -> None:
         """Drops the network and Python's half of its graphs. Keeps the variables, which functions only refer to."""
-        functions = [*self._any_batch.values(), *(lowered.forward for lowered in self._lowered.values())]
+        functions = {*self._any_batch.values(), *(lowered.forward for lowered in self._lowered.values())}
         graphs = [function.graph for function in functions]  # type: ignore[attr-defined]
         self._variables += [variable for graph in graphs for variable in graph.variables]
         for function in self._compiled:
