@@ -537,6 +537,23 @@ def test_the_functions_that_a_graph_calls_can_be_had_and_given_to_another() -> N
         assert list(again.get_concrete_function(tf.TensorSpec(3)).graph.variables) == [variable]
 
 
+def test_an_operation_is_computed_by_the_name_and_the_attributes_that_it_has_in_a_graph() -> None:
+    with needed(
+        "tensorflow.python.eager.execute.quick_execute",
+        by="model/lowering/replay.py",
+        breaks="batch normalization and 3 x 3 convolutions are not lowered",
+    ):
+        from tensorflow.python.eager import context, execute
+
+        with tf.Graph().as_default():
+            operation = tf.squeeze(tf.compat.v1.placeholder(tf.float32, (1, 2, 1)), axis=[0]).op
+        attributes: list[Any] = []
+        for name in operation.node_def.attr:
+            attributes += [name, operation.get_attr(name)]
+        (result,) = execute.quick_execute(operation.type, 1, [tf.ones((1, 2, 1))], tuple(attributes), context.context())
+        assert result.shape == (2, 1)
+
+
 def test_a_shape_is_known_as_far_as_that_of_the_tensor_that_it_is_taken_from() -> None:
     with needed(
         "tensorflow.python.framework.tensor_util.constant_value_as_shape",

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, Final
 
 import tensorflow as tf
+from tensorflow.python.eager import context, execute
 
 CALLS: Final = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 PASSED_ON: Final = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient"})
@@ -119,28 +121,21 @@ class Node:
 
     @cached_property
     def results(self) -> Sequence[tf.Tensor] | None:
-        """What it computes from weights, where TensorFlow computes that by itself."""
-        run = getattr(tf.raw_ops, self.kind, None)
+        """What it computes from weights; None where TensorFlow does not by itself."""
         inputs = [value.known for value in self.inputs]
-        if run is None or any(value is None for value in inputs):
+        if any(value is None for value in inputs):
             return None
-        arguments, inferred = {}, set()
-        for argument in self.operation.op_def.input_arg:
-            inferred |= {argument.type_attr, argument.number_attr, argument.type_list_attr}
-            if argument.type_list_attr:
-                return None
-            count = self.attribute(argument.number_attr) if argument.number_attr else 1
-            taken, inputs = inputs[:count], inputs[count:]
-            arguments[argument.name] = taken if argument.number_attr else taken[0]
-        names = {attribute.name for attribute in self.operation.op_def.attr} - inferred
         with tf.init_scope():
             if self.kind == "Const":
                 return [tf.constant(tf.make_ndarray(self.attribute("value")))]
+            attributes = ((name, self.attribute(name)) for name in self.operation.node_def.attr if name[0] != "_")
             try:
-                results = run(**arguments, **{name: self.attribute(name) for name in names})
-            except TypeError:  # a few, such as Squeeze, have other names there
+                results: Sequence[tf.Tensor] = execute.quick_execute(
+                    self.kind, len(self.operation.outputs), inputs, tuple(chain(*attributes)), context.context()
+                )
+            except (tf.errors.OpError, TypeError, ValueError):  # an operation of XLA's own, for example
                 return None
-        return list(results) if isinstance(results, (list, tuple)) else [results]
+        return results
 
 
 def replay(function: Any, substitute: Substitute, pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:

@@ -104,7 +104,7 @@ def test_a_failure_leaves_the_function_as_it_was(
         raise ValueError("no such thing")
 
     caplog.set_level("INFO")
-    monkeypatch.setitem(lowering.SUBSTITUTES, Lowering.STEM, fail)  # type: ignore[arg-type] # a dict after all
+    monkeypatch.setitem(lowering.SUBSTITUTES, Lowering.STEM, fail)
     function = trace(lambda images: convolve(tf.nn.relu(images), kernel), IMAGES.shape)
     assert lowering.lower(function, list(Lowering)) == (function, "")
     assert "no such thing" in caplog.text
