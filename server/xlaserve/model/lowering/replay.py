@@ -117,6 +117,8 @@ class Node:
             attrs=attributes,
             name=self.name,
         )
+        for made, original in zip(copy.outputs, self.operation.outputs, strict=True):
+            made.set_shape(original.shape)  # which who wrote the model may have told TensorFlow
         return tuple(copy.outputs)
 
     @cached_property

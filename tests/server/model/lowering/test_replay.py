@@ -126,6 +126,15 @@ def test_images_of_a_fixed_batch_are_taken(kernel: tf.Variable) -> None:
     assert difference(compiled(made, IMAGES), convolve(IMAGES, kernel)) < TOLERANCE
 
 
+def test_what_was_told_of_a_shape_is_kept(kernel: tf.Variable) -> None:
+    def run(images: tf.Tensor) -> tf.Tensor:
+        images = tf.reshape(images, tf.roll(tf.shape(images), 4, 0))
+        images.set_shape((None, *IMAGES.shape[1:]))
+        return convolve(images, kernel)
+
+    check(run, "depthwise 1")
+
+
 def test_outputs_keep_their_order_and_what_is_an_input_may_be_an_output(kernel: tf.Variable) -> None:
     made = lowered(lambda images: (images, convolve(images, kernel), tf.reduce_sum(kernel)), IMAGES)
     first, second, third = tf.function(made.forward, jit_compile=True, autograph=False)(tf.constant(IMAGES))
