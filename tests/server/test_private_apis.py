@@ -67,6 +67,8 @@ PRIVATE_NAMES: Final = {
     "model._flatten_layers",
     "called._cached_graph",
     "graph._functions",
+    "graph._add_function_recursive",
+    "operation.graph._get_function",
     "argparse._SubParsersAction",
     "argparse.HelpFormatter(parser.prog)._expand_help",
     "each._actions",
@@ -548,67 +550,73 @@ def test_a_model_knows_whether_its_input_was_a_mapping() -> None:
         assert not isinstance(keras.Model(pixels, outputs)._inputs_struct, dict)
 
 
-def test_a_layers_twin_is_a_layer_without_a_place_in_any_graph() -> None:
-    from xlaserve.model.lowering.holding import with_replaced
+def test_the_functions_that_a_graph_calls_can_be_had_and_given_to_another() -> None:
+    with needed(
+        "FuncGraph._get_function, AtomicFunction.graph, Graph._add_function_recursive and FuncGraph.watch_variable",
+        by="model/lowering/replay.py and model/lowering/__init__.py",
+        breaks="nothing is lowered: depthwise convolutions take XLA on a CPU tens of times longer",
+    ):
+        inner = tf.function(lambda values: values + 1.0)
+        outer = tf.function(lambda values: inner(values) * 2.0).get_concrete_function(tf.TensorSpec(3))
+        (call,) = (each for each in outer.graph.get_operations() if each.type == "PartitionedCall")
+        called = call.graph._get_function(call.get_attr("f").name)
+        assert "AddV2" in {each.type for each in called.graph.get_operations()}
 
-    class Holder(keras.layers.Layer):
-        def __init__(self) -> None:
-            super().__init__()
-            self.held = keras.layers.Dense(2)
+        variable = tf.Variable(2.0)
 
-        def call(self, values: tf.Tensor) -> tf.Tensor:
-            return self.held(values)
+        @tf.function
+        def again(values: tf.Tensor) -> tf.Tensor:
+            graph: Any = tf.compat.v1.get_default_graph()
+            graph.watch_variable(variable)
+            graph._add_function_recursive(called)
+            attributes = dict(call.node_def.attr.items())
+            return graph.create_op(call.type, [values], [tf.float32], attrs=attributes).outputs[0]
+
+        assert again(tf.zeros(3)).numpy().tolist() == [1.0, 1.0, 1.0]
+        assert list(again.get_concrete_function(tf.TensorSpec(3)).graph.variables) == [variable]
+
+
+def test_an_operation_is_computed_by_the_name_and_the_attributes_that_it_has_in_a_graph() -> None:
+    with needed(
+        "tensorflow.python.eager.execute.quick_execute",
+        by="model/lowering/replay.py",
+        breaks="batch normalization and 3 x 3 convolutions are not lowered",
+    ):
+        from tensorflow.python.eager import context, execute
+
+        with tf.Graph().as_default():
+            operation = tf.squeeze(tf.compat.v1.placeholder(tf.float32, (1, 2, 1)), axis=[0]).op
+        attributes: list[Any] = []
+        for name in operation.node_def.attr:
+            attributes += [name, operation.get_attr(name)]
+        (result,) = execute.quick_execute(operation.type, 1, [tf.ones((1, 2, 1))], tuple(attributes), context.context())
+        assert result.shape == (2, 1)
+
+
+def test_a_shape_is_known_as_far_as_that_of_the_tensor_that_it_is_taken_from() -> None:
+    with needed(
+        "tensorflow.python.framework.tensor_util.constant_value_as_shape",
+        by="model/lowering/resize.py",
+        breaks="bilinear resizing to the size of another tensor is not lowered",
+    ):
+        from tensorflow.python.framework import tensor_util
+
+        with tf.Graph().as_default():
+            images = tf.compat.v1.placeholder(tf.float32, (None, 4, 5, 3))
+            assert tensor_util.constant_value_as_shape(tf.shape(images)[1:3]).as_list() == [4, 5]
+
+
+def test_small_tensors_become_constants_of_a_function_and_others_arguments() -> None:
+    from xlaserve.model.lowering.materialize import ARGUMENT_NUMBERS
 
     with needed(
-        "Layer._inbound_nodes, ._outbound_nodes, and all of a layer being in vars(layer)",
-        by="model/lowering/holding.py",
-        breaks="layers within layers are not lowered, or a lowered model computes with the original's layers",
+        "tensorflow.python.framework.func_graph._EAGER_CONST_THRESHOLD of 128",
+        by="model/lowering/materialize.py",
+        breaks="XLA computes again what layer normalization reads",
     ):
-        holder = Holder()
-        keras.Model(symbol := keras.Input((3,)), holder(symbol))
-        assert vars(holder)["_inbound_nodes"]
-        other = keras.layers.Dense(2, kernel_initializer="zeros")
-        twin = with_replaced(holder, lambda layer: other)
-        assert twin is not holder
-        assert not vars(twin)["_inbound_nodes"]
-        assert twin.built
-        assert not twin(tf.ones((1, 3))).numpy().any()
-        assert holder(tf.ones((1, 3))).numpy().any()
-
-
-def test_a_clone_shares_what_its_function_returns_and_goes_into_models() -> None:
-    with needed(
-        "keras.models.clone_model(clone_function=..., recursive=True)",
-        by="model/lowering/__init__.py",
-        breaks="layers of models within models are not lowered, or weights are lost",
-    ):
-        model, seen = small(), []
-
-        def keep(layer: Any) -> Any:
-            seen.append(layer.name)
-            return layer
-
-        clone = keras.models.clone_model(model, clone_function=keep, recursive=True)
-        assert "inside" in seen
-        images = np.ones((1, 8, 8, 3), np.float32)
-        np.testing.assert_array_equal(clone(images), model(images))
-
-
-def test_a_model_that_is_a_graph_of_layers_can_be_told_by_its_call() -> None:
-    from xlaserve.model import lowering
-
-    class Custom(keras.Model):
-        def call(self, values: tf.Tensor) -> tf.Tensor:
-            return values + 1.0
-
-    with needed(
-        "Functional.call and Sequential.call being a class's own",
-        by="model/lowering/__init__.py",
-        breaks="no model is lowered, or models of a class of their own are lowered and lose what it computes",
-    ):
-        assert not lowering._has_own_call(small())
-        assert not lowering._has_own_call(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
-        assert lowering._has_own_call(Custom())
+        ones = tf.ones(ARGUMENT_NUMBERS)
+        function = tf.function(lambda values: values / ones[0]).get_concrete_function(tf.TensorSpec(3))
+        assert len(function.captured_inputs) == 1
 
 
 def test_initial_weights_come_of_pythons_generator() -> None:

@@ -105,7 +105,7 @@ class Precision(StrEnum):
 
 
 class Lowering(StrEnum):
-    """Another way to compute some layers, for XLA on a CPU; docs/lowering.md says what each brings."""
+    """Another way to compute some operations, for XLA on a CPU; docs/lowering.md says what each brings."""
 
     DEPTHWISE = "depthwise"
     """Depthwise and separable convolutions as sums of shifted products."""
@@ -326,7 +326,7 @@ class ModelSettings(Frozen):
     """What becomes of a model whose answer to an image depends on the other images of its batch, as one does that takes
     a mean over the batch: `single` serves it in batches of one, `refuse` fails it, `allow` serves it as any other."""
     disable_lowerings: tuple[Lowering, ...] = ()
-    """On a CPU, XLA runs some layers of Keras models in another form, which is faster and gives the same result up to
+    """On a CPU, XLA runs some operations of models in another form, which is faster and gives the same result up to
     rounding: `depthwise`, `grouped`, `stem`, `pointwise`, `winograd`, `normalization`, `pooling` and `resize`. Those
     named here are left as they are."""
     default_mode: Mode | None = None

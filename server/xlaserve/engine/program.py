@@ -108,6 +108,14 @@ class Dismantled(Protocol):
 
 
 @runtime_checkable
+class IsLowered(Protocol):
+    """A `Program` that XLA may run in another form."""
+
+    def lowerings(self, bucket: Bucket) -> str:
+        """Returns what is computed otherwise in images of the size of `bucket`, and how often: `depthwise 17`."""
+
+
+@runtime_checkable
 class AnySize(Protocol):
     """A `Program` that can do without buckets as well."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import assert_never
@@ -13,7 +13,7 @@ from typing import assert_never
 from xlaserve.config import Bucket, BucketSettings, Fit, ModelSettings
 from xlaserve.config import sources as kinds
 from xlaserve.config.sources import Source
-from xlaserve.engine.program import AnySize
+from xlaserve.engine.program import AnySize, IsLowered
 from xlaserve.errors import ModelFailed, cause, telling_line
 from xlaserve.model import labels
 from xlaserve.model.networks.network import Network, Size
@@ -67,7 +67,7 @@ Cached = Callable[[ModelSettings, Callable[[], Network]], Network]
 def load(settings: ModelSettings, cached: Cached = lambda settings, build: build()) -> Model:
     """Builds the model and its weights; blocks. Raises ModelFailed with the reason and what to do about it."""
     try:
-        network = cached(settings, partial(_network, settings.source, settings))
+        network = cached(settings, partial(_lowered, settings))
         buckets = _buckets(settings, network)
         _check_unmatched(settings, network)
         task = _labelled(network.task, settings)
@@ -109,6 +109,16 @@ def _listed(kind: Source) -> tuple[str, ...]:
             return ()
         case _:
             assert_never(kind)
+
+
+def _lowered(settings: ModelSettings) -> Network:
+    """Builds what the settings name, and finds out what XLA will run in another form."""
+    network = _network(settings.source, settings)
+    first, *_ = _buckets(settings, network)
+    lowerings = network.program.lowerings(first) if isinstance(network.program, IsLowered) else ""
+    if lowerings:
+        _log.info("model %s: lowered for XLA on a CPU: %s", settings.name, lowerings)
+    return replace(network, lowerings=lowerings)
 
 
 def _network(source: str, settings: ModelSettings) -> Network:  # noqa: PLR0911 - one for each kind

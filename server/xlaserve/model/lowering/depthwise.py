@@ -7,16 +7,14 @@ the output, vectorized over the channels.
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import tensorflow as tf
 
 from xlaserve.model.lowering import slices
-from xlaserve.model.lowering.grouped import has_groups
-from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
+from xlaserve.model.lowering.operations import DEPTHWISE, convolution, readers
+from xlaserve.model.lowering.replay import Node
 from xlaserve.model.lowering.windows import Windows, total
-from xlaserve.model.networks.keras_runtime import keras
 
 VECTOR: Final = 16
 """Channels that a processor's widest vectors hold, of 512 bits."""
@@ -29,48 +27,55 @@ MIN_SLICED: Final = 49
 """Positions of the kernel from which a loop over slices of the channels is faster."""
 
 
-def replace(layer: Any) -> Replacement | None:
-    """Replaces depthwise and separable convolutions, and those with a group for each channel."""
-    kind = type(layer)  # a subclass may compute anything
-    if kind is keras.layers.DepthwiseConv2D or (has_groups(layer) and layer.kernel.shape[2] == 1):
-        return Depthwise(layer)
-    if kind is keras.layers.SeparableConv2D:
-        return Separable(layer)
-    return None
+def substitute(node: Node) -> tf.Tensor | None:
+    """Replaces depthwise convolutions, and those with a group for each channel."""
+    if (separable := _separable(node)) is not None:
+        return separable
+    found = convolution(node)
+    if found is None or not found.is_depthwise or _is_filled(node):
+        return None
+    kernel, windows = found.kernel.tensor, found.windows
+    return found.computed(lambda images: shifted_products(images, kernel, windows))
 
 
-class Depthwise(WindowReplacement):
-    """A depthwise convolution."""
+def _separable(node: Node) -> tf.Tensor | None:
+    """Replaces a pointwise convolution and the depthwise one before it, few channels of which are filled up.
 
-    def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
-        """Convolves."""
-        return shifted_products(images, tf.convert_to_tensor(self.original.kernel), windows)
-
-
-class Separable(WindowReplacement):
-    """A depthwise convolution and a pointwise one after it, with the kernels that they had when first traced.
-
-    Few channels are filled up with zeros to a whole number of vectors: a remainder would be computed one by one.
+    Zeros make them a whole number of vectors: a remainder would be computed one by one.
     """
+    before = node.inputs[0].node if node.kind == "Conv2D" else None
+    found = convolution(before) if before is not None and _is_filled(before) else None
+    if found is None:
+        return None
+    depthwise, pointwise = found.kernel.known, node.inputs[1].known
+    if depthwise is None or pointwise is None:
+        depthwise, pointwise, more = found.kernel.tensor, node.inputs[1].tensor, 0
+    else:
+        more = -found.channels % VECTOR
+        with tf.init_scope():  # now, and not in the program
+            depthwise = tf.pad(depthwise, [[0, 0], [0, 0], [0, more], [0, 0]])
+            pointwise = tf.pad(pointwise, [[0, 0], [0, 0], [0, more * depthwise.shape[3]], [0, 0]])
+    images = tf.pad(found.images.tensor, [[0, 0], [0, 0], [0, 0], [0, more]])
+    return tf.nn.conv2d(shifted_products(images, depthwise, found.windows), pointwise, 1, "VALID")
 
-    @cached_property
-    def kernels(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """The depthwise kernel `[rows, columns, channels, a]` and the pointwise `[1, 1, channels * a, filters]`."""
-        with tf.init_scope():  # tensors of no graph: arrays would be part of each bucket's program
-            depthwise = tf.convert_to_tensor(self.original.depthwise_kernel)
-            pointwise = tf.convert_to_tensor(self.original.pointwise_kernel)
-            channels, multiplier = depthwise.shape[2:]
-            more = -channels % VECTOR if channels <= MAX_FILLED else 0
-            return (
-                tf.pad(depthwise, [[0, 0], [0, 0], [0, more], [0, 0]]),
-                tf.pad(pointwise, [[0, 0], [0, 0], [0, more * multiplier], [0, 0]]),
-            )
 
-    def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
-        """Convolves."""
-        depthwise, pointwise = self.kernels
-        images = tf.pad(images, [[0, 0], [0, 0], [0, 0], [0, depthwise.shape[2] - images.shape[3]]])
-        return tf.nn.conv2d(shifted_products(images, depthwise, windows), pointwise, 1, "VALID")
+def _is_filled(node: Node) -> bool:
+    """Returns whether the convolution that ends in `node` is computed with the pointwise one after it, filled up."""
+    found = convolution(node)
+    after = readers(node.operation)
+    if found is None or found.node.kind != DEPTHWISE or len(after) != 1 or after[0].type != "Conv2D":
+        return False
+    (reader,) = after
+    outputs, kernel = node.operation.outputs[0], reader.inputs[1].shape
+    return (
+        found.channels <= MAX_FILLED
+        and found.channels % VECTOR != 0
+        and reader.inputs[0] is outputs
+        and kernel[:3] == (1, 1, outputs.shape[-1])
+        and set(reader.get_attr("strides")) == {1}
+        and {reader.get_attr("data_format"), found.node.attribute("data_format")} == {b"NHWC"}
+        and reader.get_attr("padding") != b"EXPLICIT"
+    )
 
 
 def shifted_products(images: tf.Tensor, kernel: tf.Tensor, windows: Windows) -> tf.Tensor:

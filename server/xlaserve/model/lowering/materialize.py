@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops.gen_xla_ops import xla_optimization_barrier
 
+ARGUMENT_NUMBERS: Final = 129
+"""Numbers of a tensor that a traced function takes as an argument: it makes constants of smaller ones."""
+
 
 def materialized(values: tf.Tensor) -> tf.Tensor:
-    """Returns `values`, across which XLA simplifies nothing; fusion comes later, and may (see `Once`).
+    """Returns `values`, across which XLA simplifies nothing; fusion comes later, and may (see `once`).
 
     Where several slices of them are read, XLA would compute them again for some: a slice of padded images that leaves
     out the padding is the images themselves, and all that they are computed from. The operation is XLA's own
@@ -19,17 +24,13 @@ def materialized(values: tf.Tensor) -> tf.Tensor:
     return barred
 
 
-class Once:
-    """Values that XLA computes once, however many operations read them.
+def once(values: tf.Tensor) -> tf.Tensor:
+    """Returns `values`, which XLA computes once, however many operations read them.
 
     XLA's fusion recomputes for each reader what it takes for cheap, such as additions and products
     (`InstructionFusion::IsExpensive` in hlo/transforms), and a barrier is gone by then. It takes a division for
     expensive, and can't know that this one is by 1.
     """
-
-    def __init__(self) -> None:
-        self._one = tf.Variable(1.0, trainable=False)
-
-    def __call__(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns `values`."""
-        return values / tf.cast(self._one, values.dtype)
+    with tf.init_scope():
+        ones = tf.ones(ARGUMENT_NUMBERS)
+    return values / tf.cast(ones[0], values.dtype)

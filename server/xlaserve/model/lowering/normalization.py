@@ -7,54 +7,69 @@ mean, the variance and the result, and XLA would compute that input, such as a d
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Final
 
 import numpy as np
 import tensorflow as tf
 
-from xlaserve.model.lowering.materialize import Once
-from xlaserve.model.lowering.replacement import Replacement
-from xlaserve.model.networks.keras_runtime import keras
+from xlaserve.model.lowering.materialize import once
+from xlaserve.model.lowering.replay import Node, Value
+
+FUSED: Final = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
+SUMS: Final = frozenset({"Add", "AddV2"})
+COMPUTED: Final = frozenset({"Mul", "Rsqrt"})
+"""What gives batch normalization's scale: the root of a variance, perhaps times a weight."""
 
 
-def replace(layer: Any) -> Replacement | None:
-    """Replaces batch and layer normalization."""
-    kind = type(layer)
-    if kind is keras.layers.BatchNormalization:
-        return BatchNormalization(layer)
-    return LayerNormalization(layer) if kind is keras.layers.LayerNormalization else None
+def substitute(node: Node) -> tf.Tensor | None:
+    """Replaces batch normalization, fused or not, and what layer normalization reads."""
+    if node.kind in FUSED:
+        return _fused(node)
+    if node.kind in SUMS:
+        return _sum(node)
+    return _moments(node) if node.kind == "Mean" else None
 
 
-class BatchNormalization(Replacement):
-    """Batch normalization as it is at inference, with the statistics it had when it was replaced."""
-
-    def __init__(self, original: Any) -> None:
-        super().__init__(original)
-        deviation = np.sqrt(_values(original.moving_variance) + original.epsilon)
-        scale = (_values(original.gamma) if original.scale else 1.0) / deviation
-        offset = (_values(original.beta) if original.center else 0.0) - _values(original.moving_mean) * scale
-        self.scale = scale.astype(np.float32)
-        self.offset = offset.astype(np.float32)
-
-    def call(self, inputs: tf.Tensor, training: bool = False, mask: Any = None) -> tf.Tensor:
-        """Normalizes `inputs` in float32, as Keras does, in any precision. The other arguments matter in training."""
-        axis = self.original.axis
-        shape = [-1 if side == axis % len(inputs.shape) else 1 for side in range(len(inputs.shape))]
-        scale, offset = np.reshape(self.scale, shape), np.reshape(self.offset, shape)
-        return tf.cast(tf.cast(inputs, tf.float32) * scale + offset, self.compute_dtype)
+def _fused(node: Node) -> tf.Tensor | None:
+    """Replaces batch normalization as one operation."""
+    if node.attribute("is_training") or any(output.consumers() for output in node.operation.outputs[1:]):
+        return None
+    weights = [_numbers(value) for value in node.inputs[1:]]
+    if any(each is None for each in weights):
+        return None
+    gamma, beta, mean, variance = weights
+    scale = gamma / np.sqrt(variance + node.attribute("epsilon"))
+    offset = beta - mean * scale
+    if node.attribute("data_format") == b"NCHW":
+        scale, offset = scale[:, None, None], offset[:, None, None]
+    return _scaled(node.inputs[0].tensor, scale, offset)
 
 
-class LayerNormalization(Replacement):
-    """Layer normalization."""
+def _sum(node: Node) -> tf.Tensor | None:
+    """Replaces batch normalization as a product and a sum, whose factor and addend come from weights."""
+    product = node.inputs[0].node
+    if product is None or product.kind != "Mul":
+        return None
+    images, factor = product.inputs
+    if factor.node is None or factor.node.kind not in COMPUTED:
+        return None
+    scale, offset = _numbers(factor), _numbers(node.inputs[1])
+    return None if scale is None or offset is None else _scaled(images.tensor, scale, offset)
 
-    def __init__(self, original: Any) -> None:
-        super().__init__(original)
-        self.once = Once()
 
-    def call(self, inputs: tf.Tensor, mask: Any = None) -> tf.Tensor:
-        """Normalizes `inputs`; the mask matters to other layers alone."""
-        return self.original(self.once(inputs))
+def _scaled(images: tf.Tensor, scale: np.ndarray, offset: np.ndarray) -> tf.Tensor:
+    """Scales in float32, as Keras does."""
+    wide = tf.cast(images, tf.float32)
+    return tf.cast(wide * scale.astype(np.float32) + offset.astype(np.float32), images.dtype)
 
 
-def _values(variable: Any) -> np.ndarray:
-    return np.asarray(tf.convert_to_tensor(variable), np.float64)
+def _moments(node: Node) -> tf.Tensor | None:
+    """Has what a mean, and a variance from it, are taken of computed once."""
+    if not any(reader.type == "SquaredDifference" for reader in node.operation.inputs[0].consumers()):
+        return None
+    node.inputs[0].tensor = once(node.inputs[0].tensor)
+    return node.copied[0]
+
+
+def _numbers(value: Value) -> np.ndarray | None:
+    return None if value.known is None else value.known.numpy().astype(np.float64)

@@ -5,26 +5,20 @@ XLA makes a matrix product of a pointwise convolution, but calls its slower conv
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
-from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
-from xlaserve.model.lowering.windows import Windows
-from xlaserve.model.networks.keras_runtime import keras
+from xlaserve.model.lowering.operations import convolution
+from xlaserve.model.lowering.replay import Node
 
 
-def replace(layer: Any) -> Replacement | None:
+def substitute(node: Node) -> tf.Tensor | None:
     """Replaces 1 x 1 convolutions with strides."""
-    if type(layer) is not keras.layers.Conv2D or layer.groups > 1:
+    found = convolution(node)
+    if found is None or found.is_depthwise or found.groups > 1:
         return None
-    return Pointwise(layer) if layer.kernel_size == (1, 1) and layer.strides != (1, 1) else None
-
-
-class Pointwise(WindowReplacement):
-    """A 1 x 1 convolution."""
-
-    def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
-        """Convolves."""
-        rows, columns = windows.strides
-        return tf.nn.conv2d(images[:, ::rows, ::columns], tf.convert_to_tensor(self.original.kernel), 1, "VALID")
+    windows = found.windows
+    if windows.shape != (1, 1) or windows.strides == (1, 1) or windows.pads != ((0, 0), (0, 0)):
+        return None
+    rows, columns = windows.strides
+    kernel = found.kernel.tensor
+    return found.computed(lambda images: tf.nn.conv2d(images[:, ::rows, ::columns], kernel, 1, "VALID"))

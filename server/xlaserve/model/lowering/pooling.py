@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from functools import reduce
-from typing import Any, Final
+from math import prod
+from typing import Final
 
 import tensorflow as tf
 
 from xlaserve.model.lowering.materialize import materialized
-from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
+from xlaserve.model.lowering.operations import pooling
+from xlaserve.model.lowering.replay import Node
 from xlaserve.model.lowering.windows import Windows, total
-from xlaserve.model.networks.keras_runtime import keras
 
 MAX_POSITIONS: Final = 25
 """Positions in a window; larger windows are not replaced."""
@@ -18,54 +19,47 @@ MAX_SLICES: Final = 16
 """Slices of the pixels in one of global pooling's sums: more are slower to compile, and no faster."""
 
 
-def replace(layer: Any) -> Replacement | None:
-    """Replaces maximum and average pooling over small windows, and average pooling over all pixels."""
-    kind = type(layer)
-    if kind is keras.layers.GlobalAveragePooling2D and layer.data_format == "channels_last":
-        return GlobalAverage(layer)
-    if kind not in (keras.layers.MaxPooling2D, keras.layers.AveragePooling2D):
+def substitute(node: Node) -> tf.Tensor | None:
+    """Replaces maximum and average pooling over small windows, and means over all pixels."""
+    if node.kind == "Mean":
+        return _mean(node)
+    found = pooling(node)
+    if found is None or prod(found.windows.shape) > MAX_POSITIONS:
         return None
-    if layer.pool_size[0] * layer.pool_size[1] > MAX_POSITIONS:
+    pool = _largest if node.kind == "MaxPool" else _average
+    return found.computed(lambda images: pool(images, found.windows))
+
+
+def _largest(images: tf.Tensor, windows: Windows) -> tf.Tensor:
+    """Returns the largest value of each window."""
+    return reduce(tf.maximum, (shifted for _, _, shifted in windows.shifted(images, fill=images.dtype.min)))
+
+
+def _average(images: tf.Tensor, windows: Windows) -> tf.Tensor:
+    """Returns the mean of the pixels that lie in each window."""
+    sums = total(shifted for _, _, shifted in windows.shifted(images))
+    with tf.init_scope():  # now, and not in the program
+        ones = tf.ones((1, *windows.size, 1))
+        counts = total(shifted for _, _, shifted in windows.shifted(ones)).numpy()
+    return sums * tf.constant(1 / counts, images.dtype)
+
+
+def _mean(node: Node) -> tf.Tensor | None:
+    """Returns the mean of each channel, as sums of slices: in XLA's own reductions, no activation is vectorized."""
+    images, axes = node.inputs[0].tensor, node.inputs[1].known
+    if axes is None or images.shape.rank != 4 or sorted(axes.numpy().ravel() % 4) != [1, 2]:
         return None
-    return Maximum(layer) if kind is keras.layers.MaxPooling2D else Average(layer)
-
-
-class Maximum(WindowReplacement):
-    """Maximum pooling."""
-
-    def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
-        """Returns the largest value of each window."""
-        return reduce(tf.maximum, (shifted for _, _, shifted in windows.shifted(images, fill=images.dtype.min)))
-
-
-class Average(WindowReplacement):
-    """Average pooling over the pixels that are there."""
-
-    def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
-        """Returns the mean of the pixels that lie in each window."""
-        sums = total(shifted for _, _, shifted in windows.shifted(images))
-        with tf.init_scope():  # now, and not in the program
-            ones = tf.ones((1, *windows.size, 1))
-            counts = total(shifted for _, _, shifted in windows.shifted(ones)).numpy()
-        return sums * tf.constant(1 / counts, images.dtype)
-
-
-class GlobalAverage(Replacement):
-    """Average pooling over all pixels, as sums of slices: in XLA's own reductions, no activation is vectorized."""
-
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns the mean of each channel of `inputs` `[n, height, width, channels]`."""
-        _, height, width, channels = inputs.shape
-        if height is None or width is None:
-            return self.original(inputs)
-        # In float32, as Keras does: thousands of pixels are more than half precision can add.
-        totals = tf.reshape(tf.cast(inputs, tf.float32), [-1, height * width, channels])
-        while (left := totals.shape[1]) > 1:
-            totals = materialized(totals)
-            parts = next((parts for parts in range(MAX_SLICES, 1, -1) if left % parts == 0), None)
-            if parts is None:
-                totals = tf.reduce_sum(totals, axis=1, keepdims=True)
-            else:
-                totals = total(tf.split(totals, parts, axis=1))
-        average = tf.cast(totals / (height * width), self.compute_dtype)
-        return tf.reshape(average, [-1, 1, 1, channels]) if self.original.keepdims else average[:, 0]
+    _, height, width, channels = images.shape
+    if None in (height, width, channels):
+        return None
+    # In float32, as Keras does: thousands of pixels are more than half precision can add.
+    totals = tf.reshape(tf.cast(images, tf.float32), [-1, height * width, channels])
+    while (left := totals.shape[1]) > 1:
+        totals = materialized(totals)
+        parts = next((parts for parts in range(MAX_SLICES, 1, -1) if left % parts == 0), None)
+        if parts is None:
+            totals = tf.reduce_sum(totals, axis=1, keepdims=True)
+        else:
+            totals = total(tf.split(totals, parts, axis=1))
+    average = tf.cast(totals / (height * width), images.dtype)
+    return tf.reshape(average, [-1, 1, 1, channels]) if node.attribute("keep_dims") else average[:, 0]

@@ -6,40 +6,23 @@ indices, rows and columns come out of one vectorized loop.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import tensor_util
 
 from xlaserve.model.lowering.materialize import materialized
-from xlaserve.model.lowering.replacement import Replacement
-from xlaserve.model.networks.keras_runtime import keras
+from xlaserve.model.lowering.replay import Node
 
 
-def replace(layer: Any) -> Replacement | None:
-    """Replaces bilinear resizing, channels last and without antialiasing, in float32."""
-    kind = type(layer)
-    if kind not in (keras.layers.UpSampling2D, keras.layers.Resizing) or layer.interpolation != "bilinear":
+def substitute(node: Node) -> tf.Tensor | None:
+    """Replaces bilinear resizing in float32, pixels being areas with a centre: sides are scaled from edge to edge."""
+    if node.kind != "ResizeBilinear" or not node.attribute("half_pixel_centers"):
         return None
-    if layer.data_format != "channels_last" or layer.compute_dtype != "float32":
+    images = node.inputs[0].tensor
+    height, width = tensor_util.constant_value_as_shape(node.inputs[1].tensor)  # it may be that of another tensor
+    if None in (height, width, *images.shape[1:]) or images.dtype != tf.float32:
         return None
-    if kind is keras.layers.Resizing and (
-        layer.antialias or layer.crop_to_aspect_ratio or getattr(layer, "pad_to_aspect_ratio", False)
-    ):
-        return None
-    return Resize(layer)
-
-
-class Resize(Replacement):
-    """Bilinear resizing, pixels being areas with a centre: sides are scaled from edge to edge."""
-
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Resizes `inputs` of `[n, height, width, channels]`."""
-        if len(inputs.shape) != 4 or None in inputs.shape[1:3]:
-            return self.original(inputs)
-        height, width = self.compute_output_shape(inputs.shape)[1:3]
-        images = materialized(tf.cast(inputs, self.compute_dtype))
-        return _along(1, _along(2, images, width), height)
+    return _along(1, _along(2, materialized(images), width), height)
 
 
 def _along(axis: int, images: tf.Tensor, size: int) -> tf.Tensor:

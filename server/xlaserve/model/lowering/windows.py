@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import tensorflow as tf
 
@@ -15,18 +16,24 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Windows:
-    """Where windows of `shape` lie on images of `size`, padded `same` or `valid` as Keras pads; all rows first."""
+    """Where windows of `shape` lie on images of `size`; rows first, then columns."""
 
     size: Pair
     shape: Pair
     strides: Pair = (1, 1)
     dilations: Pair = (1, 1)
-    padding: str = "valid"
+    pads: tuple[Pair, Pair] = ((0, 0), (0, 0))
+    """Pixels above and below, and to the left and the right, of the images."""
 
     @property
     def output(self) -> Pair:
         """Height and width of what is computed from the windows."""
-        return self._along(0)[2], self._along(1)[2]
+        return self._along(0), self._along(1)
+
+    @property
+    def padding(self) -> list[Pair]:
+        """How images `[n, height, width, channels]` are padded."""
+        return [(0, 0), *self.pads, (0, 0)]
 
     def shifted(self, images: tf.Tensor, fill: float = 0.0) -> Iterator[tuple[int, int, tf.Tensor]]:
         """Yields for each position in the window its row, column, and what lies there of `images` in all windows.
@@ -37,9 +44,7 @@ class Windows:
 
     def padded(self, images: tf.Tensor, fill: float = 0.0) -> tf.Tensor:
         """Returns `images` with `fill` around them, as far as the windows reach, computed once."""
-        (above, below, _), (left, right, _) = self._along(0), self._along(1)
-        padding = [[0, 0], [above, below], [left, right], [0, 0]]
-        return materialized(tf.pad(images, padding, constant_values=fill))
+        return materialized(tf.pad(images, self.padding, constant_values=fill))
 
     def shifted_over(self, padded: tf.Tensor) -> Iterator[tuple[int, int, tf.Tensor]]:
         """Yields the same for images that are padded already, or some channels of them."""
@@ -50,18 +55,18 @@ class Windows:
             columns = slice(start, start + (wide - 1) * self.strides[1] + 1, self.strides[1])
             yield row, column, padded[:, rows, columns]
 
-    def _along(self, side: int) -> tuple[int, int, int]:
-        """Returns the pixels to add before and after, and the size of the output, along a side."""
-        size, stride = self.size[side], self.strides[side]
+    def _along(self, side: int) -> int:
         extent = 1 + (self.shape[side] - 1) * self.dilations[side]
-        if self.padding == "valid":
-            return 0, 0, (size - extent) // stride + 1
-        output = -(-size // stride)
-        padding = max(0, (output - 1) * stride + extent - size)
-        return padding // 2, padding - padding // 2, output
+        return (self.size[side] + sum(self.pads[side]) - extent) // self.strides[side] + 1
 
 
-def total(terms: Iterable[tf.Tensor]) -> tf.Tensor:
+def same(size: int, extent: int, stride: int) -> Pair:
+    """Returns the pixels before and after a side of `size` with which each `stride`-th pixel has a window."""
+    padding = max(0, (-(-size // stride) - 1) * stride + extent - size)
+    return padding // 2, padding - padding // 2
+
+
+def total(terms: Iterable[Any]) -> tf.Tensor:
     """Returns the sum of `terms`, added in pairs, and these in pairs.
 
     XLA adds in the order that it is given. In a chain each addition waits for the one before, and what comes after the

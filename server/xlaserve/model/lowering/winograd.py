@@ -9,15 +9,14 @@ are more than XLA runs in one thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import tensorflow as tf
 
-from xlaserve.model.lowering.replacement import Replacement, WindowReplacement
+from xlaserve.model.lowering.operations import convolution
+from xlaserve.model.lowering.replay import Node
 from xlaserve.model.lowering.windows import Windows
-from xlaserve.model.networks.keras_runtime import keras
 
 MIN_CHANNELS: Final = 32
 """With fewer channels in, the transforms cost more than is saved."""
@@ -47,44 +46,39 @@ OUTPUT: Final = ((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0), (
 PIXELS, OUTPUTS = len(INPUT), len(OUTPUT)
 
 
-def replace(layer: Any) -> Replacement | None:
-    """Replaces 3 x 3 convolutions of many channels at stride 1 in float32."""
-    if type(layer) is not keras.layers.Conv2D or layer.compute_dtype != "float32":
+def substitute(node: Node) -> tf.Tensor | None:
+    """Replaces 3 x 3 convolutions of many channels at stride 1 in float32, whose kernels are known."""
+    found = convolution(node)
+    if found is None or found.is_depthwise or found.groups > 1:
         return None
-    if (layer.kernel_size, layer.strides, layer.dilation_rate, layer.groups) != ((3, 3), (1, 1), (1, 1), 1):
+    windows, (*_, channels, filters) = found.windows, found.shape
+    if (windows.shape, windows.strides, windows.dilations) != ((3, 3), (1, 1), (1, 1)):
         return None
-    channels, filters = layer.kernel.shape[2:]
-    return Winograd(layer) if channels >= MIN_CHANNELS and filters >= MIN_FILTERS else None
+    if channels < MIN_CHANNELS or filters < MIN_FILTERS or windows.output[1] < MIN_WIDTH:
+        return None
+    if found.images.tensor.dtype != tf.float32 or found.kernel.known is None:
+        return None
+    with tf.init_scope():  # now, and not in the program; as arrays they would be part of each bucket's
+        kernel = found.kernel.known.numpy().astype(np.float64)
+        transformed = np.einsum("ij,kjcf->ikcf", KERNEL, kernel).astype(np.float32)
+        kernels = [tf.constant(part[:, None]) for part in transformed]
+    return found.computed(lambda images: _convolve(images, kernels, windows))
 
 
-class Winograd(WindowReplacement):
-    """A 3 x 3 convolution, with the kernel that it had when it was first traced."""
-
-    @cached_property
-    def kernels(self) -> list[tf.Tensor]:
-        """The transformed kernel, of which each of the six has a `[3, 1, channels, filters]`."""
-        with tf.init_scope():  # tensors of no graph: arrays would be part of each bucket's program
-            kernel = np.asarray(tf.convert_to_tensor(self.original.kernel), np.float64)
-            transformed = np.einsum("ij,kjcf->ikcf", KERNEL, kernel).astype(np.float32)
-            return [tf.constant(part[:, None]) for part in transformed]
-
-    def compute(self, images: tf.Tensor, windows: Windows) -> tf.Tensor:
-        """Convolves."""
-        height, width = windows.output
-        if width < MIN_WIDTH:
-            return tf.nn.conv2d(images, tf.convert_to_tensor(self.original.kernel), 1, windows.padding.upper())
-        before = 1 if windows.padding == "same" else 0
-        tiles = -(-width // OUTPUTS)
-        after = OUTPUTS * tiles + 2 - before - windows.size[1]
-        images = tf.pad(images, [[0, 0], [before, before], [before, after], [0, 0]])
-        overlapping = Windows((height + 2, OUTPUTS * tiles + 2), (1, PIXELS), (1, OUTPUTS))
-        pixels = [shifted for _, _, shifted in overlapping.shifted(images)]
-        products = [
-            tf.nn.conv2d(_combine(line, pixels), kernel, 1, "VALID")
-            for line, kernel in zip(INPUT, self.kernels, strict=True)
-        ]
-        outputs = tf.concat([_combine(line, products) for line in OUTPUT], axis=-1)
-        return tf.reshape(outputs, [-1, height, OUTPUTS * tiles, self.original.filters])[:, :, :width]
+def _convolve(images: tf.Tensor, kernels: Sequence[tf.Tensor], windows: Windows) -> tf.Tensor:
+    """Convolves with the six parts `[3, 1, channels, filters]` of a transformed kernel."""
+    height, width = windows.output
+    rows, (left, _) = windows.pads
+    tiles = -(-width // OUTPUTS)
+    after = OUTPUTS * tiles + 2 - left - windows.size[1]
+    images = tf.pad(images, [[0, 0], rows, [left, after], [0, 0]])
+    overlapping = Windows((height + 2, OUTPUTS * tiles + 2), (1, PIXELS), (1, OUTPUTS))
+    pixels = [shifted for _, _, shifted in overlapping.shifted(images)]
+    products = [
+        tf.nn.conv2d(_combine(line, pixels), kernel, 1, "VALID") for line, kernel in zip(INPUT, kernels, strict=True)
+    ]
+    outputs = tf.concat([_combine(line, products) for line in OUTPUT], axis=-1)
+    return tf.reshape(outputs, [-1, height, OUTPUTS * tiles, kernels[0].shape[-1]])[:, :, :width]
 
 
 def _combine(factors: Sequence[float], values: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -12,7 +12,7 @@ from xlaserve.model.networks import preprocess
 from xlaserve.model.networks.heads import Head, Raw, TensorShape
 from xlaserve.model.networks.network import Network
 from xlaserve.model.networks.preprocess import Preprocess
-from xlaserve.runtimes.tf.executable import Forward, TensorFlowProgram
+from xlaserve.runtimes.tf.executable import Lower, TensorFlowProgram
 
 Call = Callable[[tf.Tensor], Raw]
 """Maps pixels, as the network takes them, to its outputs."""
@@ -27,11 +27,11 @@ def assemble(
     pixels: TensorShape,
     preprocessing: Preprocess,
     weights: str = "",
-    lowered: Call | None = None,
+    lower: Lower | None = None,
 ) -> Network:
     """Returns the network that calls `call` with preprocessed pixels and turns its answer into the head's outputs.
 
-    `lowered` does the same as `call` for XLA. Raises ModelFailed where `pixels` are not `[None, height, width, 3]` of
+    XLA runs what `lower` makes of it. Raises ModelFailed where `pixels` are not `[None, height, width, 3]` of
     PIXEL_DTYPES.
     """
     batch, height, width = check_pixels(pixels)
@@ -39,16 +39,13 @@ def assemble(
     if takes_bytes and preprocessing != "none":
         raise ModelFailed(f"preprocess: the model takes uint8 pixels as they are, expected none, got {preprocessing}")
 
-    def forward(call: Call) -> Forward:
-        def run(images: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            values = images if takes_bytes else tf.cast(preprocess.apply(images, preprocessing), pixels.dtype)
-            if batch is not None:  # what was exported for one batch size refuses a tensor of an unknown one
-                values = tf.ensure_shape(values, (batch, *values.shape[1:]))
-            return head.finish(call(values), images)
+    def forward(images: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        values = images if takes_bytes else tf.cast(preprocess.apply(images, preprocessing), pixels.dtype)
+        if batch is not None:  # what was exported for one batch size refuses a tensor of an unknown one
+            values = tf.ensure_shape(values, (batch, *values.shape[1:]))
+        return head.finish(call(values), images)
 
-        return run
-
-    program = TensorFlowProgram(forward(call), forward(lowered) if lowered else None)
+    program = TensorFlowProgram(forward, lower)
     return Network(program, (height, width), head.task, weights, batch=batch, reference=program.reference)
 
 

@@ -24,7 +24,7 @@ class Network:
     weights: str
     """Where the weights came from: `imagenet`, `random`, `built in`, or the name of a file or a preset."""
     lowerings: str = ""
-    """Which lowerings XLA runs it with, and in how many layers each: `depthwise 17`. Empty where there are none."""
+    """Which lowerings XLA runs it with, and how often each: `depthwise 17`. Empty where there are none."""
     batch: int | None = None
     """The only batch size that it takes, where it was made for one."""
     default_size: Size = (None, None)

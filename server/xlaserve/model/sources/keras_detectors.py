@@ -57,8 +57,8 @@ def detector(
     model.prediction_decoder = Undecided(model.bounding_box_format, model.prediction_decoder.from_logits)
     settings = settings.model_copy(update={"bounding_box_format": model.bounding_box_format})
 
-    def infer(run: Any, pixels: tf.Tensor) -> heads.Raw:
-        decoded: heads.Raw = model.decode_predictions(precision.widen(keras_models.call(run, pixels)), pixels)
+    def infer(pixels: tf.Tensor) -> heads.Raw:
+        decoded: heads.Raw = model.decode_predictions(precision.widen(keras_models.call(model, pixels)), pixels)
         return decoded
 
     (pixels,) = model.inputs

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +12,7 @@ from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.model import lowering
 from xlaserve.model.networks import heads, precision
-from xlaserve.model.networks.assemble import assemble, check_pixels
+from xlaserve.model.networks.assemble import Call, assemble, check_pixels
 from xlaserve.model.networks.heads import Head, TensorShape
 from xlaserve.model.networks.keras_runtime import keras
 from xlaserve.model.networks.network import Network, Size
@@ -36,8 +35,8 @@ def network(
     pixels = _input(model)
     check_pixels(pixels)
 
-    def infer(run: Any, values: tf.Tensor) -> heads.Raw:
-        raw: heads.Raw = precision.widen(named_outputs(model, call(run, values)))
+    def infer(values: tf.Tensor) -> heads.Raw:
+        raw: heads.Raw = precision.widen(named_outputs(model, call(model, values)))
         return raw
 
     head = heads.choose(_outputs(model), settings)
@@ -47,7 +46,7 @@ def network(
 
 def assembled(
     model: Any,
-    infer: Callable[[Any, tf.Tensor], heads.Raw],
+    infer: Call,
     head: Head,
     settings: ModelSettings,
     *,
@@ -56,18 +55,12 @@ def assembled(
 ) -> Network:
     """Returns the network of a Keras model, in the precision and with the lowerings of the settings.
 
-    `infer` calls the model, or its lowered twin, with pixels, and returns its outputs as the head takes them.
+    `infer` calls the model with pixels, and returns its outputs as the head takes them.
     """
     precision.narrow(model, settings.precision)
-    lowered = lowering.for_settings(model, settings)
-    built = assemble(
-        partial(infer, model),
-        head,
-        lowered=partial(infer, lowered.model) if lowered else None,
-        pixels=pixels,
-        preprocessing=preprocessing,
-    )
-    return precision.with_reference(replace(built, lowerings=str(lowered or "")), model, settings.precision)
+    lower = lowering.for_settings(settings)
+    built = assemble(infer, head, pixels=pixels, preprocessing=preprocessing, lower=lower)
+    return precision.with_reference(built, model, settings.precision)
 
 
 def call(model: Any, pixels: tf.Tensor, *, training: bool = False) -> Any:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
+from xlaserve.model import lowering
 from xlaserve.model.networks import heads
 from xlaserve.model.networks.assemble import Call, assemble, check_pixels
 from xlaserve.model.networks.heads import TensorShape
@@ -50,6 +51,7 @@ def network(
         pixels=pixels,
         preprocessing="none" if settings.preprocess == "auto" else settings.preprocess,
         weights=weights,
+        lower=lowering.for_settings(settings),
     )
 
 

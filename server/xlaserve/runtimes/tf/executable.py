@@ -29,6 +29,18 @@ from xlaserve.runtimes.tf.frozen import (
 Forward = Callable[[tf.Tensor], tuple[tf.Tensor, ...]]
 """uint8 `[batch, height, width, 3]` to float32, int32 or uint8 tensors whose first dimension is the batch."""
 
+
+class Lowered(NamedTuple):
+    """A function as it suits XLA."""
+
+    forward: Forward
+    text: str
+    """What was replaced in it, and how often: `depthwise 17, stem 1`."""
+
+
+Lower = Callable[[Forward], Lowered]
+"""Makes another concrete function of one, which computes the same."""
+
 CHANNELS: Final = 3
 ASSIGNS_VARIABLES: Final = (
     "it assigns variables as it runs: its answers may depend on all that it ran before, other clients' requests, "
@@ -40,15 +52,16 @@ NOT_WITHOUT_XLA: Final = "unmatched: expected reject, as XLA would compile the m
 class TensorFlowProgram:
     """A `Program` whose computation is `forward`, preprocessing included.
 
-    `lowered` computes the same in ways that suit XLA, which then runs it instead.
+    XLA runs what `lower` makes of it once it is traced.
     """
 
     platform = "tensorflow"
 
-    def __init__(self, forward: Forward, lowered: Forward | None = None) -> None:
+    def __init__(self, forward: Forward, lower: Lower | None = None) -> None:
         self._forward = forward
-        self._in_xla = lowered or forward
-        self._any_batch: dict[tuple[Forward, int, int], Forward] = {}
+        self._lower = lower
+        self._any_batch: dict[tuple[int, int], Forward] = {}
+        self._lowered: dict[tuple[int, int], Lowered] = {}
         self._tracing = threading.Lock()
         self._graphs: dict[_SizeInMode, Executable] = {}
         self._unfreezable: dict[_SizeInMode, str] = {}
@@ -62,7 +75,7 @@ class TensorFlowProgram:
         """Makes the executable for `mode` and `bucket` and runs it. Raises what TensorFlow raises."""
         shape = (*bucket, CHANNELS)
         began = time.perf_counter()
-        executable = FixedShape(self._way(mode).prepare(mode, bucket), shape)
+        executable = FixedShape(self._prepare(mode, bucket), shape)
         traced = time.perf_counter()
         blank = np.zeros(shape, np.uint8)
         first_runs = CLUSTER_RUNS if mode is Mode.AUTOCLUSTER else 1
@@ -101,16 +114,29 @@ class TensorFlowProgram:
 
     def trace(self, mode: Mode, bucket: Bucket) -> Forward:
         """Returns the function that `mode` runs, for images of the size of `bucket`, any number of them."""
-        # Python walks the model once for all batch sizes, which takes as long as compiling it; a bucket then wraps
-        # the graph of that, and fixes its shape.
-        forward = self._way(mode).forward
-        key = (forward, bucket.height, bucket.width)
-        with self._tracing:  # once, by the thread that comes first
-            if key not in self._any_batch:
-                shape = (None, bucket.height, bucket.width, CHANNELS)
-                self._any_batch[key] = function = _concrete(forward, shape, jit_compile=False)
-                self.assigns_variables |= assigns_variables(function)
-            return self._any_batch[key]
+        if mode is Mode.XLA and self._lower is not None:
+            return self._lowered_at(bucket.height, bucket.width, self._lower).forward
+        with self._tracing:
+            return self._traced(bucket.height, bucket.width)
+
+    def lowerings(self, bucket: Bucket) -> str:
+        """Returns what is replaced for XLA, and how often: `depthwise 17`. Empty where nothing is."""
+        return self._lowered_at(bucket.height, bucket.width, self._lower).text if self._lower is not None else ""
+
+    def _lowered_at(self, height: int, width: int, lower: Lower) -> Lowered:
+        with self._tracing:
+            if (height, width) not in self._lowered:
+                self._lowered[height, width] = lower(self._traced(height, width))
+            return self._lowered[height, width]
+
+    def _traced(self, height: int, width: int) -> Forward:
+        # Python walks the model once for all modes and batch sizes, which takes as long as compiling it; a bucket then
+        # wraps the graph of that, and fixes its shape.
+        if (height, width) not in self._any_batch:
+            function = _concrete(self._forward, (None, height, width, CHANNELS), jit_compile=False)
+            self._any_batch[height, width] = function
+            self.assigns_variables |= assigns_variables(function)
+        return self._any_batch[height, width]
 
     def any_size(self) -> Executable:
         """Makes what runs `[n, height, width, 3]` of any size in graph mode, and compiles nothing.
@@ -131,17 +157,19 @@ class TensorFlowProgram:
 
     def seal(self) -> None:
         """Drops the network and Python's half of its graphs. Keeps the variables, which functions only refer to."""
-        graphs = [function.graph for function in self._any_batch.values()]  # type: ignore[attr-defined]
+        functions = {*self._any_batch.values(), *(lowered.forward for lowered in self._lowered.values())}
+        graphs = [function.graph for function in functions]  # type: ignore[attr-defined]
         self._variables += [variable for graph in graphs for variable in graph.variables]
         for function in self._compiled:
             function.release_graph()
         running = [each.function for each in self._graphs.values() if isinstance(each, Function)]
-        for traced in self._any_batch.values():
+        for traced in functions:
             if traced not in running:
                 func_graph.dismantle_func_graph(traced.graph)  # type: ignore[attr-defined]
         self._compiled.clear()
         self._any_batch.clear()
-        self._forward = self._in_xla = _sealed
+        self._lowered.clear()
+        self._forward, self._lower = _sealed, None
 
     def dismantle(self) -> None:
         """Undoes the cycles in Python's half of each graph, which are half of a model's; none can run any more."""
@@ -150,16 +178,17 @@ class TensorFlowProgram:
             if isinstance(executable, FrozenGraph):
                 executable.dismantle()
 
-    def _way(self, mode: Mode) -> _Way:
+    def _prepare(self, mode: Mode, bucket: Bucket) -> Executable:
+        """Returns what runs a bucket; what XLA compiles of it is compiled as it first runs."""
         match mode:
             case Mode.XLA:
-                return _Way(self._in_xla, self._jit)
+                return self._jit(mode, bucket)
             case Mode.GRAPH:
-                return _Way(self._forward, self._graph)
+                return self._graph(mode, bucket)
             case Mode.AUTOCLUSTER:
-                return _Way(self._forward, self._clusters)
+                return self._clusters(mode, bucket)
             case Mode.EAGER:
-                return _Way(self._forward, lambda *_: Function(self._forward))
+                return Function(self._forward)
             case Mode.AUTO:
                 raise ValueError("mode: expected one that is compiled, got auto, which chooses among them")
             case _:
@@ -203,15 +232,6 @@ class TensorFlowProgram:
 
 _SizeInMode = tuple[Mode, int, int]
 """A mode, and the height and width of images."""
-
-
-class _Way(NamedTuple):
-    """How a mode runs a model."""
-
-    forward: Forward
-    """What it computes."""
-    prepare: Callable[[Mode, Bucket], Executable]
-    """Returns what runs it for a bucket; what XLA compiles of it is compiled as it first runs."""
 
 
 def _sealed(images: tf.Tensor) -> tuple[tf.Tensor, ...]:

@@ -1,35 +1,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from tests.server.model.lowering.tracing import TOLERANCE, compiled, difference, lowered, noise, program
 
 from xlaserve.config import Bucket, BucketSettings, Lowering, Mode, ModelSettings
 from xlaserve.model import catalog, lowering
+from xlaserve.model.lowering import materialize
 from xlaserve.model.networks.keras_runtime import keras
-
-TOLERANCE = 1e-5
-"""The largest difference that is allowed, as a share of the largest output."""
-IMAGES = np.random.default_rng(0).normal(size=(2, 12, 12, 3)).astype(np.float32)
-
-
-def lower(model: Any) -> lowering.Lowered:
-    lowered = lowering.lower(model, list(Lowering))
-    assert lowered is not None
-    return lowered
 
 
 def test_every_lowering_has_a_row_and_is_named_where_users_look() -> None:
-    assert set(lowering.LOWERINGS) == set(Lowering)
+    assert set(lowering.SUBSTITUTES) == set(Lowering)
     help_text = ModelSettings.model_fields["disable_lowerings"].description or ""
     assert [name for name in Lowering if f"`{name}`" not in help_text] == []
-
-
-def difference(got: Any, expected: Any) -> float:
-    return float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
 def textures(grains: Iterable[int], side: int, seed: int = 0) -> Any:
@@ -58,109 +47,60 @@ def depthwise(**options: Any) -> Any:
     return keras.layers.DepthwiseConv2D(3, padding="same", **options)
 
 
-def test_weights_are_shared() -> None:
-    pixels = keras.Input((12, 12, 3))
-    model = keras.Model(pixels, depthwise()(pixels))
-    lowered = lower(model).model
-    model.set_weights([2 * weight for weight in model.get_weights()])
-    assert [variable.path for variable in lowered.variables] == [variable.path for variable in model.variables]
-    assert difference(lowered(IMAGES), model(IMAGES)) < TOLERANCE
+def test_xla_computes_the_same() -> None:
+    images = noise(2, 9, 8, 5)
+    layer = depthwise(strides=2)
+    assert difference(compiled(lowered(layer, images), images), layer(images)) < TOLERANCE
 
 
-def test_models_within_models_and_layers_called_twice_are_lowered() -> None:
-    shared = depthwise(name="shared")
-    inner_pixels = keras.Input((12, 12, 3))
-    inner = keras.Model(inner_pixels, shared(keras.layers.ReLU()(shared(inner_pixels))))
-    stack = keras.Sequential([keras.Input((12, 12, 3)), depthwise(), keras.layers.Conv2D(3, 1)])
-    pixels = keras.Input((12, 12, 3))
-    model = keras.Model(pixels, keras.ops.concatenate([inner(pixels), stack(inner(pixels)), pixels], axis=-1))
-    lowered = lower(model)
-    assert lowered.counts[Lowering.DEPTHWISE] == 2
-    assert difference(lowered.model(IMAGES), model(IMAGES)) < TOLERANCE
+def test_half_precision_stays_half_precision() -> None:
+    images = noise(1, 6, 6, 4)
+    layer = depthwise(dtype="bfloat16")
+    got = compiled(lowered(lambda values: layer(tf.cast(values, tf.bfloat16)), images), images)
+    assert got.dtype == tf.bfloat16
+    assert difference(got, layer(images)) < 0.02
 
 
-def test_several_inputs_and_outputs_keep_their_structure() -> None:
-    pixels = {side: keras.Input((12, 12, 3), name=side) for side in ("left", "right")}
-    layer = depthwise()
-    model = keras.Model(pixels, {"a": layer(pixels["left"]), "b": [layer(pixels["right"])]})
-    images = {"left": IMAGES, "right": 2 * IMAGES}
-    got, expected = lower(model).model(images), model(images)
-    assert difference(got["a"], expected["a"]) < TOLERANCE
-    assert difference(got["b"][0], expected["b"][0]) < TOLERANCE
+def test_slices_are_summed_for_any_number_of_images() -> None:
+    layer = keras.layers.DepthwiseConv2D(7, padding="same")
+    images = noise(3, 8, 8, 160)
+    made = lowered(layer, images)
+    for several in (images[:1], images):
+        assert difference(compiled(made, several), layer(several)) < TOLERANCE
+        text = program(made, several)
+        assert " while(" in text
+        assert "[2,28,28" not in text  # padded for slices of an unknown size
 
 
-class Block(keras.layers.Layer):
-    """Holds layers in every way that a layer can."""
-
-    def __init__(self) -> None:
-        super().__init__(name="block")
-        self.convolution = depthwise()
-        self.several = [depthwise(), {"inner": keras.Sequential([depthwise(), keras.layers.ReLU()])}]
-        self.normalization = keras.layers.BatchNormalization()
-        self.doubling: Any = None
-        self.unused = depthwise()
-
-    def build(self, shape: Any) -> None:
-        pixels = keras.Input(shape[1:])
-        self.doubling = Doubling(pixels, depthwise()(pixels))
-
-    def call(self, inputs: Any, training: bool = False) -> Any:
-        outputs = self.several[1]["inner"](self.several[0](self.convolution(inputs)))
-        return self.doubling(self.normalization(outputs, training=training))
+def test_what_is_read_in_slices_is_computed_once() -> None:
+    layer, images = depthwise(), noise(1, 9, 9, 4)
+    layer.build(images.shape)
+    made = lowered(lambda values: layer(tf.nn.relu(values)), images)
+    assert program(made, images).count(" maximum(") == 1
 
 
-def test_what_layers_hold_is_lowered_but_for_models_with_a_call_of_their_own() -> None:
-    pixels = keras.Input((12, 12, 3))
-    block = Block()
-    model = keras.Model(pixels, block(block(depthwise()(pixels))))
-    lowered = lower(model)
-    assert lowered.counts == {Lowering.DEPTHWISE: 4, Lowering.NORMALIZATION: 1}
-    assert isinstance(block.convolution, keras.layers.DepthwiseConv2D)
-    assert {id(variable) for variable in lowered.model.variables} == {id(variable) for variable in model.variables}
-    model.set_weights([2 * weight for weight in model.get_weights()])
-    assert difference(lower(model).model(IMAGES), model(IMAGES)) < TOLERANCE
+def test_what_layer_normalization_reads_is_computed_once() -> None:
+    convolution, layer = keras.layers.DepthwiseConv2D(3), keras.layers.LayerNormalization()
+    images = noise(1, 9, 9, 64)
+    convolution.build(images.shape)
+    layer.build((None, 7, 7, 64))
+
+    def products(*names: Lowering) -> int:
+        made = lowered(lambda values: layer(convolution(values)), images, names)
+        return program(made, images).count(" multiply(")
+
+    assert products(Lowering.DEPTHWISE, Lowering.NORMALIZATION) < products(Lowering.DEPTHWISE) - 9
 
 
-class Inquisitive(keras.layers.Layer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.convolution = depthwise()
-
-    def call(self, inputs: Any) -> Any:
-        return self.convolution(inputs) * self.convolution.depth_multiplier
-
-
-def test_a_layer_that_needs_what_it_holds_keeps_it(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    pixels = keras.Input((12, 12, 3))
-    model = keras.Model(pixels, Inquisitive()(depthwise()(pixels)))
-    lowered = lower(model)
-    assert lowered.counts == {Lowering.DEPTHWISE: 1}
-    assert "layers within layers are not lowered" in caplog.text
-    assert "depth_multiplier" in caplog.text
-    assert difference(lowered.model(IMAGES), model(IMAGES)) < TOLERANCE
-
-
-class Doubling(keras.Model):
-    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-        return 2 * super().call(inputs, training=training)
-
-
-@pytest.mark.parametrize("is_nested", [False, True])
-def test_a_model_with_a_call_of_its_own_is_left_alone(is_nested: bool, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    pixels = keras.Input((12, 12, 3))
-    model = Doubling(pixels, depthwise()(pixels))
-    if is_nested:
-        outer = keras.Input((12, 12, 3))
-        model = keras.Model(outer, model(depthwise()(outer)), name="outer")
-    assert lowering.lower(model, list(Lowering)) is None
-    assert f"Doubling is a class of its own: {model.name} is not lowered" in caplog.text
-
-
-def test_a_model_without_such_layers_is_none() -> None:
-    pixels = keras.Input((12, 12, 3))
-    assert lowering.lower(keras.Model(pixels, keras.layers.ReLU()(pixels)), list(Lowering)) is None
+def test_a_program_takes_no_weights_but_those_that_it_reads() -> None:
+    images = noise(1, 12, 12, 32)
+    layers = [keras.layers.Conv2D(16, 3, use_bias=False), keras.layers.BatchNormalization(), depthwise()]
+    stack = keras.Sequential([keras.Input(images.shape[1:]), *layers])
+    made = lowered(stack, images)
+    assert made.text == "depthwise 1, winograd 1, normalization 1"
+    function: Any = made.forward
+    assert [each.dtype for each in function.captured_inputs if each.dtype == tf.resource] == [tf.resource] * 2
+    assert sum(each.dtype != tf.resource for each in function.captured_inputs) == 6  # Winograd's parts of the kernel
 
 
 @pytest.mark.parametrize(
@@ -178,7 +118,8 @@ def test_a_model_without_such_layers_is_none() -> None:
         ("ResNet50", {}),
     ],
 )
-def test_whole_models_give_the_same(name: str, options: dict[str, Any]) -> None:
+def test_whole_models_give_the_same(name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(materialize, "xla_optimization_barrier", lambda values: values)  # nothing to compile
     side = 72 if name == "Xception" else 64
     keras.utils.set_random_seed(3)
     heads = {} if "include_top" in options else {"classifier_activation": None}
@@ -186,7 +127,35 @@ def test_whole_models_give_the_same(name: str, options: dict[str, Any]) -> None:
     model = getattr(keras.applications, name)(weights=None, input_shape=(side, side, 3), **heads, **options)
     settle(model, scaling * textures((2, 3, 5, 8, 16, 64), side))
     images = scaling * textures((4, 32), side, seed=1)
-    expected, got = model(images, training=False), lower(model).model(images, training=False)
+    expected = model(images, training=False)
+    made = lowered(lambda values: model(values, training=False), images)
+    assert difference(expected[0], expected[1]) > 0.01
+    assert difference(made.forward(tf.constant(images))[0], expected) < TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SavedModel of MobileNetV2 as Keras exports it."""
+    keras.utils.set_random_seed(3)
+    model = keras.applications.MobileNetV2(weights=None, alpha=0.35, input_shape=(64, 64, 3), classes=10)
+    settle(model, textures((2, 3, 5, 8, 16, 64), 64) / 128)
+    folder = tmp_path_factory.mktemp("saved") / "it"
+    model.export(folder, verbose=False)
+    return folder
+
+
+def test_a_saved_model_is_lowered_as_the_keras_model_would_be(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    fields: Any = {"name": "it", "source": str(saved), "preprocess": "tf", "buckets": (BucketSettings(2),)}
+    model = catalog.load(ModelSettings(**fields))
+    assert model.lowerings == "depthwise 17, stem 8, normalization 52, pooling 1"
+    assert "model it: lowered for XLA on a CPU: depthwise 17, stem 8" in caplog.text
+    as_it_is = catalog.load(ModelSettings(**fields, disable_lowerings=tuple(Lowering)))
+    assert not as_it_is.lowerings
+    pixels = textures((4, 32), 64, seed=1).astype(np.int32).clip(-128, 127).astype(np.uint8) + np.uint8(128)
+    got, expected = (
+        each.program.compile(Mode.XLA, Bucket(2, 64, 64)).executable(pixels)[0] for each in (model, as_it_is)
+    )
     assert difference(expected[0], expected[1]) > 0.01
     assert difference(got, expected) < TOLERANCE
 
@@ -204,7 +173,7 @@ def settings(**fields: Any) -> ModelSettings:
 
 def test_a_loaded_model_says_what_was_lowered_and_runs_it_in_xla_alone() -> None:
     model = catalog.load(settings(modes=(Mode.XLA, Mode.GRAPH)))
-    assert "depthwise 13" in model.lowerings
+    assert model.lowerings == "depthwise 13, stem 1, normalization 27, pooling 1"
     assert "depthwise" in model.lowering_names
     pixels = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 3), np.uint8)
     xla, graph = (

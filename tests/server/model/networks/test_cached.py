@@ -27,7 +27,7 @@ from xlaserve.model.networks.network import Network
 from xlaserve.model.task import Classification, Detection, Task
 from xlaserve.runtimes.tf import stablehlo
 from xlaserve.runtimes.tf.device import Device
-from xlaserve.runtimes.tf.executable import Forward, TensorFlowProgram
+from xlaserve.runtimes.tf.executable import Forward, Lowered, TensorFlowProgram
 
 DEVICE = Device("cpu", "a processor", 2, 1)
 BUCKET = Bucket(2, 4, 5)
@@ -379,8 +379,12 @@ def test_each_mode_that_xla_compiles_as_a_whole_keeps_a_program_of_its_own(
     def forward(sign: int) -> Forward:
         return lambda pixels: (sign * tf.reduce_sum(tf.cast(pixels, tf.float32), axis=(1, 2)),)
 
+    def negated(function: Any) -> Lowered:
+        spec = tf.TensorSpec((None, 4, 5, 3), tf.uint8)
+        return Lowered(tf.function(forward(-1), autograph=False).get_concrete_function(spec), "")
+
     def build() -> Network:
-        return Network(TensorFlowProgram(forward(1), lowered=forward(-1)), (4, 5), Classification(3), "random")
+        return Network(TensorFlowProgram(forward(1), negated), (4, 5), Classification(3), "random")
 
     def fail() -> Network:
         raise AssertionError("it was built again")

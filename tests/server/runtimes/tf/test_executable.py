@@ -14,7 +14,7 @@ from tensorflow.compiler.tf2xla.python import xla
 from xlaserve.config import Bucket, Mode
 from xlaserve.errors import ModelFailed, OutOfDeviceMemory
 from xlaserve.model.networks.keras_runtime import keras
-from xlaserve.runtimes.tf.executable import Forward, Function, TensorFlowProgram
+from xlaserve.runtimes.tf.executable import Forward, Function, Lower, Lowered, TensorFlowProgram
 
 BUCKET = Bucket(2, 4, 5)
 ALL_MODES = pytest.mark.parametrize("mode", [mode for mode in Mode if mode is not Mode.AUTO])
@@ -97,7 +97,36 @@ def test_a_compiled_mode_traces_ahead_of_calls_and_says_how_long_it_took(mode: M
     assert compilation.compile_s > 0
 
 
-def test_python_walks_the_model_once_for_all_batch_sizes() -> None:
+def unchanged(function: Forward) -> Lowered:
+    return Lowered(function, "")
+
+
+def doubled(function: Any) -> Lowered:
+    def run(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return tuple(2 * output for output in function(pixels))
+
+    spec = tf.TensorSpec(function.inputs[0].shape, tf.uint8)
+    return Lowered(tf.function(run, autograph=False).get_concrete_function(spec), "doubling 1")
+
+
+def test_xla_alone_runs_what_is_lowered_which_is_asked_for_once_for_each_size() -> None:
+    asked = []
+
+    def lower(function: Forward) -> Lowered:
+        asked.append(function)
+        return doubled(function)
+
+    program = TensorFlowProgram(sums, lower)
+    assert program.lowerings(BUCKET) == "doubling 1"
+    pixels = images(5)
+    for bucket in (BUCKET, BUCKET._replace(batch=1)):
+        in_xla, in_graph = (program.compile(mode, bucket).executable for mode in (Mode.XLA, Mode.GRAPH))
+        np.testing.assert_allclose(in_xla(pixels[: bucket.batch])[0], 2 * in_graph(pixels[: bucket.batch])[0])
+    assert len(asked) == 1
+    assert TensorFlowProgram(sums).lowerings(BUCKET) == ""
+
+
+def test_python_walks_the_model_once_for_all_modes_and_batch_sizes() -> None:
     traced = []
 
     def counted(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -268,7 +297,8 @@ def test_what_is_dismantled_is_gone_without_the_garbage_collector() -> None:
         gc.enable()
 
 
-def test_what_is_sealed_runs_on_without_its_network_and_compiles_nothing_more() -> None:
+@pytest.mark.parametrize("lower", [None, unchanged, doubled])
+def test_what_is_sealed_runs_on_without_its_network_and_compiles_nothing_more(lower: Lower | None) -> None:
     class Network:
         def __init__(self) -> None:
             self.weight = tf.Variable(2.0)
@@ -278,14 +308,14 @@ def test_what_is_sealed_runs_on_without_its_network_and_compiles_nothing_more() 
 
     network = Network()
     left = weakref.ref(network)
-    program = TensorFlowProgram(network)
-    executables = [program.compile(mode, BUCKET).executable for mode in (Mode.XLA, Mode.GRAPH)]
+    program = TensorFlowProgram(network, lower)
+    in_xla, in_graph = (program.compile(mode, BUCKET).executable for mode in (Mode.XLA, Mode.GRAPH))
     program.seal()
     del network
     gc.collect()
     assert left() is None
     pixels = images(3)
-    for executable in executables:
-        np.testing.assert_array_equal(executable(pixels)[0], pixels * 2.0)
+    np.testing.assert_array_equal(in_graph(pixels)[0], pixels * 2.0)
+    np.testing.assert_array_equal(in_xla(pixels)[0], pixels * (4.0 if lower is doubled else 2.0))
     with pytest.raises(RuntimeError, match="sealed"):
         program.compile(Mode.XLA, Bucket(1, 9, 9))
