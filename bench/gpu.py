@@ -1,7 +1,7 @@
 """What a GPU brings: `python -m bench.gpu [--quick]`, which is `make bench-gpu`.
 
 Every mode at every batch in float32, TF32 and bfloat16: in process, as warm-up measures it, and served over gRPC.
-Writes the tables into docs/gpu.md, on a GPU only, and again with each model that was measured.
+Writes the tables into docs/gpu.md; only from a GPU, and only from a whole run. What was measured until then is printed.
 """
 
 from __future__ import annotations
@@ -164,10 +164,10 @@ def main() -> None:
     for row in measure(plan, "gpu" if is_gpu else "cpu"):
         rows.append(row)
         print(f"{row.model} {row.variant}: {json.dumps([row.in_process, row.served])}", flush=True)
-        made = report(rows, plan, machine)
-        if is_gpu and not options.quick:
-            PAGE.write_text(page(PAGE.read_text(), made))
+    made = report(rows, plan, machine)
     print(made)
+    if is_gpu and not options.quick:
+        PAGE.write_text(page(PAGE.read_text(), made))
 
 
 def numbers(text: str) -> tuple[int, ...]:

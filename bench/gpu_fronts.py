@@ -2,8 +2,8 @@
 
 Requests of one image each, as pixels and as JPEG, from several generators to servers with no front, one, two and more,
 in blocks that take turns: ResNet50 in float32, TF32 and bfloat16, beside the same programs in process, and
-`builtin:noop`, which leaves what the processes themselves carry. Writes the table into docs/gpu.md, on a GPU only, and
-again with each program that was measured. Exits 1 when a target is missed.
+`builtin:noop`, which leaves what the processes themselves carry. Writes the table into docs/gpu.md; only from a GPU,
+and only from a whole run. What there is of it until then is in build/. Exits 1 when a target is missed.
 """
 
 from __future__ import annotations
@@ -200,6 +200,7 @@ def main() -> None:
     )
     plan = QUICK if options.quick else asked
     print(machine, flush=True)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
 
     def figures() -> Iterator[Figure]:
         rows: list[Row] = []
@@ -208,9 +209,10 @@ def main() -> None:
                 rows.append(row)
                 yield from figures_of(row)
                 made = report(rows, plan, machine, options.generators)
-                if is_gpu and not options.quick:
-                    gpu.PAGE.write_text(gpu.page(gpu.PAGE.read_text(), made, TARGET))
+                options.json.with_suffix(".md").write_text(made)
         print(made)
+        if is_gpu and not options.quick:
+            gpu.PAGE.write_text(gpu.page(gpu.PAGE.read_text(), made, TARGET))
 
     finish(options.json, figures(), machine=machine)
 
