@@ -69,7 +69,13 @@ def network(
     size: tuple[int, int],
     multiple: int,
 ) -> Network:
-    """Returns the network of a model whose own input size is `size`. Raises ModelFailed."""
+    """Returns the network of a model whose own input size is `size`. Raises ModelFailed.
+
+    `multiple` concerns models that take several sizes.
+    """
+    (pixels,) = model.inputs
+    if None not in pixels.shape[1:3]:
+        multiple = 1
     if keras_detectors.is_detector(model):
         return keras_detectors.detector(
             model, settings, preprocessing=preprocessing, weights=weights, default_size=size, multiple=multiple

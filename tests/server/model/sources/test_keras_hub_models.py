@@ -455,6 +455,17 @@ def test_a_segmenters_preset_answers_as_kerashubs_predict(made: list[Any], tmp_p
     assert (class_map == task.predict(PIXELS, verbose=0).argmax(axis=-1)).mean() > 0.999
 
 
+def test_a_preset_of_one_size_may_have_a_size_that_random_weights_may_not(
+    made: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "ViTImageClassifier"
+    save(made, name, tmp_path, classes=5)
+    monkeypatch.setitem(keras_hub_table.CLASSES, name, replace(keras_hub_table.CLASSES[name], multiple=SIDE - 1))
+    assert reason(settings(name)) == f"input_size: expected multiples of {SIDE - 1}, got {SIDE}x{SIDE}"
+    model = catalog.load(settings(name, weights=str(tmp_path), input_size=None))
+    assert model.buckets == (Bucket(BATCH, SIDE, SIDE),)
+
+
 def test_weights_come_from_a_file_and_are_what_runs(made: list[Any], keras_file: Callable[..., str]) -> None:
     first = catalog.load(settings("ResNetImageClassifier", classes=5))
     file = keras_file(made[0], "it.weights.h5")
