@@ -56,7 +56,7 @@ def test_each_version_has_the_source_in_its_folder(cats: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("inside", ["net.keras", "model.savedmodel/saved_model.pb"])
+@pytest.mark.parametrize("inside", ["net.keras", "net.jax", "model.savedmodel/saved_model.pb"])
 def test_a_folder_with_one_model_is_that_model(tmp_path: Path, inside: str) -> None:
     file = tmp_path / inside
     file.parent.mkdir(exist_ok=True)

@@ -18,7 +18,7 @@ import numpy as np
 from jax import export, tree_util
 from numpy.typing import NDArray
 
-from xlaserve.errors import ModelFailed
+from xlaserve.errors import ModelFailed, cause
 from xlaserve.model.networks.heads import TensorShape
 from xlaserve.model.sources import stablehlo_weights
 from xlaserve.model.sources.saved_model import ONLY_OUTPUT
@@ -69,7 +69,13 @@ def exported_model(exported: Any, name: str, weights: Sequence[NDArray[Any]]) ->
     if exported.ordered_effects or exported.unordered_effects:
         raise ModelFailed(f"source: expected a function without side effects, got {name} with some")
     _check_inputs(exported, name, weights)
-    separated = stablehlo_weights.separate(exported.mlir_module_serialized)
+    try:
+        separated = stablehlo_weights.separate(exported.mlir_module_serialized)
+    except Exception as error:  # MLIR's own, of no common type
+        raise ModelFailed(
+            f"source: expected StableHLO {stablehlo_weights.NEWEST} or older, as TensorFlow reads it, got {name}, which"
+            f" can't be written so: {cause(error)}"
+        ) from error
     inputs = (*weights, None)
     image = _tensor_shape(exported.in_avals[-1])
     return ExportedModel(

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 MIN_ELEMENTS: Final = 1024
 """Smaller constants stay: XLA folds them, and shapes are computed with some of them."""
+NEWEST: Final = "1.13.7"
+"""The newest version of StableHLO that TensorFlow 2.21 reads."""
 DTYPES: Final[Mapping[str, Any]] = {
     "f32": np.float32,
     "f16": np.float16,
@@ -40,27 +42,27 @@ class Separated(NamedTuple):
 def separate(module: bytes) -> Separated:
     """Returns `module`, serialized StableHLO whose entry is the function `main`, with its weights as arguments.
 
-    It keeps its version of StableHLO. Raises what MLIR raises.
+    It is in a version of StableHLO that TensorFlow reads. Raises what MLIR raises, for operations of a newer one too.
     """
-    version = _VERSION.search(module[:100])
+    written = _VERSION.search(module[:100])
+    version = NEWEST if written is None else stablehlo.get_smaller_version(NEWEST, written[1].decode())
     with ir.Context() as context, ir.Location.unknown():
         for dialect in (stablehlo, chlo, sdy):
             dialect.register_dialect(context)
         parsed = stablehlo.deserialize_portable_artifact(context, module)
         weights = _Functions(parsed).separate("main")
-        if not weights or version is None:
-            return Separated(module, ())
         values = tuple(_value(constant.attributes["value"]) for constant in weights)
         for constant in weights:
             constant.erase()
-        return Separated(stablehlo.serialize_portable_artifact(parsed, version.group(1).decode()), values)
+        return Separated(stablehlo.serialize_portable_artifact(parsed, version), values)
 
 
 class _Functions:
     """The functions of a module. Constants of a function that is called become arguments of its callers, too."""
 
     def __init__(self, module: Any) -> None:
-        self._functions = {operation.sym_name.value: operation for operation in module.body.operations}
+        functions = (one for one in module.body.operations if isinstance(one, func.FuncOp))
+        self._functions = {function.sym_name.value: function for function in functions}
         self._weights: dict[str, list[Any]] = {}
 
     def separate(self, name: str) -> list[Any]:

@@ -118,6 +118,28 @@ def test_weights_within_a_loop_become_arguments_too(tmp_path: Path) -> None:
     np.testing.assert_allclose(run(settings(source)), loop(PIXELS.astype(np.float32)), atol=1e-6)
 
 
+def composed(images: Any) -> Any:
+    """Has an operation that jax 0.10 writes in a version of StableHLO that TensorFlow 2.21 does not read."""
+    kernel = PARAMS["narrow"].astype(jnp.float32)
+    layer = jax.jit(lambda x: jnp.tanh(x @ kernel))
+    values = jnp.tile(images.mean((1, 2)) / 255, 22)[:, :64]
+    return jax.lax.composite(lambda x: x * 2, "test.double")(layer(layer(values)))
+
+
+def test_newer_operations_are_written_as_tensorflow_reads_them(tmp_path: Path) -> None:
+    source = write(tmp_path / "it.jax", composed, image(2), platforms=["cpu"])
+    np.testing.assert_allclose(run(settings(source)), composed(PIXELS.astype(np.float32)), atol=1e-6)
+
+
+def test_operations_that_tensorflow_does_not_read_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write(tmp_path / "it.jax", composed, image(2), platforms=["cpu"])
+    monkeypatch.setattr("xlaserve.model.sources.stablehlo_weights.NEWEST", "0.10.0")
+    with pytest.raises(
+        ModelFailed, match=r"source: expected StableHLO 0\.10\.0 or older, .* got it\.jax, which can't be"
+    ):
+        catalog.load(settings(source))
+
+
 def shapes(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
