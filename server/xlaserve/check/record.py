@@ -107,7 +107,7 @@ class Checked(Frozen):
     """Height and width of its input."""
     load_s: float | None = None
     lowered: str = ""
-    """The lowerings that XLA runs it with, and in how many layers each: `depthwise 17`."""
+    """The lowerings that XLA runs it with, and how often each: `depthwise 17`."""
     programs: tuple[CheckedProgram, ...] = ()
     failure: str | None = None
     """Why the check ended early: the model can't be built, the process died, or its time was up."""

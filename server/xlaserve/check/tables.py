@@ -89,7 +89,7 @@ _LEGEND: Final = (
     f"eager's, over the largest magnitude of that output; above {DIFFERENCE_LIMIT:g} the model is not in order. Of a",
     "detector only scores are compared, since of two almost equal boxes either may come first; of integers (classes,",
     "class maps) the share that differs is given; there is none where a detector with random weights finds nothing.",
-    "*lowered* says which layers XLA runs in another form, and how many. *weights* and *temporaries* are what XLA",
+    "*lowered* says what XLA runs in another form, and how often. *weights* and *temporaries* are what XLA",
     "assigns to the weights and to one run of the largest batch, *peak* what the process grew by, at most, while one",
     "program was made and run. Weights are random where nothing else is said: speed and memory do not depend on them.",
 )
