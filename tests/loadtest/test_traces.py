@@ -198,7 +198,7 @@ def test_a_model_that_the_target_lacks_is_named(
         ("2", ("--duration", "1"), "its first request is due after 2 s, and --duration is shorter"),
         ("2", ("--save-arrivals", "/nowhere/x"), "--save-arrivals: expected a file in a folder that exists"),
         ('{"at_s": 0, "file": "trace.jsonl"}', ("--in-process",), "--in-process takes pixels"),
-        ('{"at_s": 0, "file": "trace.jsonl"}', ("--save-arrivals", "/arrivals.jsonl"), "expected a file in the folder of"),
+        ('{"at_s": 0, "file": "trace.jsonl"}', ("--save-arrivals", "/here.jsonl"), "expected a file in the folder of"),
     ],
 )
 def test_a_trace_that_does_not_fit_the_options_is_refused(

@@ -121,7 +121,7 @@ def _lowered(settings: ModelSettings) -> Network:
     return replace(network, lowerings=lowerings)
 
 
-def _network(source: str, settings: ModelSettings) -> Network:  # noqa: PLR0911 - one for each kind
+def _network(source: str, settings: ModelSettings) -> Network:  # noqa: PLR0911, PLR0912 - one each
     """Builds what `source` names, which is the model's source or what was fetched for it."""
     name, path = source.partition(":")[2], Path(source)
     if (kind := kinds.kind_of(source)) is not None:
