@@ -194,10 +194,10 @@ TINY: Final[dict[str, dict[str, Any]]] = {
             "image_encoder": RESNET,
             "min_level": 3,
             "max_level": 7,
-            "use_p5": True,
+            "use_p5": False,
         },
+        # With normalized heads all boxes of random weights would lie beyond so small an image.
         "pre_logits_num_conv_layers": 1,
-        "use_prediction_head_norm": True,
     },
     "DFineObjectDetector": {
         "backbone": {
