@@ -53,7 +53,7 @@ def save(own: argparse.Namespace) -> dict[str, Any]:
 
 
 def _convert(file: Path, exported: Path, weights: Path) -> None:
-    command = [sys.executable, "-m", "xlaserve.model.sources.torch_to_jax", *map(str, (file, exported, weights))]
+    command: list[str | Path] = [sys.executable, "-m", "xlaserve.model.sources.torch_to_jax", file, exported, weights]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.splitlines() or ["it ended by a signal"])[-1]
