@@ -13,6 +13,7 @@ from xlaserve.config import Bucket, BucketSettings, Lowering, Mode, ModelSetting
 from xlaserve.model import catalog, lowering
 from xlaserve.model.lowering import materialize
 from xlaserve.model.networks.keras_runtime import keras
+from xlaserve.model.sources import keras_models
 
 
 def test_every_lowering_has_a_row_and_is_named_where_users_look() -> None:
@@ -90,6 +91,22 @@ def test_what_layer_normalization_reads_is_computed_once() -> None:
         return program(made, images).count(" multiply(")
 
     assert products(Lowering.DEPTHWISE, Lowering.NORMALIZATION) < products(Lowering.DEPTHWISE) - 9
+
+
+class Doubling(keras.Model):
+    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        return 2 * super().call(inputs, training=training)
+
+
+def test_a_keras_model_with_a_call_of_its_own_is_lowered() -> None:
+    pixels = keras.Input((12, 12, 3))
+    model = Doubling(pixels, keras.layers.GlobalMaxPooling2D()(depthwise()(depthwise()(pixels))))
+    network = keras_models.network(model, settings(), preprocessing="none", weights="random")
+    program: Any = network.program
+    assert program.lowerings(Bucket(1, 12, 12)) == "depthwise 2"
+    images = np.random.default_rng(0).integers(0, 256, (1, 12, 12, 3), np.uint8)
+    got, *_ = program.compile(Mode.XLA, Bucket(1, 12, 12)).executable(images)
+    assert difference(got, model(tf.cast(images, tf.float32))) < TOLERANCE
 
 
 def test_a_program_takes_no_weights_but_those_that_it_reads() -> None:
