@@ -147,8 +147,9 @@ def test_every_arm_has_several_processes_of_its_own_and_its_control_too(
 
 @pytest.mark.slow
 def test_later_processes_load_what_the_first_compiled_and_measure_it_themselves(
-    loadtest: Loadtest, tmp_path: Path
+    loadtest: Loadtest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("XLASERVE_COMPILE_CACHE")  # of other tests
     config = tmp_path / "config.yaml"
     config.write_text("models: [{name: digits, source: 'builtin:digits', buckets: [1, 16]}]")
     ran = loadtest("--config", str(config), "--mode", "xla,graph", "--no-control", "--processes", "2")
