@@ -60,7 +60,7 @@ def test_plain_xlaserve_brings_neither_what_charts_need_nor_tensorflow() -> None
     extras = project["optional-dependencies"]
     assert not extras["client"]
     assert {needed.partition(">")[0] for needed in extras["loadtest"]} == of_loadtest
-    assert "xlaserve[jwt,loadtest,otel]" in extras["dev"]
+    assert any(needed.startswith("xlaserve[") and "loadtest" in needed for needed in extras["dev"])
 
 
 @pytest.mark.parametrize(

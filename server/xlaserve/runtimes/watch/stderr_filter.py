@@ -13,8 +13,9 @@ import sys
 
 CHUNK_BYTES = 65_536
 PARTIAL_LINE_S = 0.1
-"""A line that is not ended, such as a question, is passed on after this time."""
+"""A line that is not ended, such as a question, is passed on after this time, unless it begins as logged ones do."""
 LOGGED = re.compile(rb"^([IWEF])\d{4} \d\d:\d\d:[\d.]+ +\d+ ([\w./-]+):\d+\] ")
+BEGUN = re.compile(rb"^[IWEF](\d{0,3}$|\d{4})")
 STDIN, STDOUT, STDERR = 0, 1, 2
 
 
@@ -27,7 +28,7 @@ def main(severity: int, files: set[bytes]) -> None:
     events = bytearray()
     os.set_blocking(STDOUT, False)
     while True:
-        timeout_s = PARTIAL_LINE_S if rest and not LOGGED.match(rest) else None
+        timeout_s = PARTIAL_LINE_S if rest and not BEGUN.match(rest) else None
         readable, writable, _ = select.select([STDIN], [STDOUT] if events else [], [], timeout_s)
         if writable:
             hand_over(events)

@@ -113,6 +113,17 @@ def test_a_line_that_is_not_ended_comes_out_as_well() -> None:
     process.communicate(timeout=TIMEOUT_S)
 
 
+def test_an_event_is_heard_in_whatever_pieces_it_is_written() -> None:
+    done = run("""
+tap.listen(hear)
+for part in (EVENT[:1], EVENT[1:12], EVENT[12:], "\\n"):
+    write(part)
+    time.sleep(0.2)
+wait(lambda: heard == [EVENT])
+""")
+    assert done.stderr == "after\n"
+
+
 def test_a_process_that_it_started_may_outlive_it() -> None:
     done = run("subprocess.Popen(['sh', '-c', 'sleep 0.3; echo child >&2'])")
     assert done.returncode == 0
