@@ -115,7 +115,6 @@ def test_a_line_that_is_not_ended_comes_out_as_well() -> None:
 
 def test_an_event_is_heard_in_whatever_pieces_it_is_written() -> None:
     done = run("""
-tap.listen(hear)
 for part in (EVENT[:1], EVENT[1:12], EVENT[12:], "\\n"):
     write(part)
     time.sleep(0.2)
