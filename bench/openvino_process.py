@@ -1,4 +1,4 @@
-"""OpenVINO in float32, for comparison: the first model of a configuration, begun and run as `bench.in_process` does.
+"""OpenVINO by itself, for comparison: the first model of a configuration, begun and run as `bench.in_process` does.
 
 One lane is its hint for latency, several its hint for throughput.
 """
@@ -17,6 +17,7 @@ from bench.trials import TRIAL_S, fastest
 from xlaserve.config import Bucket, Lowering, Mode, Settings
 from xlaserve.engine.warmup.compiler import noise
 from xlaserve.model import catalog
+from xlaserve.runtimes.openvino.executable import TYPES
 from xlaserve.runtimes.tf.executable import TensorFlowProgram
 from xlaserve.telemetry.logs import quiet_tensorflow
 
@@ -28,12 +29,13 @@ def begin(config: Mapping[str, object]) -> tuple[int, Callable[[str, float], flo
     tf.config.set_visible_devices([], "GPU")
     lanes = settings.lanes or 1
     model = catalog.load(settings.models[0].model_copy(update={"disable_lowerings": tuple(Lowering)}))
-    queues = {bucket: _compile(model.program, bucket, lanes) for bucket in model.buckets}
+    precision = TYPES[settings.models[0].precision_in(Mode.OPENVINO)]
+    queues = {bucket: _compile(model.program, bucket, lanes, precision) for bucket in model.buckets}
     best = fastest(list(queues), lambda bucket: _images_per_s(queues[bucket], bucket, TRIAL_S))
     return lanes, lambda _, seconds: _images_per_s(queues[best], best, seconds)
 
 
-def _compile(program: Any, bucket: Bucket, lanes: int) -> Any:
+def _compile(program: Any, bucket: Bucket, lanes: int, precision: str) -> Any:
     assert isinstance(program, TensorFlowProgram)
     module, traced = tf.Module(), cast(Any, program.trace(Mode.XLA, bucket))
     module.weights = traced.variables  # else they would not be saved
@@ -43,7 +45,7 @@ def _compile(program: Any, bucket: Bucket, lanes: int) -> Any:
         converted = ov.convert_model(folder, input=[(*bucket, 3)])
     hint = "LATENCY" if lanes == 1 else "THROUGHPUT"
     compiled = ov.Core().compile_model(
-        converted, "CPU", {"PERFORMANCE_HINT": hint, "INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": lanes}
+        converted, "CPU", {"PERFORMANCE_HINT": hint, "INFERENCE_PRECISION_HINT": precision, "NUM_STREAMS": lanes}
     )
     return ov.AsyncInferQueue(compiled, lanes)
 

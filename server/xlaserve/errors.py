@@ -85,6 +85,10 @@ class ModelFailed(ModelError):
     """The model failed to load or to warm up; the reason is in the repository's index."""
 
 
+class ModeUnavailable(ModelFailed):
+    """A mode that this installation or device can't run, whatever the model."""
+
+
 class ExecutionFailed(ModelError):
     """Running a batch raised; the details are in the log only."""
 

@@ -33,9 +33,10 @@ def test_auto_compiles_what_it_chooses_from_answers_right_and_says_what_it_chose
         assert [(program.mode, program.bucket.batch) for program in listed.programs] == [
             *(("xla", 1), ("xla", 8)),
             *(("graph", 1), ("graph", 8)),
+            *(("openvino", 1), ("openvino", 8)),
         ]
         assert set(listed.auto_modes) == {"1x32x32", "8x32x32"}
-        assert set(listed.auto_modes.values()) <= {"xla", "graph"}
+        assert set(listed.auto_modes.values()) <= {"xla", "graph", "openvino"}
         metadata = oip_grpc.GRPCInferenceServiceStub(channel).ModelMetadata(oip.ModelMetadataRequest(name="digits"))
     for bucket, mode in listed.auto_modes.items():
         assert f"{bucket} in {mode}" in metadata.properties["auto"]

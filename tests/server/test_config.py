@@ -323,7 +323,10 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
     ("fields", "parts"),
     [
         ("version: v2", ["models.0.version: ", "pattern", "got 'v2'"]),
-        ("modes: [fast]", ["models.0.modes.0: ", "'eager', 'graph', 'xla', 'autocluster' or 'auto'", "got 'fast'"]),
+        (
+            "modes: [fast]",
+            ["models.0.modes.0: ", "'eager', 'graph', 'xla', 'autocluster', 'openvino' or 'auto'", "got 'fast'"],
+        ),
         ("modes: []", ["models.0.modes: expected at least 1 item", "got []"]),
         ("modes: xla", ["models.0.modes: expected a list, got 'xla'"]),
         ("modes: [xla, graph, xla]", ["models.0.modes: expected each once, xla is repeated, got ['xla', "]),
@@ -608,7 +611,7 @@ def test_auto_buckets_are_read_and_shown_as_such(write: Write) -> None:
     ("fields", "programs"),
     [
         ("modes: [xla, graph], buckets: [1, 8]", 4),
-        ("modes: [auto], buckets: [1]", 2),
+        ("modes: [auto], buckets: [1]", 3),
         ("buckets: auto", 8),
         ("buckets: [1, 2, [4, 9, 9]], resolutions: [[8, 8], [8, 16]]", 5),
         ("buckets: auto, resolutions: [[8, 8], [8, 16]], auto_buckets: {max_batch: 4}", 8),

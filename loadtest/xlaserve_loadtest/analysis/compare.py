@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from xlaserve_loadtest.analysis.samples import Sample, label
 from xlaserve_loadtest.record.lines import Arm, Header
 
 Pair = tuple[Sample, Sample]
+
+RIVALS = ("xla", "openvino")
+"""Modes that are compared with each other too: the two that compile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +83,28 @@ def baselines(header: Header) -> dict[str, str]:
     return by_arm
 
 
+def pairs(header: Header) -> list[tuple[str, str]]:
+    """Returns which arm is compared with which: each with its baseline and, of the same model, XLA with OpenVINO."""
+    found = [*baselines(header).items()]
+    arms = [arm for arm in header.arms if arm.is_control_of is None]
+    for arm, other in permutations(arms, 2):
+        pair = arm.name, other.name
+        if (
+            (arm.mode, other.mode) == RIVALS
+            and (arm.model, arm.target) == (other.model, other.target)
+            and not {pair, pair[::-1]} & set(found)
+        ):
+            found.append(pair)
+    return found
+
+
 def compare(header: Header, samples: Sequence[Sample]) -> tuple[Comparison, ...]:
-    """Compares every arm with its baseline under every load that both were measured under."""
+    """Compares the `pairs` under every load that both were measured under."""
     measured = [sample for sample in samples if sample.block.role == "measure"]
     loads = list(dict.fromkeys(label(sample.block.load) for sample in measured))
     controls = {arm.name for arm in header.arms if arm.is_control_of is not None}
     comparisons: list[Comparison] = []
-    for arm, baseline in baselines(header).items():
+    for arm, baseline in pairs(header):
         for load in loads:
             own, other = (
                 [sample for sample in measured if sample.block.arm == name and label(sample.block.load) == load]
@@ -93,7 +112,7 @@ def compare(header: Header, samples: Sequence[Sample]) -> tuple[Comparison, ...]
             )
             if own and other:
                 comparisons.append(_compare(own, other, load, is_control=arm in controls, seed=header.seed))
-    return _mind_number(_mind_controls(comparisons))
+    return _mind_number(_mind_controls(comparisons, baselines(header)))
 
 
 def _compare(own: Sequence[Sample], other: Sequence[Sample], load: str, *, is_control: bool, seed: int) -> Comparison:
@@ -142,12 +161,15 @@ def _pair(own: Sequence[Sample], other: Sequence[Sample]) -> list[Pair]:
     return [pair for pair in pairs if all(sample.images_per_s for sample in pair)]
 
 
-def _mind_controls(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
-    """Withdraws what the control of the same baseline, under the same load, does not support, measure by measure."""
+def _mind_controls(comparisons: Sequence[Comparison], baselines: Mapping[str, str]) -> tuple[Comparison, ...]:
+    """Withdraws what the control of the same baseline, under the same load, does not support, measure by measure.
+
+    Arms that are no baseline, and have no control, have that of their own baseline.
+    """
     controls = {(one.baseline, one.label): one for one in comparisons if one.is_control}
     minded: list[Comparison] = []
     for one in comparisons:
-        control = controls.get((one.baseline, one.label))
+        control = controls.get((one.baseline, one.label)) or controls.get((baselines.get(one.arm, ""), one.label))
         if control and control is not one:
             found = {measure: _doubt(measure, ratio, control) for measure, ratio in one.ratios.items()}
             one = replace(one, doubts={measure: doubt for measure, doubt in found.items() if doubt})  # noqa: PLW2901

@@ -27,7 +27,7 @@ _SHORT: Final = 28
 BAR_PX: Final = 34
 """Height of a bar and the room around it, for a name of two lines."""
 
-_MODES: Final = ("xla", "graph", "eager", "autocluster", "auto")
+_MODES: Final = ("xla", "graph", "eager", "autocluster", "auto", "openvino")
 """Modes with a colour of their own, which is the same on every page."""
 
 

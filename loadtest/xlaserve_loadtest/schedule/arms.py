@@ -10,7 +10,7 @@ from xlaserve_loadtest.addresses import FLEET, Address
 from xlaserve_loadtest.record.lines import Arm
 from xlaserve_loadtest.schedule.mix import Mix
 
-MODES: Final = ("xla", "graph", "eager", "autocluster", "auto")
+MODES: Final = ("xla", "graph", "eager", "autocluster", "openvino", "auto")
 """The server's modes."""
 USUAL_MODES: Final = ("xla", "graph")
 """Measured where none is named."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from xlaserve.config import Bucket, Mode, ModelSettings, Settings
 from xlaserve.engine.program import Warmed
-from xlaserve.engine.warmup.compiler import measure, warm_up
+from xlaserve.engine.warmup.compiler import fastest, measure, warm_up
 from xlaserve.engine.warmup.ledger import Entry, Ledger
 from xlaserve.model import catalog
 from xlaserve.runtimes.tf.device import configure
@@ -88,15 +88,23 @@ def warm(
     settings: ModelSettings, lanes: int, on_record: Callable[[Entry], None] = lambda entry: None
 ) -> tuple[catalog.Model, dict[tuple[Mode, Bucket], Warmed]]:
     """Loads a model, and compiles and times its programs as the server does."""
+
+    def leave_out(mode: Mode, error: Exception) -> None:
+        if mode in settings.modes or not mode.traits.is_optional:
+            raise error
+
     model = catalog.load(settings)
     warmed = warm_up(
         program=model.program,
-        modes=settings.modes,
+        modes=settings.compiled_modes,
         buckets=model.buckets,
         timer=partial(measure, lanes=lanes),
         ledger=Ledger(settings.name, settings.version, on_record),
         stop=threading.Event(),
+        leave_out=leave_out,
     )
+    if Mode.AUTO in settings.modes:
+        warmed |= {(Mode.AUTO, bucket): warmed[mode, bucket] for bucket, mode in fastest(warmed).items()}
     return model, warmed
 
 

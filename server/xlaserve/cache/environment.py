@@ -21,7 +21,7 @@ _VARIABLES: Final = ("NVIDIA_TF32_OVERRIDE", "TF_ENABLE_ONEDNN_OPTS", flags.TF_X
 """Environment variables that change what is computed, or how."""
 _OUR_OWN: Final = re.compile(r"--(tf_xla_persistent_cache_|xla_dump_|xla_gpu_per_fusion_autotune_cache_dir=)\S+")
 """Flags that say where files go, and change no program."""
-_PACKAGES: Final = ("keras", "keras-cv", "keras-hub", "numpy")
+_PACKAGES: Final = ("keras", "keras-cv", "keras-hub", "numpy", "openvino")
 _CODE: Final = ("cache", "engine", "model", "runtimes")
 """Packages of ours that make programs."""
 

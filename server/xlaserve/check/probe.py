@@ -40,7 +40,7 @@ TIMING_BUDGET_S: Final = 1.0
 """A program is run until it has run MAX_RUNS times or this long."""
 SLOW_S: Final = 5.0
 """A mode that takes longer for a batch is not tried with a larger one."""
-_PACKAGES: Final = ("xlaserve", "tensorflow", "tensorflow-cpu", "keras", "keras-cv", "keras-hub", "numpy")
+_PACKAGES: Final = ("xlaserve", "tensorflow", "tensorflow-cpu", "keras", "keras-cv", "keras-hub", "numpy", "openvino")
 
 Write = Callable[[dict[str, Any]], object]
 

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from xlaserve.check.record import Refusal
 from xlaserve.errors import cause
+from xlaserve.runtimes.openvino.executable import UntranslatableError
 
 _NO_KERNEL: Final = re.compile(r"(\w+) \(No registered '\w+' OpKernel")
 _NO_CUSTOM_CALL: Final = re.compile(
@@ -44,6 +45,8 @@ class _Frame(NamedTuple):
 
 def explain(error: BaseException) -> Refusal:
     """Returns what can be said of an error in making or running a program."""
+    if isinstance(error, UntranslatableError):
+        return Refusal(message=str(error), operation=error.operations)
     text = str(error)
     found = _FRAME.findall(text)
     root = _root([file for file, _, _ in found])

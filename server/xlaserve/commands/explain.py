@@ -1,4 +1,4 @@
-"""`xlaserve explain`: what XLA made of a model, what it costs, and what it takes."""
+"""`xlaserve explain`: what XLA or OpenVINO made of a model, what it costs, and what it takes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from xlaserve import console
 from xlaserve.commands import arguments, subject
 from xlaserve.commands.command import EXECUTION, Command, Invocation
 from xlaserve.config import Mode
+from xlaserve.errors import ConfigError
 from xlaserve.inspection import dump, graph, page
 from xlaserve.inspection.explanation import GROUP_COLUMNS, Explanation, Row
 from xlaserve.inspection.words import amount, seconds
@@ -22,6 +23,7 @@ from xlaserve.runtimes.tf.device import check_temporary_folder
 
 if TYPE_CHECKING:
     from xlaserve.inspection.explain import Explained
+    from xlaserve.inspection.layers import LayersExplained
 
 STAGES: Final = ("hlo", "optimized_hlo", "stablehlo", "dot")
 
@@ -31,6 +33,8 @@ log = logging.getLogger(__name__)
 def run(invocation: Invocation) -> int:
     """Prints the explanation, or one stage's program; writes all of it where a folder is given."""
     own = invocation.own
+    if own.mode is Mode.OPENVINO:
+        return _in_openvino(invocation)
     check_temporary_folder()
     if own.out is not None:
         arguments.make_folder(own.out)
@@ -58,6 +62,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's own options."""
     parser.add_argument("model", metavar="MODEL", help="a configured model, or any source, with random weights")
     parser.add_argument("--bucket", type=arguments.bucket, metavar="BxHxW", help="the bucket: 8, or 8x224x224")
+    mode_help = "xla, or openvino: what each layer takes there (%(default)s)"
+    parser.add_argument("--mode", type=Mode, choices=(Mode.XLA, Mode.OPENVINO), default=Mode.XLA, help=mode_help)
     parser.add_argument("--stage", choices=STAGES, help="print this program instead of the explanation")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write programs, graph and explain.html there")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -65,6 +71,43 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", type=arguments.count, default=10, metavar="N", help=top_help)
     parser.add_argument("--peak-gflops", type=arguments.positive, metavar="G", help="its peak; measured by default")
     parser.add_argument("--bandwidth-gbs", type=arguments.positive, metavar="G", help="its memory; measured by default")
+
+
+def _in_openvino(invocation: Invocation) -> int:
+    own = invocation.own
+    if unfit := [name for name in ("stage", "out", "peak_gflops", "bandwidth_gbs") if getattr(own, name) is not None]:
+        raise ConfigError(f"--{unfit[0].replace('_', '-')}: expected --mode xla with it, got --mode openvino")
+    check_temporary_folder()
+    loaded = subject.load(invocation.settings, own.model, own.bucket, Mode.OPENVINO)
+    compilation = loaded.compile(Mode.OPENVINO)
+    from xlaserve.inspection import layers  # noqa: PLC0415 - TensorFlow had to be set up first
+
+    explained = layers.explain(loaded.model, loaded.bucket, loaded.device, compilation)
+    if own.json:
+        console.print_json(explained.json())
+        return 0
+    out = console.stdout(140)
+    out.print(_lines(_summary_of_layers(explained)))
+    groups = _table(*layers.COLUMNS[:2], numbers=layers.COLUMNS[2:])
+    for cells in explained.group_cells():
+        groups.add_row(*cells)
+    out.print("\n[bold]By operation and kernel[/bold]", groups)
+    slowest = _table("layer", "operation", "kernel", numbers=("took",))
+    for layer in explained.slowest(own.top):
+        slowest.add_row(layer.name, layer.operation, layer.kernel, seconds(layer.seconds))
+    out.print("\n[bold]Layers: took longest[/bold]", slowest)
+    return 0
+
+
+def _summary_of_layers(explained: LayersExplained) -> tuple[tuple[str, str], ...]:
+    rate = f"{explained.bucket.batch / explained.measured_s:,.0f} images/s"
+    return (
+        ("program", f"{explained.model} {explained.bucket}, {explained.source}"),
+        ("device", f"{explained.device}; {explained.versions}"),
+        ("computes in", explained.precision),
+        ("layers run", f"{len(explained.layers)}, {seconds(explained.layers_s)} together while profiled"),
+        ("measured", f"{seconds(explained.measured_s)}, {rate}; compiled in {seconds(explained.compile_s)}"),
+    )
 
 
 def _write(folder: Path, explained: Explained) -> None:
@@ -83,7 +126,7 @@ def _write(folder: Path, explained: Explained) -> None:
 
 def _print(explained: Explanation, top: int) -> None:
     out = console.stdout(140)
-    out.print(_summary(explained))
+    out.print(_lines(_summary(explained)))
     groups = _table(GROUP_COLUMNS[0], numbers=GROUP_COLUMNS[1:])
     for cells in explained.group_cells():
         groups.add_row(*cells)
@@ -98,12 +141,12 @@ def _print(explained: Explanation, top: int) -> None:
             out.print(f"\n[bold]Instructions: {title}[/bold]", _rows(heaviest))
 
 
-def _summary(explained: Explanation) -> Table:
+def _summary(explained: Explanation) -> tuple[tuple[str, str], ...]:
     cost, memory, machine = explained.cost, explained.memory, explained.machine
     fusions = ", ".join(f"{count} {kind}" for kind, count in explained.fusions.items()) or "none"
     how = "measured" if explained.machine_is_measured else "as given"
     images_per_s = explained.bucket.batch / explained.measured_s
-    lines = (
+    return (
         ("program", f"{explained.model} {explained.bucket}, {explained.source}"),
         ("device", f"{explained.device}; {explained.versions}"),
         ("operations", f"{explained.operations_before} before optimisation, {explained.operations_after} after"),
@@ -124,6 +167,9 @@ def _summary(explained: Explanation) -> Table:
             f"the roofline; compiled in {seconds(explained.compile_s)}",
         ),
     )
+
+
+def _lines(lines: tuple[tuple[str, str], ...]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")
     table.add_column()
@@ -151,5 +197,5 @@ def _table(*titles: str, numbers: tuple[str, ...]) -> Table:
 
 
 COMMAND = Command(
-    "explain", "show what XLA made of a model, what it costs and what it takes", run, add_options, EXECUTION
+    "explain", "show what XLA or OpenVINO made of a model, what it costs and what it takes", run, add_options, EXECUTION
 )

@@ -21,8 +21,8 @@ AUTO: Final = "auto"
 class ModeTraits(NamedTuple):
     """What the server does with a mode's programs."""
 
-    uses_xla: bool = False
-    """XLA compiles them or parts of them: those that compute something other than their model are refused."""
+    uses_compiler: bool = False
+    """A compiler makes them or parts of them: those that compute something other than their model are refused."""
     is_jit: bool = False
     """XLA compiles each as one program: several at a time, with lowerings, and, where a compile cache is filled, in
     `model.networks.cached`."""
@@ -31,6 +31,8 @@ class ModeTraits(NamedTuple):
     no programs of its own."""
     is_checked: bool = True
     """Whether `xlaserve check` runs it without being asked to."""
+    is_optional: bool = False
+    """Whether a mode that chooses does without it where it can't run, rather than fail the model."""
 
 
 class Mode(StrEnum):
@@ -45,6 +47,8 @@ class Mode(StrEnum):
     """As a `tf.function` with `jit_compile=True`."""
     AUTOCLUSTER = "autocluster"
     """As a frozen graph of which TensorFlow gives XLA the parts, the clusters, that XLA can compile."""
+    OPENVINO = "openvino"
+    """The frozen graph, compiled by OpenVINO for a CPU."""
     AUTO = "auto"
     """Each bucket in the mode that warm-up measured to be the fastest."""
 
@@ -57,9 +61,10 @@ class Mode(StrEnum):
 TRAITS: Final = {
     Mode.EAGER: ModeTraits(),
     Mode.GRAPH: ModeTraits(),
-    Mode.AUTOCLUSTER: ModeTraits(uses_xla=True, is_checked=False),
-    Mode.XLA: ModeTraits(uses_xla=True, is_jit=True),
-    Mode.AUTO: ModeTraits(choice=(Mode.XLA, Mode.GRAPH)),
+    Mode.AUTOCLUSTER: ModeTraits(uses_compiler=True, is_checked=False),
+    Mode.XLA: ModeTraits(uses_compiler=True, is_jit=True),
+    Mode.OPENVINO: ModeTraits(uses_compiler=True, is_checked=False, is_optional=True),
+    Mode.AUTO: ModeTraits(choice=(Mode.XLA, Mode.GRAPH, Mode.OPENVINO)),
 }
 
 
@@ -312,16 +317,19 @@ class ModelSettings(Frozen):
     """For `.keras` files: whether to refuse those that hold Python code. `false` runs it: only for files that you
     trust."""
     modes: tuple[Mode, ...] = Field((Mode.XLA,), min_length=1)
-    """The modes that it offers; each is compiled and warmed for every bucket. `auto` also has `xla` and `graph`
-    compiled and runs each bucket in the fastest."""
+    """The modes that it offers; each is compiled and warmed for every bucket. `auto` also has `xla`, `graph` and,
+    where it is installed, `openvino` compiled, and runs each bucket in the fastest."""
     precision: Precision = Precision.FLOAT32
     """What a Keras model computes in: `float32`, `bfloat16` or `float16`. Weights, preprocessing and outputs stay
     float32. Warm-up measures how far its answers then are from those in float32."""
+    openvino_precision: Precision | None = None
+    """What the mode `openvino` computes in, for models from any source; `precision` by default. Warm-up measures how
+    far its answers then are from those in float32."""
     verification: Literal["refuse", "warn", "off"] = "refuse"
     """Warm-up compares every program's answers to a few images with those that TensorFlow gives operation by operation.
     A program that is off by more than a thousandth of the largest number gets a warning. With `refuse`, a model fails
-    if XLA made one that is off by more than a hundredth, which rounding in float32 does not explain; `warn` serves it,
-    `off` compares nothing. Narrower precisions, and modes without XLA, are never refused."""
+    if XLA or OpenVINO made one that is off by more than a hundredth, which rounding in float32 does not explain; `warn`
+    serves it, `off` compares nothing. Narrower precisions, and the modes `graph` and `eager`, are never refused."""
     batch_dependence: Literal["single", "refuse", "allow"] = "single"
     """What becomes of a model whose answer to an image depends on the other images of its batch, as one does that takes
     a mean over the batch: `single` serves it in batches of one, `refuse` fails it, `allow` serves it as any other."""
@@ -475,6 +483,11 @@ class ModelSettings(Frozen):
         """The modes to compile: those offered, and those that `auto` chooses from."""
         choice = chain.from_iterable(mode.traits.choice for mode in self.modes)
         return tuple(mode for mode in dict.fromkeys((*self.modes, *choice)) if not mode.traits.choice)
+
+    def precision_in(self, mode: Mode) -> Precision:
+        """Returns what the programs of a mode compute in."""
+        own = self.openvino_precision if mode is Mode.OPENVINO else None
+        return own or self.precision
 
     @property
     def effective_default_mode(self) -> Mode:

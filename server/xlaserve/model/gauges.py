@@ -118,14 +118,14 @@ def _auto_mode(version: Version) -> Series:
 )
 def _precision_difference(version: Version) -> Series:
     for mode, difference in version.differences.items():
-        yield (mode, version.settings.precision), difference.largest
+        yield (mode, version.settings.precision_in(mode)), difference.largest
 
 
 @_gauge("xlaserve_precision_agreement", "Share of answers that are those of float32.", _OF_PRECISION)
 def _precision_agreement(version: Version) -> Series:
     for mode, difference in version.differences.items():
         if difference.agreement is not None:
-            yield (mode, version.settings.precision), difference.agreement
+            yield (mode, version.settings.precision_in(mode)), difference.agreement
 
 
 @_gauge(

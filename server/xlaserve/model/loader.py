@@ -135,8 +135,8 @@ class Loader:
     def _report(self, version: Version, model: Model, programs: Programs) -> None:
         """Logs what warm-up has shown of the model's precision and speed."""
         settings = version.settings
-        if verification.is_narrow(model, has_tf32=self.has_tf32):
-            version.differences = verification.furthest(version.ledger)
+        if narrow := verification.narrow(model, has_tf32=self.has_tf32):
+            version.differences = verification.furthest(version.ledger, narrow)
             is_large = any(found.is_large for found in version.differences.values())
             level = logging.WARNING if is_large else logging.INFO
             log.log(level, "model %s: precision %s", settings.title, version.precision_text)
@@ -177,6 +177,7 @@ class Loader:
             buckets=model.buckets,
             batcher=batcher,
             beside=self._beside(version, model, verifier),
+            left_out=version.left_out,
             on_change=partial(version.on_change, version),
         )
 
@@ -244,13 +245,14 @@ class Loader:
         def warm(modes: Iterable[Mode], buckets: Iterable[Bucket]) -> Programs:
             return warm_up(
                 program=model.program,
-                modes=modes,
+                modes=[mode for mode in modes if mode not in version.left_out],
                 buckets=buckets,
                 timer=timer,
                 ledger=version.ledger,
                 stop=self.stop,
                 threads=self.settings.compile_threads or compile_threads(usable_cores()),
                 verifier=verifier,
+                leave_out=version.leave_out,
             )
 
         if not settings.has_auto_buckets:
@@ -272,7 +274,7 @@ async def _grow(served: Served, buckets: Iterable[Bucket], programs: Programs, b
         try:
             made = {
                 (mode, bucket): await beside.make(mode, bucket, known[mode, bucket[1:]])
-                for mode in settings.compiled_modes
+                for mode in version.compiled_modes
             }
         except Exception:
             log.exception("model %s: %s did not compile; the other buckets serve in its place", version.title, bucket)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from xlaserve.config import Mode, Precision
@@ -20,9 +20,12 @@ ONLY_IN_BATCHES: Final = (
 )
 
 
-def is_narrow(model: Model, *, has_tf32: bool) -> bool:
-    """Returns whether programs of the model compute in less than float32."""
-    return has_tf32 or model.settings.precision is not Precision.FLOAT32
+def narrow(model: Model, *, has_tf32: bool) -> tuple[Mode, ...]:
+    """Returns the modes whose programs compute in less than float32."""
+    settings = model.settings
+    return tuple(
+        mode for mode in settings.compiled_modes if has_tf32 or settings.precision_in(mode) is not Precision.FLOAT32
+    )
 
 
 def verifier(
@@ -37,18 +40,18 @@ def verifier(
         task=model.task,
         reference=reference or model.reference,
         buckets=() if reference else model.buckets,  # another reference takes any batch
-        is_narrow=is_narrow(model, has_tf32=has_tf32),
+        narrow=narrow(model, has_tf32=has_tf32),
         verification=model.settings.verification,
         batch_dependence=model.settings.batch_dependence,
         warn=warn,
     )
 
 
-def furthest(entries: Iterable[Entry]) -> dict[Mode, Difference]:
-    """Returns how far each mode's answers are from the reference's: those of its worst program."""
+def furthest(entries: Iterable[Entry], modes: Collection[Mode]) -> dict[Mode, Difference]:
+    """Returns how far answers of each of `modes` are from the reference's: those of its worst program."""
     worst: dict[Mode, Difference] = {}
     for entry in entries:
-        found = entry.verified.difference if entry.verified else None
+        found = entry.verified.difference if entry.verified and entry.mode in modes else None
         if found is not None and (entry.mode not in worst or found.badness > worst[entry.mode].badness):
             worst[entry.mode] = found
     return worst

@@ -15,7 +15,7 @@ from xlaserve.engine.model_engine import ModelEngine
 from xlaserve.engine.warmup.background import Background
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.engine.warmup.ledger import Ledger
-from xlaserve.errors import InvalidArgument
+from xlaserve.errors import InvalidArgument, ModeUnavailable, cause
 from xlaserve.frame import Frame, best_input, place
 from xlaserve.model.catalog import Model
 from xlaserve.telemetry.findings import Findings, Pair
@@ -60,6 +60,8 @@ class Version:
     """How far its answers to JPEGs are from those to the same ones decoded exactly, where it decodes otherwise."""
     shadows: dict[Pair, Findings] = field(default_factory=dict)
     """What comparing its answers with others has shown."""
+    left_out: set[Mode] = field(default_factory=set)
+    """Modes that `auto` does without, as they can't run."""
     warnings: list[str] = field(default_factory=list)
     """What users should know about the answers and how they are served."""
 
@@ -82,6 +84,21 @@ class Version:
             self.warnings.append(warning)
             log.warning("model %s: %s", self.title, warning)
 
+    def leave_out(self, mode: Mode, error: Exception) -> None:
+        """Has `auto` choose from the other modes, as this one has failed. Raises `error` where that does not do."""
+        if mode in self.settings.modes or not mode.traits.is_optional:
+            raise error
+        self.left_out.add(mode)
+        if isinstance(error, ModeUnavailable):  # which is no fault of the model
+            log.info("model %s: auto does without %s: %s", self.title, mode, error)
+        else:
+            self.warn(f"auto does without {mode}: {cause(error)}")
+
+    @property
+    def compiled_modes(self) -> list[Mode]:
+        """The modes that are compiled for it."""
+        return [mode for mode in self.settings.compiled_modes if mode not in self.left_out]
+
     def retired(self, mode: Mode, buckets: list[Bucket]) -> None:
         """Says that buckets no longer serve, for lack of memory. On the event loop."""
         self.telemetry.buckets_retired(mode, len(buckets))
@@ -100,8 +117,12 @@ class Version:
     @property
     def precision_text(self) -> str:
         """`bfloat16 (xla: largest difference 0.012, agreement 1.000 of 16 images)`."""
+        settings = self.settings
+        others = {mode: settings.precision_in(mode) for mode in self.compiled_modes}
+        own = (f"{other} in {mode}" for mode, other in others.items() if other is not settings.precision)
+        text = ", ".join([settings.precision, *own])
         measured = "; ".join(f"{mode}: {difference}" for mode, difference in self.differences.items())
-        return f"{self.settings.precision} ({measured})" if measured else str(self.settings.precision)
+        return f"{text} ({measured})" if measured else text
 
     @property
     def decode_text(self) -> str:
@@ -125,7 +146,7 @@ class Version:
         if self.model is None:
             return self.settings.most_programs
         # With `buckets: auto`, more were measured than are kept.
-        return max(len(self.settings.compiled_modes) * len(self.model.buckets), len(self.ledger))
+        return max(len(self.compiled_modes) * len(self.model.buckets), len(self.ledger))
 
     @property
     def progress(self) -> str:

@@ -9,7 +9,7 @@ from tests.loadtest.run_files import NewRun
 from tests.loadtest.simulated_arms import Simulated
 from tests.required import required
 
-from xlaserve_loadtest.analysis.compare import Comparison, baselines, compare
+from xlaserve_loadtest.analysis.compare import Comparison, baselines, compare, pairs
 from xlaserve_loadtest.analysis.intervals import Estimate, ratio
 from xlaserve_loadtest.analysis.samples import collect
 from xlaserve_loadtest.analysis.summary import summarize
@@ -225,3 +225,27 @@ def test_each_model_has_its_own_baseline(run_file: NewRun) -> None:
         "xla b": "graph b",
         "graph b again": "graph b",
     }
+    assert dict(pairs(header)) == baselines(header)
+
+
+@pytest.mark.parametrize("baseline", [None, "graph", "openvino", "xla"])
+def test_xla_is_compared_with_openvino_too_and_once(run_file: NewRun, baseline: str | None) -> None:
+    arms = [Arm(name, name, "a", "embedded") for name in ("openvino", "xla", "graph")]
+    arms += [Arm("again", "openvino", "a", "embedded", is_control_of="openvino"), Arm("b", "openvino", "b", "embedded")]
+    (written,) = run_file().header().lines
+    assert isinstance(written, Header)
+    found = pairs(dataclasses.replace(written, arms=tuple(arms), baseline=baseline))
+    assert len({frozenset(pair) for pair in found}) == len(found)
+    compared = [pair for pair in found if set(pair) == {"xla", "openvino"}]
+    assert compared == [("openvino", "xla") if baseline == "xla" else ("xla", "openvino")]
+
+
+def test_what_is_worth_more_than_graph_mode_may_be_worth_less_than_openvino(run_file: NewRun) -> None:
+    file = run_file().header(("xla", "graph", "openvino"), control=True)
+    for _ in range(16):
+        for arm, milliseconds in (("xla", 15.0), ("graph", 20.0), ("openvino", 10.0), ("graph again", 20.0)):
+            file.block(arm, [milliseconds] * 40)
+    run = file.read()
+    found = {(one.arm, one.baseline): one.verdict for one in compare(run.header, collect(run)) if not one.is_control}
+    assert found == {("xla", "graph"): "faster", ("openvino", "graph"): "faster", ("xla", "openvino"): "slower"}
+    assert "xla is slower than openvino at" in summarize(run).verdict

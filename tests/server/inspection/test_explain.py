@@ -43,11 +43,25 @@ def test_a_model_is_explained_and_everything_written(tmp_path: Path) -> None:
     assert json.loads((out / "explain.json").read_text()) == told
 
 
+def test_what_each_layer_takes_in_openvino_is_told() -> None:
+    done = explain("digits", "--mode", "openvino", "--bucket", 2, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["model"], told["bucket"], told["precision"]) == ("digits", [2, 32, 32], "float32")
+    assert any("Convolution" in layer["operation"] for layer in told["layers"])
+    assert 0 < told["layers_s"] == pytest.approx(sum(layer["seconds"] for layer in told["layers"]))
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
         (("unheard",), 1, "expected a configured model (digits) or a source such as"),
         (("builtin:noop",), 1, "which XLA does not compile"),
+        (
+            ("digits", "--mode", "openvino", "--stage", "hlo"),
+            1,
+            "--stage: expected --mode xla with it, got --mode openvino",
+        ),
         (("digits", "--bucket", "2x"), 2, "expected 8 or 8x224x224, got 2x"),
         (("digits", "--bucket", "0"), 2, "expected 8 or 8x224x224, got 0"),
         (("digits", "--peak-gflops", "nan"), 2, "expected a number greater than 0, got 'nan'"),

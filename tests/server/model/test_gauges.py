@@ -31,7 +31,7 @@ def version(**fields: Any) -> Any:
     return SimpleNamespace(
         **{
             "name": "cats",
-            "settings": SimpleNamespace(version="7", precision=Precision.BFLOAT16),
+            "settings": SimpleNamespace(version="7", precision_in=lambda mode: Precision.BFLOAT16),
             "state": State.COMPILING,
             "served": None,
             "auto": {BUCKET: Mode.GRAPH},
@@ -87,7 +87,7 @@ def test_a_version_is_shown_with_its_state_and_what_was_found_of_its_programs() 
 def test_what_waits_is_shown_of_a_version_that_serves() -> None:
     admission = SimpleNamespace(images=5, max_images=50, size_bytes=70, max_bytes=700)
     batcher = SimpleNamespace(waiting_images=3, admission=admission, forecast=SimpleNamespace(work_s=lambda: 0.25))
-    settings = SimpleNamespace(effective_default_mode=Mode.XLA, precision=Precision.BFLOAT16)
+    settings = SimpleNamespace(effective_default_mode=Mode.XLA, precision_in=lambda mode: Precision.BFLOAT16)
     model = SimpleNamespace(task=SimpleNamespace(name="detection"))
     shown = values(version(served=SimpleNamespace(batcher=batcher, settings=settings, model=model)))
     assert {name: shown[f"xlaserve_{name}"] for name in LEVELS} == {

@@ -50,12 +50,16 @@ class Background:
     buckets: Collection[Bucket]
     batcher: Batcher
     beside: BesideTraffic
+    left_out: Collection[Mode] = ()
+    """Modes that `auto` does without."""
     on_change: Callable[[], object] = lambda: None
     """Called where it takes another resolution, or runs one in another mode."""
 
     def __post_init__(self) -> None:
         self._model = self.settings.name
-        self._compiled_modes = [mode for mode in self.settings.compiled_modes if mode is not Mode.GRAPH]
+        self._compiled_modes = [
+            mode for mode in self.settings.compiled_modes if mode not in (Mode.GRAPH, *self.left_out)
+        ]
         self._batches = sorted({bucket.batch for bucket in self.buckets})
         self._opened: dict[Resolution, asyncio.Task[bool]] = {}
         self._compilations: set[asyncio.Task[None]] = set()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import NoReturn
 
 import numpy as np
 
@@ -32,6 +33,15 @@ Timer = Callable[[Executable, Bucket], Cost]
 """Runs a program, and returns what it costs."""
 
 
+LeaveOut = Callable[[Mode, Exception], object]
+"""Called with a mode that failed, and why; raises where the model can't do without it."""
+
+
+def raised(mode: Mode, error: Exception) -> NoReturn:
+    """Leaves no mode out."""
+    raise error
+
+
 def warm_up(
     *,
     program: Program,
@@ -42,8 +52,11 @@ def warm_up(
     stop: threading.Event,
     threads: int = 1,
     verifier: Verifier | None = None,
+    leave_out: LeaveOut = raised,
 ) -> dict[tuple[Mode, Bucket], Warmed]:
     """Compiles `program` for every mode and bucket, the smallest bucket first, verifies each, times and returns them.
+
+    A mode that fails is left out where `leave_out` allows it; XLA's never are.
 
     With several `threads`, that many of XLA's programs compile at the same time. All are timed afterwards, when no
     compilation takes processors from them. Blocks. Raises ShuttingDown once `stop` is set, and what a program raises.
@@ -59,17 +72,27 @@ def warm_up(
     early = {}
     if threads > 1:
         early = _in_parallel(compile_one, [each for each in wanted if each[0].traits.is_jit], threads)
-    warmed = {}
+    warmed: dict[tuple[Mode, Bucket], Warmed] = {}
+    left_out: set[Mode] = set()
     for mode, bucket in wanted:
-        compilation = early.get((mode, bucket)) or compile_one(mode, bucket)
-        verified = None
-        if verifier is not None:
-            compilation, verified = verifier.admit(mode, bucket, compilation, partial(compile_one, mode, bucket))
+        if mode in left_out:
+            continue
+        try:
+            compilation = early.get((mode, bucket)) or compile_one(mode, bucket)
+            verified = None
+            if verifier is not None:
+                compilation, verified = verifier.admit(mode, bucket, compilation, partial(compile_one, mode, bucket))
+        except ShuttingDown:
+            raise
+        except Exception as error:
+            leave_out(mode, error)
+            left_out.add(mode)
+            continue
         if (cost := compilation.cost) is None:
             cost = timer(compilation.executable, bucket)
             compilation.keep_cost(cost)
         warmed[mode, bucket] = ledger.record(mode, bucket, compilation, cost, verified)
-    return warmed
+    return {key: one for key, one in warmed.items() if key[0] not in left_out}
 
 
 def compile_threads(cores: int) -> int:

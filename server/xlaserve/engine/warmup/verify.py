@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -58,8 +58,8 @@ class Verified:
 class Verifier:
     """Verifies one model's programs. Safe to use from several threads, which take turns.
 
-    `reference` gives the answers that are right; `is_narrow` says that programs compute in less than float32, for
-    which none is refused. `buckets` are those that the reference may be made for. `warn` is
+    `reference` gives the answers that are right; programs of the modes `narrow` compute in less than float32, for which
+    none is refused. `buckets` are those that the reference may be made for. `warn` is
     called with what users should know.
     """
 
@@ -69,16 +69,16 @@ class Verifier:
         task: Comparing,
         reference: Callable[[Images], Outputs] | None,
         buckets: Iterable[Bucket],
-        is_narrow: bool = False,
+        narrow: Collection[Mode] = (),
         verification: Literal["refuse", "warn", "off"] = "refuse",
         batch_dependence: Literal["single", "refuse", "allow"] = "single",
         warn: Callable[[str], object] = lambda warning: None,
     ) -> None:
         self._task = task
         self._reference = None if verification == "off" else reference
-        self._most = MAX_RELATIVE if is_narrow else EXACT
-        self._images = NARROW_SAMPLE_IMAGES if is_narrow else SAMPLE_IMAGES
-        self._refuses = verification == "refuse" and not is_narrow
+        self._narrow = narrow
+        self._images = NARROW_SAMPLE_IMAGES if narrow else SAMPLE_IMAGES
+        self._refuses = verification == "refuse"
         self._batch_dependence = batch_dependence
         self._warn = warn
         batches = {bucket.batch for bucket in buckets}
@@ -97,12 +97,12 @@ class Verifier:
         A wrong one from the compile cache is compiled with `again`. Raises ModelFailed for one that is not to serve.
         """
         with self._lock:
-            verified = self._verify(bucket, compilation.executable)
+            verified = self._verify(mode, bucket, compilation.executable)
             if verified.fault and compilation.from_cache:
                 log.warning("compile cache: mode %s, bucket %s: %s; it is made again", mode, bucket, verified.fault)
                 compilation.forget()
                 compilation = again()
-                verified = self._verify(bucket, compilation.executable)
+                verified = self._verify(mode, bucket, compilation.executable)
             for warning in compilation.warnings:
                 self._warn(warning)
             self._judge(mode, bucket, verified)
@@ -115,7 +115,7 @@ class Verifier:
     def _judge(self, mode: Mode, bucket: Bucket, verified: Verified) -> None:
         where = f"mode {mode}, bucket {bucket}"
         if verified.fault:
-            if self._refuses and verified.is_gross and mode.traits.uses_xla:
+            if self._refuses and verified.is_gross and mode.traits.uses_compiler and mode not in self._narrow:
                 raise ModelFailed(f"{where}: {verified.fault} (verification: warn serves it all the same)")
             self._warn(f"{where}: {verified.fault}")
         if verified.not_finite:
@@ -131,8 +131,9 @@ class Verifier:
             self.is_dependent = True
             self._warn(f"{found}; it is served in batches of one")
 
-    def _verify(self, bucket: Bucket, executable: Executable) -> Verified:
+    def _verify(self, mode: Mode, bucket: Bucket, executable: Executable) -> Verified:
         images, wanted = self._sample(bucket)
+        most = MAX_RELATIVE if mode in self._narrow else EXACT
         batches = [(np.arange(bucket.batch) + start) % len(images) for start in range(0, len(images), bucket.batch)]
         order = np.concatenate(batches)
         got = [executable(images[batch]) for batch in batches]
@@ -145,7 +146,7 @@ class Verifier:
             difference = compare(expected, answers, self._task)
             apart = self._apart(expected, answers)
             suspect = int(apart.argmax()) // bucket.batch
-            are_alike = self._are_alike(apart)
+            are_alike = self._are_alike(apart, most)
         probes = [(images[batches[suspect]], got[suspect])]
         dependence = 0.0
         if bucket.batch > 1 and self._batch_dependence != "allow":
@@ -154,30 +155,30 @@ class Verifier:
             probes.append((moved, executable(moved)))
             apart = self._apart(_rows(got[suspect], places), probes[1][1])
             dependence = float(apart.max())
-            are_alike &= self._are_alike(apart)
+            are_alike &= self._are_alike(apart, most)
         not_finite = _not_finite(answers, order)
         if are_alike:
             return Verified(difference, dependence, not_finite)
-        fault, is_gross = self._fault(executable, probes)
+        fault, is_gross = self._fault(executable, probes, most)
         if not fault and difference is not None:
             dependence = max(dependence, difference.largest)
         return Verified(difference, dependence, not_finite, fault, is_gross, is_dependent=not fault)
 
-    def _fault(self, executable: Executable, probes: list[tuple[Images, Outputs]]) -> tuple[str, bool]:
+    def _fault(self, executable: Executable, probes: list[tuple[Images, Outputs]], most: float) -> tuple[str, bool]:
         """Returns what is wrong with a program whose answers to an image differ, and whether that is gross; empty where
         the model itself answers so."""
         images, got = probes[0]
-        if not self._are_alike(self._apart(got, executable(images))):
+        if not self._are_alike(self._apart(got, executable(images)), most):
             return "it answers the same batch differently each time", True
         if self._reference is None:
             return "", False
         for images, got in probes:
             wanted = self._reference(images)
             apart = self._apart(wanted, got)
-            if not self._are_alike(apart):
+            if not self._are_alike(apart, most):
                 found = compare(wanted, got, self._task)
-                fault = f"it computes something other than its model: {found}, and at most {self._most:g} is rounding"
-                return fault, not self._are_alike(apart, GROSS)
+                fault = f"it computes something other than its model: {found}, and at most {most:g} is rounding"
+                return fault, not self._are_alike(apart, max(GROSS, most))
         return "", False
 
     def _sample(self, bucket: Bucket) -> tuple[Images, Outputs | None]:
@@ -208,8 +209,8 @@ class Verifier:
     def _apart(self, wanted: Outputs, got: Outputs) -> NDArray[np.float64]:
         return by_row(self._task.comparable(wanted), self._task.comparable(got))
 
-    def _are_alike(self, apart: NDArray[np.float64], most: float = 0.0) -> bool:
-        return bool(np.mean(apart <= max(most, self._most)) >= self._task.least_alike)
+    def _are_alike(self, apart: NDArray[np.float64], most: float) -> bool:
+        return bool(np.mean(apart <= most) >= self._task.least_alike)
 
 
 def _other_mates(batch: int, images: int) -> Rows:

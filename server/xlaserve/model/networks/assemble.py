@@ -7,6 +7,7 @@ from typing import Final
 
 import tensorflow as tf
 
+from xlaserve.config import Precision
 from xlaserve.errors import ModelFailed
 from xlaserve.model.networks import preprocess
 from xlaserve.model.networks.heads import Head, Raw, TensorShape
@@ -28,11 +29,12 @@ def assemble(
     preprocessing: Preprocess,
     weights: str = "",
     lower: Lower | None = None,
+    openvino_precision: Precision = Precision.FLOAT32,
 ) -> Network:
     """Returns the network that calls `call` with preprocessed pixels and turns its answer into the head's outputs.
 
-    XLA runs what `lower` makes of it. Raises ModelFailed where `pixels` are not `[None, height, width, 3]` of
-    PIXEL_DTYPES.
+    XLA runs what `lower` makes of it, OpenVINO computes in `openvino_precision`. Raises ModelFailed where `pixels` are
+    not `[None, height, width, 3]` of PIXEL_DTYPES.
     """
     batch, height, width = check_pixels(pixels)
     takes_bytes = pixels.dtype == "uint8"
@@ -45,7 +47,7 @@ def assemble(
             values = tf.ensure_shape(values, (batch, *values.shape[1:]))
         return head.finish(call(values), images)
 
-    program = TensorFlowProgram(forward, lower)
+    program = TensorFlowProgram(forward, lower, openvino_precision)
     return Network(program, (height, width), head.task, weights, batch=batch, reference=program.reference)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from xlaserve.config import ModelSettings
+from xlaserve.config import Mode, ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.model import lowering
 from xlaserve.model.networks import heads, precision
@@ -59,7 +59,14 @@ def assembled(
     """
     precision.narrow(model, settings.precision)
     lower = lowering.for_settings(settings)
-    built = assemble(infer, head, pixels=pixels, preprocessing=preprocessing, lower=lower)
+    built = assemble(
+        infer,
+        head,
+        pixels=pixels,
+        preprocessing=preprocessing,
+        lower=lower,
+        openvino_precision=settings.precision_in(Mode.OPENVINO),
+    )
     return precision.with_reference(built, model, settings.precision)
 
 

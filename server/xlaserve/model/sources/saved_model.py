@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from xlaserve.config import ModelSettings
+from xlaserve.config import Mode, ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.model import lowering
 from xlaserve.model.networks import heads
@@ -52,6 +52,7 @@ def network(
         preprocessing="none" if settings.preprocess == "auto" else settings.preprocess,
         weights=weights,
         lower=lowering.for_settings(settings),
+        openvino_precision=settings.precision_in(Mode.OPENVINO),
     )
 
 

@@ -6,15 +6,17 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import chain
-from typing import Final, NamedTuple, assert_never
+from typing import Any, Final, NamedTuple, assert_never
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import func_graph, ops
 
-from xlaserve.config import Bucket, Mode
+from xlaserve.config import Bucket, Mode, Precision
 from xlaserve.engine.program import Compilation, Executable, FixedShape, Images, Outputs
-from xlaserve.errors import ModelFailed
+from xlaserve.errors import ModelFailed, ModeUnavailable
+from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph, Threads
+from xlaserve.runtimes.tf.device import usable_cores
 from xlaserve.runtimes.tf.frozen import (
     CLUSTER_RUNS,
     MAX_CLUSTERED,
@@ -23,6 +25,7 @@ from xlaserve.runtimes.tf.frozen import (
     assigns_variables,
     has_xla,
     memory_named,
+    portable,
     trim_heap,
 )
 
@@ -52,20 +55,24 @@ NOT_WITHOUT_XLA: Final = "unmatched: expected reject, as XLA would compile the m
 class TensorFlowProgram:
     """A `Program` whose computation is `forward`, preprocessing included.
 
-    XLA runs what `lower` makes of it once it is traced.
+    XLA runs what `lower` makes of it once it is traced; OpenVINO computes in `openvino_precision`.
     """
 
     platform = "tensorflow"
 
-    def __init__(self, forward: Forward, lower: Lower | None = None) -> None:
+    def __init__(
+        self, forward: Forward, lower: Lower | None = None, openvino_precision: Precision = Precision.FLOAT32
+    ) -> None:
         self._forward = forward
         self._lower = lower
+        self._openvino_precision = openvino_precision
         self._any_batch: dict[tuple[int, int], Forward] = {}
         self._lowered: dict[tuple[int, int], Lowered] = {}
         self._tracing = threading.Lock()
         self._graphs: dict[_SizeInMode, Executable] = {}
         self._unfreezable: dict[_SizeInMode, str] = {}
         self._clustered: dict[_SizeInMode, list[FrozenGraph]] = {}
+        self._converted: dict[tuple[int, int], ConvertedGraph] = {}
         self._compiled: list[Function] = []
         self._variables: list[tf.Variable] = []
         self.assigns_variables = False
@@ -75,14 +82,16 @@ class TensorFlowProgram:
         """Makes the executable for `mode` and `bucket` and runs it. Raises what TensorFlow raises."""
         shape = (*bucket, CHANNELS)
         began = time.perf_counter()
-        executable = FixedShape(self._prepare(mode, bucket), shape)
+        executable = FixedShape(prepared := self._prepare(mode, bucket), shape)
         traced = time.perf_counter()
         blank = np.zeros(shape, np.uint8)
         first_runs = CLUSTER_RUNS if mode is Mode.AUTOCLUSTER else 1
         for _ in range(first_runs):
             executable(blank)
         compiled = time.perf_counter()
-        warnings = self._warnings(mode, bucket)
+        if isinstance(prepared, CompiledModel):
+            traced -= prepared.compile_s
+        warnings = self._warnings(mode, bucket, prepared)
         if mode is Mode.EAGER:
             return Compilation(executable, trace_s=0.0, compile_s=0.0, warnings=warnings)
         executable(blank)
@@ -167,6 +176,7 @@ class TensorFlowProgram:
             if traced not in running:
                 func_graph.dismantle_func_graph(traced.graph)  # type: ignore[attr-defined]
         self._compiled.clear()
+        self._converted.clear()
         self._any_batch.clear()
         self._lowered.clear()
         self._forward, self._lower = _sealed, None
@@ -187,6 +197,8 @@ class TensorFlowProgram:
                 return self._graph(mode, bucket)
             case Mode.AUTOCLUSTER:
                 return self._clusters(mode, bucket)
+            case Mode.OPENVINO:
+                return self.in_openvino(bucket)
             case Mode.EAGER:
                 return Function(self._forward)
             case Mode.AUTO:
@@ -194,12 +206,16 @@ class TensorFlowProgram:
             case _:
                 assert_never(mode)
 
-    def _warnings(self, mode: Mode, bucket: Bucket) -> tuple[str, ...]:
+    def _warnings(self, mode: Mode, bucket: Bucket, prepared: Executable) -> tuple[str, ...]:
         warnings = []
         if self.assigns_variables:
             warnings.append(ASSIGNS_VARIABLES)
         if reason := self._unfreezable.get((mode, bucket.height, bucket.width)):
             warnings.append(f"graph mode runs slower than it could, with its weights as variables: {reason}")
+        if isinstance(prepared, CompiledModel) and prepared.precision is not self._openvino_precision:
+            warnings.append(
+                f"mode openvino computes in {prepared.precision}: this processor has no {self._openvino_precision}"
+            )
         return tuple(warnings)
 
     def _jit(self, mode: Mode, bucket: Bucket) -> Executable:
@@ -229,9 +245,37 @@ class TensorFlowProgram:
             raise ModelFailed(f"modes: {mode} runs frozen graphs alone, and this can be none: {error}") from error
         return taken[-1]
 
+    def in_openvino(self, bucket: Bucket, *, is_profiled: bool = False) -> CompiledModel:
+        """Makes what runs a bucket in OpenVINO; `is_profiled` has it note what each layer takes.
+
+        Raises ModeUnavailable and ModelFailed.
+        """
+        if tf.config.get_visible_devices("GPU"):
+            raise ModeUnavailable("mode openvino runs on a CPU only: expected device: cpu, or other modes")
+        size = (bucket.height, bucket.width)
+        if size not in self._converted:
+            self._converted[size] = _convert(self.trace(Mode.OPENVINO, bucket))
+        # Those of TensorFlow, which were set when the device was chosen.
+        lanes = tf.config.threading.get_inter_op_parallelism_threads() or 1
+        total = max(lanes, tf.config.threading.get_intra_op_parallelism_threads() or usable_cores())
+        shape = (*bucket, CHANNELS)
+        return self._converted[size].compile(
+            shape, self._openvino_precision, Threads(lanes, total), is_profiled=is_profiled
+        )
+
 
 _SizeInMode = tuple[Mode, int, int]
 """A mode, and the height and width of images."""
+
+
+def _convert(function: Any) -> ConvertedGraph:
+    try:
+        graph = portable(function)
+    except UnfreezableError as error:
+        raise ModelFailed(f"modes: {Mode.OPENVINO} runs frozen graphs alone, and this can be none: {error}") from error
+    converted = ConvertedGraph(graph, [output.name for output in function.outputs])
+    ops.dismantle_graph(graph)  # a copy of the weights
+    return converted
 
 
 def _sealed(images: tf.Tensor) -> tuple[tf.Tensor, ...]:

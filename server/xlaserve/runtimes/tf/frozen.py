@@ -62,7 +62,7 @@ class FrozenGraph:
     """
 
     def __init__(self, function: Any, *, has_clusters: bool = False) -> None:
-        graph, definition = tf.Graph(), _freeze(function)
+        graph, definition = tf.Graph(), freeze(function)
         self.has_xla = not _left_out_xla(definition)
         """Whether XLA has to run some of it all the same, other than clusters."""
         # A graph does not say where its function was made: on which of several devices its replica belongs.
@@ -93,8 +93,11 @@ def memory_named() -> Iterator[None]:
         raise
 
 
-def _freeze(function: Any) -> Any:
-    """Returns the graph of a concrete function with the values of its variables in their place, functions inlined."""
+def freeze(function: Any) -> Any:
+    """Returns the graph of a concrete function with the values of its variables in their place, functions inlined.
+
+    Raises UnfreezableError.
+    """
     if assigns_variables(function):
         raise UnfreezableError("it assigns variables")
     size_bytes = sum(variable.dtype.size * variable.shape.num_elements() for variable in function.variables)
@@ -128,6 +131,20 @@ def has_xla(function: Any) -> bool:
         node.op.startswith(_XLA_ALONE) or (MUST_COMPILE in node.attr and node.attr[MUST_COMPILE].b)
         for node in _nodes(function.graph.as_graph_def())
     )
+
+
+def portable(function: Any) -> Any:
+    """Returns the frozen graph of a concrete function for another runtime: TensorFlow's own kernels, no devices.
+
+    Raises UnfreezableError.
+    """
+    definition = freeze(function)
+    if not _left_out_xla(definition):
+        raise UnfreezableError("it has operations of XLA's own")
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(definition, name="")
+    return graph
 
 
 def _left_out_xla(definition: Any) -> bool:

@@ -105,6 +105,22 @@ def test_a_program_that_does_not_compile_fails_the_warm_up() -> None:
     assert [entry.bucket for entry in ledger] == [BUCKETS[0]]
 
 
+@pytest.mark.parametrize("bucket", BUCKETS)
+def test_a_mode_that_can_be_left_out_is_as_a_whole(bucket: Bucket) -> None:
+    left_out = []
+    warmed = warm_up(
+        program=CountingProgram(error_at=(Mode.XLA, bucket)),
+        modes=(Mode.XLA, Mode.GRAPH),
+        buckets=BUCKETS,
+        timer=partial(measure, lanes=1),
+        ledger=Ledger("digits", "3"),
+        stop=threading.Event(),
+        leave_out=lambda mode, error: left_out.append((mode, str(error))),
+    )
+    assert list(warmed) == [(Mode.GRAPH, bucket) for bucket in BUCKETS]
+    assert left_out == [(Mode.XLA, "no kernel")]
+
+
 def test_warm_up_stops_when_it_is_told_to() -> None:
     program, ledger, stop = CountingProgram(), Ledger("digits", "3"), threading.Event()
     program.on_compile = lambda: stop.set() if len(program.compiled) == 2 else None

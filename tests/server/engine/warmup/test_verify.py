@@ -128,10 +128,22 @@ def test_what_is_not_to_be_refused_is_said(settings: dict[str, Any], mode: Mode)
 
 
 def test_narrow_numbers_may_be_further_off_and_are_never_refused() -> None:
-    checked = Checked(is_narrow=True)
+    checked = Checked(narrow=(Mode.XLA,))
     assert checked(lambda images: (scores(images)[0] * np.float32(1.05),), BUCKETS[1]).fault == ""
     assert checked(lambda images: (scores(images)[0] * np.float32(1.5),), BUCKETS[1]).fault
     assert len(checked.warnings) == 1
+
+
+def test_a_mode_that_is_narrow_does_not_make_another_less_exact() -> None:
+    checked = Checked(narrow=(Mode.OPENVINO,))
+    assert checked(lambda images: (scores(images)[0] * np.float32(1.05),), BUCKETS[1], Mode.OPENVINO).fault == ""
+    with pytest.raises(ModelFailed, match="mode xla, bucket 2x12x12: it computes something other than its model"):
+        checked(lambda images: (scores(images)[0] * np.float32(1.05),), BUCKETS[1], Mode.XLA)
+
+
+def test_what_another_compiler_makes_is_refused_as_what_xla_does() -> None:
+    with pytest.raises(ModelFailed, match="mode openvino, bucket"):
+        Checked()(lambda images: (scores(images)[0] * 2,), BUCKETS[1], Mode.OPENVINO)
 
 
 def test_nothing_is_compared_where_that_is_off() -> None:

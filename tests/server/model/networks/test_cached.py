@@ -374,7 +374,7 @@ def test_a_program_that_was_found_to_be_wrong_is_made_anew_even_where_it_stays(
 def test_each_mode_that_xla_compiles_as_a_whole_keeps_a_program_of_its_own(
     open_cache: Callable[..., CompileCache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(TRAITS, Mode.GRAPH, ModeTraits(uses_xla=True, is_jit=True))
+    monkeypatch.setitem(TRAITS, Mode.GRAPH, ModeTraits(uses_compiler=True, is_jit=True))
 
     def forward(sign: int) -> Forward:
         return lambda pixels: (sign * tf.reduce_sum(tf.cast(pixels, tf.float32), axis=(1, 2)),)

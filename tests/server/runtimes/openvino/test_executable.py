@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import io
+import logging
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from numpy.typing import NDArray
+from PIL import Image
+from scripts.digits_data import digit_images
+
+from xlaserve.check.refusal import explain
+from xlaserve.config import Bucket, Mode, ModelSettings, Precision
+from xlaserve.engine.program import Executable
+from xlaserve.errors import ModelFailed, ModeUnavailable
+from xlaserve.model import catalog
+from xlaserve.model.networks.keras_runtime import keras
+from xlaserve.runtimes.openvino.executable import ConvertedGraph
+from xlaserve.runtimes.tf import executable as tf_executable
+from xlaserve.runtimes.tf.executable import Forward, TensorFlowProgram
+
+BUCKET = Bucket(2, 4, 5)
+SMALL = Bucket(3, 12, 14)
+
+
+def sums(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    values = tf.cast(pixels, tf.float32)
+    return tf.reduce_sum(values, axis=(1, 2)), tf.reduce_max(values, axis=(1, 2, 3))
+
+
+def small_network() -> Forward:
+    keras.utils.set_random_seed(0)
+    pixels = keras.Input((None, None, 3))
+    x = keras.layers.Rescaling(1 / 127.5, offset=-1)(pixels)
+    x = keras.layers.Conv2D(8, 3, strides=2, padding="same", use_bias=False)(x)
+    x = keras.layers.BatchNormalization()(x)
+    x = keras.layers.DepthwiseConv2D(3, padding="same", activation="relu6")(x)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    model = keras.Model(pixels, (keras.layers.Dense(5, activation="softmax")(x), x))
+    return lambda images: tuple(model(tf.cast(images, tf.float32), training=False))
+
+
+def noise(bucket: Bucket, seed: int = 0) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, (*bucket, 3), np.uint8)
+
+
+def compiled(program: TensorFlowProgram, bucket: Bucket, mode: Mode = Mode.OPENVINO) -> Executable:
+    return program.compile(mode, bucket).executable
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4])
+def test_a_network_answers_as_in_graph_mode_in_every_batch_size(batch: int) -> None:
+    program, bucket = TensorFlowProgram(small_network()), SMALL._replace(batch=batch)
+    images = noise(bucket)
+    for own, wanted in zip(
+        compiled(program, bucket)(images), compiled(program, bucket, Mode.GRAPH)(images), strict=True
+    ):
+        assert own.dtype == wanted.dtype
+        np.testing.assert_allclose(own, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_digits_are_read_as_in_graph_mode() -> None:
+    model = catalog.load(ModelSettings(name="digits", source="builtin:digits", buckets=(8,)))
+    scans = digit_images("held_out", side=32, resample=Image.Resampling.BILINEAR)[:8]
+    images = np.stack([np.asarray(Image.open(io.BytesIO(scan.png)).convert("RGB")) for scan in scans])
+    own, wanted = (
+        model.program.compile(mode, model.buckets[0]).executable(images)[0] for mode in (Mode.OPENVINO, Mode.GRAPH)
+    )
+    np.testing.assert_allclose(own, wanted, rtol=1e-5, atol=1e-6)
+    assert own.argmax(axis=1).tolist() == [scan.label for scan in scans]
+
+
+def test_padding_changes_no_row() -> None:
+    executable = compiled(TensorFlowProgram(small_network()), SMALL)
+    images = noise(SMALL)
+    padded = np.concatenate([images[:2], images[:1]])
+    for whole, part in zip(executable(images), executable(padded), strict=True):
+        np.testing.assert_allclose(part[:2], whole[:2], rtol=1e-5, atol=1e-7)
+
+
+def test_threads_that_run_at_the_same_time_get_their_own_answers() -> None:
+    executable = compiled(TensorFlowProgram(small_network()), SMALL)
+    batches = [noise(SMALL, seed) for seed in range(8)]
+    wanted = [executable(batch) for batch in batches]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(20):
+            for own, alone in zip(pool.map(executable, batches), wanted, strict=True):
+                for one, other in zip(own, alone, strict=True):
+                    np.testing.assert_array_equal(one, other)
+
+
+def test_only_as_many_requests_are_made_as_run_at_the_same_time() -> None:
+    model = TensorFlowProgram(sums).in_openvino(BUCKET)
+    for seed in range(3):
+        model(noise(BUCKET, seed))
+    assert len(model._idle) == 1
+
+
+def test_images_that_may_not_be_written_to_are_read() -> None:
+    images = noise(BUCKET)
+    images.flags.writeable = False
+    totals, _ = compiled(TensorFlowProgram(sums), BUCKET)(images)
+    np.testing.assert_allclose(totals, images.sum(axis=(1, 2)))
+
+
+def test_integers_stay_integers_and_outputs_in_order() -> None:
+    def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        values = tf.cast(pixels, tf.float32)
+        return tf.reduce_mean(values, axis=(1, 2)), tf.argmax(values[:, 0, 0], axis=-1, output_type=tf.int32), pixels
+
+    images = noise(BUCKET)
+    means, first, same = compiled(TensorFlowProgram(forward), BUCKET)(images)
+    assert [output.dtype.name for output in (means, first, same)] == ["float32", "int32", "uint8"]
+    np.testing.assert_allclose(means, images.mean(axis=(1, 2)), rtol=1e-5)
+    np.testing.assert_array_equal(first, images[:, 0, 0].argmax(axis=-1))
+    np.testing.assert_array_equal(same, images)
+
+
+def test_compiling_counts_as_compiling_and_converting_as_tracing() -> None:
+    compilation = TensorFlowProgram(small_network()).compile(Mode.OPENVINO, SMALL)
+    assert compilation.trace_s > 0
+    assert compilation.compile_s > 0
+    assert compilation.warnings == ()
+
+
+def test_a_graph_is_converted_once_for_all_batch_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    converted = []
+
+    class Counted(ConvertedGraph):
+        def __init__(self, *given: Any) -> None:
+            converted.append(given)
+            super().__init__(*given)
+
+    monkeypatch.setattr(tf_executable, "ConvertedGraph", Counted)
+    program = TensorFlowProgram(sums)
+    for batch in (1, 2):
+        compiled(program, BUCKET._replace(batch=batch))
+    assert len(converted) == 1
+
+
+@pytest.mark.parametrize("precision", [Precision.BFLOAT16, Precision.FLOAT16])
+def test_a_narrow_precision_is_computed_in_or_it_is_said_that_it_is_not(precision: Precision) -> None:
+    network = small_network()
+    images = noise(SMALL)
+    exact = compiled(TensorFlowProgram(network), SMALL)(images)
+    compilation = TensorFlowProgram(network, openvino_precision=precision).compile(Mode.OPENVINO, SMALL)
+    narrow = compilation.executable(images)
+    assert [output.dtype for output in narrow] == [output.dtype for output in exact]
+    np.testing.assert_allclose(narrow[0], exact[0], atol=0.05)
+    differs = any(not np.array_equal(*pair) for pair in zip(narrow, exact, strict=True))
+    said = f"mode openvino computes in float32: this processor has no {precision}"
+    assert compilation.warnings == (() if differs else (said,))
+
+
+def test_an_operation_that_openvino_does_not_know_is_named() -> None:
+    def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return (tf.math.zeta(tf.cast(pixels, tf.float32) + 2.0, 1.0),)
+
+    with pytest.raises(ModelFailed, match="OpenVINO has no translation of Zeta") as failed:
+        TensorFlowProgram(forward).compile(Mode.OPENVINO, BUCKET)
+    assert explain(failed.value).operation == "Zeta"
+
+
+def test_loggers_are_left_as_they_are() -> None:
+    before = logging.root.level, list(logging.root.handlers), list(logging.root.filters)
+    compiled(TensorFlowProgram(sums), BUCKET)
+    assert (logging.root.level, logging.root.handlers, logging.root.filters) == before
+
+
+def test_a_model_that_can_not_be_frozen_is_refused_with_the_reason() -> None:
+    counter = tf.Variable(0.0)
+
+    def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        counter.assign_add(1.0)
+        return (tf.reduce_mean(tf.cast(pixels, tf.float32), axis=(1, 2)) + counter,)
+
+    with pytest.raises(ModelFailed, match="openvino runs frozen graphs alone, and this can be none: it assigns"):
+        TensorFlowProgram(forward).compile(Mode.OPENVINO, BUCKET)
+
+
+def test_without_openvino_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(ModeUnavailable, match=r"mode openvino needs openvino; install xlaserve\[openvino\]"):
+        TensorFlowProgram(sums).compile(Mode.OPENVINO, BUCKET)
+
+
+def test_on_a_gpu_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"])
+    with pytest.raises(ModeUnavailable, match="mode openvino runs on a CPU only: expected device: cpu"):
+        TensorFlowProgram(sums).compile(Mode.OPENVINO, BUCKET)
+
+
+def test_the_layers_of_a_profiled_model_and_what_they_took() -> None:
+    model = TensorFlowProgram(small_network()).in_openvino(SMALL, is_profiled=True)
+    layers = model.layers(noise(SMALL))
+    assert any("Conv" in layer.operation for layer in layers)
+    assert all(layer.name and layer.kernel and layer.seconds >= 0 for layer in layers)
+
+
+def test_what_was_sealed_goes_on_and_converts_nothing_more() -> None:
+    program = TensorFlowProgram(sums)
+    executable = compiled(program, BUCKET)
+    program.dismantle()
+    images = noise(BUCKET)
+    np.testing.assert_allclose(executable(images)[0], images.sum(axis=(1, 2)))
+    with pytest.raises(RuntimeError, match="sealed"):
+        compiled(program, BUCKET._replace(batch=1))
+
+
+def test_nothing_that_reports_usage_is_imported_even_if_it_is_installed(tmp_path: Path) -> None:
+    package = tmp_path / "openvino_telemetry"
+    package.mkdir()
+    imported = tmp_path / "imported"
+    (package / "__init__.py").write_text(f"open({str(imported)!r}, 'w').close()\n")
+    (package / "backend.py").write_text("backend_ga4 = None\n")
+    code = """
+import os, sys
+import tensorflow as tf
+from xlaserve.config import Bucket, Mode
+from xlaserve.runtimes.openvino.executable import ConvertedGraph
+from xlaserve.runtimes.tf import executable as tf_executable
+from xlaserve.runtimes.tf.executable import TensorFlowProgram
+forward = lambda pixels: (tf.reduce_mean(tf.cast(pixels, tf.float32), axis=(1, 2)),)
+TensorFlowProgram(forward).compile(Mode.OPENVINO, Bucket(1, 4, 4))
+assert 'openvino' in sys.modules and 'openvino.tools.ovc' in sys.modules
+assert not any('telemetry' in name and module for name, module in sys.modules.items()
+               if name.startswith('openvino_')), 'imported'
+"""
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not imported.exists()
