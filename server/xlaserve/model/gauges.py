@@ -96,7 +96,8 @@ def _in_flight_bytes_limit(version: Version) -> Series:
 def _model_info(version: Version) -> Series:
     if version.served:
         settings = version.served.settings
-        yield (version.served.model.task.name, settings.effective_default_mode, settings.precision), 1
+        mode = settings.effective_default_mode
+        yield (version.served.model.task.name, mode, settings.precision_in(mode)), 1
 
 
 @_gauge("xlaserve_model_state", "1 for the state that a version is in.", ("state",), of_unloaded=True)
