@@ -39,7 +39,7 @@ def jax_file(file: Path, settings: ModelSettings) -> Network:
             ' platforms=["cpu", "cuda"] for both'
         )
     function = ImageFunction(exported)
-    return saved_model.network(function.run, function.pixels, exported.outputs, settings, weights=file.name)
+    return saved_model.network(function.run, function.pixels, function.outputs, settings, weights=file.name)
 
 
 def save(exported: ExportedModel, folder: Path) -> None:
@@ -54,7 +54,10 @@ def save(exported: ExportedModel, folder: Path) -> None:
 
 
 class ImageFunction:
-    """An exported function with its weights as variables; channels come last, as the server's pixels do."""
+    """An exported function with its weights as variables; channels come last, as the server's pixels do.
+
+    One that takes images with their channels first gives maps so, too: outputs of four dimensions.
+    """
 
     def __init__(self, exported: ExportedModel) -> None:
         self._exported = exported
@@ -63,6 +66,8 @@ class ImageFunction:
         self._has_channels_first = _has_channels_first(exported.image)
         self.pixels = _with_channels_last(exported.image) if self._has_channels_first else exported.image
         """What `run` takes."""
+        self.outputs = {name: self._as_given(output) for name, output in exported.outputs.items()}
+        """What it gives."""
 
     def run(self, pixels: tf.Tensor) -> heads.Raw:
         """Returns the function's outputs by their names."""
@@ -77,7 +82,14 @@ class ImageFunction:
             Tout=[tf.as_dtype(output.dtype) for output in outputs.values()],
             Sout=[output.shape for output in outputs.values()],
         )
-        return dict(zip(outputs, values, strict=True))
+        return {
+            name: value if self.outputs[name] is output else tf.transpose(value, (0, 2, 3, 1))
+            for (name, output), value in zip(outputs.items(), values, strict=True)
+        }
+
+    def _as_given(self, output: TensorShape) -> TensorShape:
+        is_map = self._has_channels_first and output.shape is not None and len(output.shape) == len("NCHW")
+        return _with_channels_last(output) if is_map else output
 
 
 def _has_channels_first(image: TensorShape) -> bool:

@@ -282,3 +282,19 @@ def test_saved_it_is_a_saved_model_of_the_same_answers(tmp_path: Path) -> None:
     jax_file.save(jax_export.exported_model(exported, "net.jax", ()), tmp_path / "net")
     for mode in (Mode.XLA, Mode.GRAPH):
         np.testing.assert_allclose(run(settings(str(tmp_path / "net")), mode), net(PIXELS), atol=1e-6)
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_maps_of_what_takes_channels_first_have_their_channels_first_too(tmp_path: Path, *, is_saved: bool) -> None:
+    kernel = jnp.asarray(np.random.default_rng(2).normal(0, 1, (5, 3, 1, 1)), jnp.float32)
+
+    def segment(images: Any) -> Any:
+        return jax.lax.conv(images, kernel, (1, 1), "VALID")  # [n, 5, 8, 8]
+
+    source = write(tmp_path / "s.jax", segment, image("b", 3, 8, 8))
+    if is_saved:
+        jax_file.save(jax_export.read(Path(source), None), tmp_path / "saved")
+        source = f"{tmp_path}/saved/"
+    found = run(settings(source, task="segmentation"))
+    expected = segment(PIXELS.transpose(0, 3, 1, 2).astype(np.float32)).argmax(1)
+    assert np.array_equal(found, expected)
