@@ -73,13 +73,19 @@ def run(model: ModelSettings, mode: Mode = Mode.XLA, images: NDArray[Any] = PIXE
 
 
 @pytest.mark.parametrize("batch", ["b", 2])
-@pytest.mark.parametrize("mode", [mode for mode in Mode if mode is not Mode.AUTO])
+@pytest.mark.parametrize("mode", [mode for mode in Mode if mode not in (Mode.AUTO, Mode.OPENVINO)])
 def test_an_export_answers_as_jax_does(tmp_path: Path, batch: object, mode: Mode) -> None:
     source = write(tmp_path / "net.jax", net, image(batch))
     model = catalog.load(settings(source))
     assert (model.task, model.weights, model.size) == (Classification(10), "net.jax", (8, 8))
     assert model.batch == (None if batch == "b" else 2)
     np.testing.assert_allclose(run(settings(source), mode), net(PIXELS), atol=1e-6)
+
+
+def test_openvino_says_that_it_runs_no_stablehlo(tmp_path: Path) -> None:
+    source = write(tmp_path / "net.jax", net, image())
+    with pytest.raises(ModelFailed, match="it has operations of XLA.s own"):
+        run(settings(source), Mode.OPENVINO)
 
 
 def test_of_a_symbolic_batch_any_number_runs(tmp_path: Path) -> None:
