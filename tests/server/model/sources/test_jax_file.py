@@ -84,7 +84,7 @@ def test_an_export_answers_as_jax_does(tmp_path: Path, batch: object, mode: Mode
 
 def test_openvino_says_that_it_runs_no_stablehlo(tmp_path: Path) -> None:
     source = write(tmp_path / "net.jax", net, image())
-    with pytest.raises(ModelFailed, match="it has operations of XLA.s own"):
+    with pytest.raises(ModelFailed, match="it has operations of XLA's own"):
         run(settings(source), Mode.OPENVINO)
 
 
