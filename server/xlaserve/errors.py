@@ -82,11 +82,14 @@ class ModelNotReady(ModelError):
 
 
 class ModelFailed(ModelError):
-    """The model failed to load or to warm up; the reason is in the repository's index."""
+    """The model failed to load or to warm up; the reason is in the repository's index.
 
+    `lacks_mode` says that this installation or device can't run a mode, whatever the model.
+    """
 
-class ModeUnavailable(ModelFailed):
-    """A mode that this installation or device can't run, whatever the model."""
+    def __init__(self, message: str, *, lacks_mode: bool = False) -> None:
+        super().__init__(message)
+        self.lacks_mode = lacks_mode
 
 
 class ExecutionFailed(ModelError):

@@ -15,7 +15,7 @@ from xlaserve.engine.model_engine import ModelEngine
 from xlaserve.engine.warmup.background import Background
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.engine.warmup.ledger import Ledger
-from xlaserve.errors import InvalidArgument, ModeUnavailable, cause
+from xlaserve.errors import InvalidArgument, ModelFailed, cause
 from xlaserve.frame import Frame, best_input, place
 from xlaserve.model.catalog import Model
 from xlaserve.telemetry.findings import Findings, Pair
@@ -89,7 +89,7 @@ class Version:
         if mode in self.settings.modes or not mode.traits.is_optional:
             raise error
         self.left_out.add(mode)
-        if isinstance(error, ModeUnavailable):  # which is no fault of the model
+        if isinstance(error, ModelFailed) and error.lacks_mode:  # which is no fault of the model
             log.info("model %s: auto does without %s: %s", self.title, mode, error)
         else:
             self.warn(f"auto does without {mode}: {cause(error)}")

@@ -20,7 +20,7 @@ import numpy as np
 
 from xlaserve.config import Precision
 from xlaserve.engine.program import Images, Outputs
-from xlaserve.errors import ModelFailed, ModeUnavailable, cause
+from xlaserve.errors import ModelFailed, cause
 
 TYPES: Final = {Precision.FLOAT32: "f32", Precision.BFLOAT16: "bf16", Precision.FLOAT16: "f16"}
 """What OpenVINO calls them."""
@@ -58,8 +58,8 @@ class Layer(NamedTuple):
 class ConvertedGraph:
     """A graph without variables, as OpenVINO reads it.
 
-    `graph` is TensorFlow's, `outputs` are names of its tensors. Raises ModeUnavailable where OpenVINO is not installed,
-    and ModelFailed with the operations that it can't convert.
+    `graph` is TensorFlow's, `outputs` are names of its tensors. Raises ModelFailed where OpenVINO is not installed, or
+    can't convert an operation.
     """
 
     def __init__(self, graph: Any, outputs: Sequence[str]) -> None:
@@ -149,12 +149,12 @@ def _openvino() -> Any:
     try:
         import openvino  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
-        raise ModeUnavailable(NOT_INSTALLED) from error
+        raise ModelFailed(NOT_INSTALLED, lacks_mode=True) from error
     return openvino
 
 
 def version() -> str:
-    """Returns OpenVINO's version. Raises ModeUnavailable."""
+    """Returns OpenVINO's version. Raises ModelFailed."""
     return str(_openvino().__version__)
 
 

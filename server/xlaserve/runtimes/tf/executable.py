@@ -14,7 +14,7 @@ from tensorflow.python.framework import func_graph, ops
 
 from xlaserve.config import Bucket, Mode, Precision
 from xlaserve.engine.program import Compilation, Executable, FixedShape, Images, Outputs
-from xlaserve.errors import ModelFailed, ModeUnavailable
+from xlaserve.errors import ModelFailed
 from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph, Threads
 from xlaserve.runtimes.tf.device import usable_cores
 from xlaserve.runtimes.tf.frozen import (
@@ -49,6 +49,7 @@ ASSIGNS_VARIABLES: Final = (
     "it assigns variables as it runs: its answers may depend on all that it ran before, other clients' requests, "
     "padding and warm-up among them"
 )
+ON_CPU_ONLY: Final = "mode openvino runs on a CPU only: expected device: cpu, or other modes"
 NOT_WITHOUT_XLA: Final = "unmatched: expected reject, as XLA would compile the model for each size, got background"
 
 
@@ -248,10 +249,10 @@ class TensorFlowProgram:
     def in_openvino(self, bucket: Bucket, *, is_profiled: bool = False) -> CompiledModel:
         """Makes what runs a bucket in OpenVINO; `is_profiled` has it note what each layer takes.
 
-        Raises ModeUnavailable and ModelFailed.
+        Raises ModelFailed.
         """
         if tf.config.get_visible_devices("GPU"):
-            raise ModeUnavailable("mode openvino runs on a CPU only: expected device: cpu, or other modes")
+            raise ModelFailed(ON_CPU_ONLY, lacks_mode=True)
         size = (bucket.height, bucket.width)
         if size not in self._converted:
             self._converted[size] = _convert(self.trace(Mode.OPENVINO, bucket))

@@ -19,7 +19,7 @@ from scripts.digits_data import digit_images
 from xlaserve.check.refusal import explain
 from xlaserve.config import Bucket, Mode, ModelSettings, Precision
 from xlaserve.engine.program import Executable
-from xlaserve.errors import ModelFailed, ModeUnavailable
+from xlaserve.errors import ModelFailed
 from xlaserve.model import catalog
 from xlaserve.model.networks.keras_runtime import keras
 from xlaserve.runtimes.openvino.executable import ConvertedGraph
@@ -187,13 +187,13 @@ def test_a_model_that_can_not_be_frozen_is_refused_with_the_reason() -> None:
 
 def test_without_openvino_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(ModeUnavailable, match=r"mode openvino needs openvino; install xlaserve\[openvino\]"):
+    with pytest.raises(ModelFailed, match=r"mode openvino needs openvino; install xlaserve\[openvino\]"):
         TensorFlowProgram(sums).compile(Mode.OPENVINO, BUCKET)
 
 
 def test_on_a_gpu_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"])
-    with pytest.raises(ModeUnavailable, match="mode openvino runs on a CPU only: expected device: cpu"):
+    with pytest.raises(ModelFailed, match="mode openvino runs on a CPU only: expected device: cpu"):
         TensorFlowProgram(sums).compile(Mode.OPENVINO, BUCKET)
 
 
