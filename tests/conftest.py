@@ -28,6 +28,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # never end (https://github.com/grpc/grpc/issues/43157).
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_had_log_level = _LOG_LEVEL in os.environ
+
+
+def pytest_collection_finish() -> None:
+    """Undoes what JAX sets where a module of tests imports it, for all that tests start."""
+    if not _had_log_level:
+        os.environ.pop(_LOG_LEVEL, None)
+
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     if "virtual_time" in getattr(item, "fixturenames", ()):
