@@ -130,7 +130,7 @@ def test_a_program_takes_no_weights_but_those_that_it_reads() -> None:
         ("EfficientNetB0", {}),
         ("EfficientNetV2B0", {}),
         ("Xception", {"include_top": False, "pooling": "max"}),
-        ("NASNetMobile", {}),
+        pytest.param("NASNetMobile", {}, marks=pytest.mark.slow),
         ("ConvNeXtTiny", {}),
         ("ResNet50", {}),
     ],

@@ -396,7 +396,7 @@ def test_a_classifier_gives_a_vector_for_each_image_as_an_embedding(name: str) -
     assert run(model, Mode.GRAPH)[0].shape == (BATCH, model.task.dimensions)
 
 
-@pytest.mark.parametrize("name", ["ViTImageClassifier", "DFineObjectDetector"])
+@pytest.mark.parametrize("name", ["ViTImageClassifier", pytest.param("DFineObjectDetector", marks=pytest.mark.slow)])
 def test_random_weights_are_the_same_each_time(name: str, made: list[Any]) -> None:
     for _ in range(2):
         catalog.load(settings(name, classes=3))
