@@ -82,14 +82,15 @@ class ModelNotReady(ModelError):
 
 
 class ModelFailed(ModelError):
-    """The model failed to load or to warm up; the reason is in the repository's index.
+    """The model failed to load or to warm up; the reason is in the repository's index."""
 
-    `lacks_mode` says that this installation or device can't run a mode, whatever the model.
-    """
+    lacks_mode: bool = False
+    """Whether this installation or device can't run a mode, whatever the model. It does not travel between processes."""
 
     def __init__(self, message: str, *, lacks_mode: bool = False) -> None:
         super().__init__(message)
-        self.lacks_mode = lacks_mode
+        if lacks_mode:
+            self.lacks_mode = True
 
 
 class ExecutionFailed(ModelError):
