@@ -85,7 +85,7 @@ class ModelFailed(ModelError):
     """The model failed to load or to warm up; the reason is in the repository's index."""
 
     lacks_mode: bool = False
-    """Whether this installation or device can't run a mode, whatever the model. It does not travel between processes."""
+    """Whether this installation or device can't run a mode, whatever the model. Not sent to others."""
 
     def __init__(self, message: str, *, lacks_mode: bool = False) -> None:
         super().__init__(message)
