@@ -17,6 +17,7 @@ from bench.decode import decoding
 from bench.figures import Figure, at_most, finish, ratio
 from bench.generator import closed_loop, pixels_request
 from bench.generator_ceiling import generator
+from bench.options import numbers
 from bench.overload import overload
 from bench.plan import plan
 from bench.reload import reload
@@ -135,7 +136,7 @@ def main() -> None:
         ),
     )
     parser.add_argument("--json", type=Path, default=Path("build/bench.json"))
-    parser.add_argument("--buckets", type=lambda text: tuple(map(int, text.split(","))), default=BUCKETS)
+    parser.add_argument("--buckets", type=numbers, default=BUCKETS)
     parser.add_argument("--images-per-request", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="shorter: shows that it runs, not what it says")
     options = parser.parse_args()

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from bench import processes
 from bench.generator import closed_loop, pixels_request
+from bench.options import numbers
 from bench.trials import interleaved
 from xlaserve.runtimes.tf.device import cpu_name
 from xlaserve_loadtest.reports import markdown
@@ -168,11 +169,6 @@ def main() -> None:
     print(made)
     if is_gpu and not options.quick:
         PAGE.write_text(page(PAGE.read_text(), made))
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """Returns the numbers of a list such as 1,32,128."""
-    return tuple(map(int, text.split(",")))
 
 
 def _in_process(config: Mapping[str, object]) -> dict[str, dict[int, float]]:

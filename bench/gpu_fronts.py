@@ -24,6 +24,7 @@ from bench import gpu, processes
 from bench.figures import Figure, at_least, at_most, finish, ratio
 from bench.fronts import ALL_FRONTS, IN_PROCESS, SIDE, Block, Generate, block, generators, name
 from bench.generator import image_request, pixels_request
+from bench.options import numbers
 from bench.trials import interleaved
 from xlaserve.commands.processor_time import ENGINE, OWN
 from xlaserve.model.fast_decoding import encode, photograph
@@ -187,8 +188,8 @@ def main() -> None:
     cores = os.cpu_count() or 1
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_fronts", description=__doc__)
     parser.add_argument("--json", type=Path, default=Path("build/bench-gpu-fronts.json"))
-    parser.add_argument("--fronts", type=gpu.numbers, default=WHOLE.fronts, help="numbers of fronts, such as 0,2,4")
-    parser.add_argument("--buckets", type=gpu.numbers, default=WHOLE.buckets, help="batches, such as 1,16,64")
+    parser.add_argument("--fronts", type=numbers, default=WHOLE.fronts, help="numbers of fronts, such as 0,2,4")
+    parser.add_argument("--buckets", type=numbers, default=WHOLE.buckets, help="batches, such as 1,16,64")
     parser.add_argument("--blocks", type=int, default=WHOLE.blocks, help="blocks of each server; %(default)s")
     parser.add_argument("--seconds", type=float, default=WHOLE.block_s, help="of a block; %(default)s")
     parser.add_argument("--generators", type=int, default=max(1, cores // 4), help="processes that send; %(default)s")

@@ -1,10 +1,10 @@
 """What others serve of the same network on this machine: `python -m bench.peers [--json FILE] [--quick]`.
 
-MobileNetV2 in float32, one image a request, from xlaserve as it is by default; from a bare servicer of grpcio on
-asyncio and uvloop around OpenVINO, with either of its performance hints; and from PyTriton and MLServer with their
-defaults around OpenVINO. All have the same weights, and their answers are compared first. Each peer has an environment
-of its own in build/peers, which is made from the package index; one that can't be made is left out. Blocks take turns;
-exits 1 when the target is missed.
+MobileNetV2 in float32, one image a request, from xlaserve as it is by default and with `modes: [auto]`; from a bare
+servicer of grpcio on asyncio and uvloop around OpenVINO, with either of its performance hints; and from PyTriton and
+MLServer with their defaults around OpenVINO. All have the same weights, and their answers are compared first. Each peer
+has an environment of its own in build/peers, which is made from the package index; one that can't be made is left out.
+Blocks take turns; exits 1 when the target is missed.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = Path(__file__).parent
 BUILT: Final = ROOT / "build" / "peers"
 OURS: Final = "xlaserve"
+AUTO: Final = "xlaserve, auto"
+OWN: Final[Mapping[str, Mapping[str, object]]] = {OURS: {}, AUTO: {"modes": ["auto"]}}
+"""Our own servers, and the settings of their model."""
 CONCURRENCY: Final = (1, 8, 32)
 LEAST: Final = 1.15
 """Of the images/s of the best of them, the least that xlaserve is to serve, at every concurrency."""
@@ -75,12 +78,13 @@ PEERS: Final[Mapping[str, Peer]] = {
 
 def compared(concurrency: int, rates: Mapping[str, list[float]]) -> Iterator[Figure]:
     """Yields xlaserve's images/s over those of each other, and of the best of them."""
-    others = [arm for arm in rates if arm != OURS]
+    others = [arm for arm in rates if arm not in OWN]
     for arm in others:
         yield ratio(f"images/s at {concurrency}, xlaserve / {arm}", rates[OURS], rates[arm], None)
     if others:
         best = max(others, key=lambda arm: median(rates[arm]))
-        yield ratio(f"images/s at {concurrency}, xlaserve / the best", rates[OURS], rates[best], LEAST)
+        for own in filter(rates.__contains__, OWN):
+            yield ratio(f"images/s at {concurrency}, {own} / the best", rates[own], rates[best], LEAST)
 
 
 def figures(names: list[str], blocks: int, block_s: float) -> Iterator[Figure]:
@@ -89,7 +93,10 @@ def figures(names: list[str], blocks: int, block_s: float) -> Iterator[Figure]:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         subprocess.run((sys.executable, "-m", "bench.peers.export", str(folder)), check=True)
         model = {"name": "model", "source": str(folder / KERAS), "preprocess": "tf", "buckets": BUCKETS}
-        servers = {OURS: stack.enter_context(processes.xlaserve({"models": [model]})).address}
+        servers = {
+            own: stack.enter_context(processes.xlaserve({"models": [{**model, **more}]})).address
+            for own, more in OWN.items()
+        }
         for name in names:
             try:
                 python = _python(PEERS[name].environment)

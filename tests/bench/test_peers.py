@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from bench.peers.__main__ import FOLDER, OURS, PEERS, compared
+from bench.peers.__main__ import AUTO, FOLDER, OURS, PEERS, compared
 
 RATES = {OURS: [230.0, 240.0], "bare": [200.0, 200.0], "other": [100.0, 240.0]}
 
@@ -19,6 +19,13 @@ def test_each_other_is_compared_and_the_target_is_over_the_best_of_them() -> Non
     assert figures["images/s at 8, xlaserve / the best"].is_met
     (*_, missed) = compared(8, {**RATES, "bare": [210.0, 210.0]})
     assert not missed.is_met
+
+
+def test_our_fastest_mode_is_compared_with_the_best_of_the_others_too() -> None:
+    *_, figure = compared(8, {**RATES, AUTO: [300.0, 320.0]})
+    assert figure.name == "images/s at 8, xlaserve, auto / the best"
+    assert figure.median == pytest.approx(1.55)
+    assert figure.is_met
 
 
 def test_without_any_other_nothing_is_said() -> None:

@@ -90,7 +90,7 @@ def warm(
     """Loads a model, and compiles and times its programs as the server does."""
 
     def leave_out(mode: Mode, error: Exception) -> None:
-        if mode in settings.modes or not mode.traits.is_optional:
+        if settings.needs(mode):
             raise error
 
     model = catalog.load(settings)

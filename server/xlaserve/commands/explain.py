@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -88,13 +89,10 @@ def _in_openvino(invocation: Invocation) -> int:
         return 0
     out = console.stdout(140)
     out.print(_lines(_summary_of_layers(explained)))
-    groups = _table(*layers.COLUMNS[:2], numbers=layers.COLUMNS[2:])
-    for cells in explained.group_cells():
-        groups.add_row(*cells)
+    groups = _table(explained.group_cells(), *layers.COLUMNS[:2], numbers=layers.COLUMNS[2:])
     out.print("\n[bold]By operation and kernel[/bold]", groups)
-    slowest = _table("layer", "operation", "kernel", numbers=("took",))
-    for layer in explained.slowest(own.top):
-        slowest.add_row(layer.name, layer.operation, layer.kernel, seconds(layer.seconds))
+    cells = ((one.name, one.operation, one.kernel, seconds(one.seconds)) for one in explained.slowest(own.top))
+    slowest = _table(cells, "layer", "operation", "kernel", numbers=("took",))
     out.print("\n[bold]Layers: took longest[/bold]", slowest)
     return 0
 
@@ -127,9 +125,7 @@ def _write(folder: Path, explained: Explained) -> None:
 def _print(explained: Explanation, top: int) -> None:
     out = console.stdout(140)
     out.print(_lines(_summary(explained)))
-    groups = _table(GROUP_COLUMNS[0], numbers=GROUP_COLUMNS[1:])
-    for cells in explained.group_cells():
-        groups.add_row(*cells)
+    groups = _table(explained.group_cells(), GROUP_COLUMNS[0], numbers=GROUP_COLUMNS[1:])
     out.print("\n[bold]By opcode[/bold]", groups)
     tables = (
         ("took longest", lambda row: row.measured_s or 0.0),
@@ -179,20 +175,19 @@ def _lines(lines: tuple[tuple[str, str], ...]) -> Table:
 
 
 def _rows(rows: list[Row]) -> Table:
-    table = _table(
-        "instruction", "opcode", "layer", "result", numbers=("FLOPs", "bytes", "FLOPs/B", "roofline", "took")
-    )
-    for row in rows:
-        table.add_row(row.name, row.opcode, row.layer, row.shape, *row.figures)
-    return table
+    cells = ((row.name, row.opcode, row.layer, row.shape, *row.figures) for row in rows)
+    numbers = ("FLOPs", "bytes", "FLOPs/B", "roofline", "took")
+    return _table(cells, "instruction", "opcode", "layer", "result", numbers=numbers)
 
 
-def _table(*titles: str, numbers: tuple[str, ...]) -> Table:
+def _table(rows: Iterable[Iterable[str]], *titles: str, numbers: Iterable[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in titles:
         table.add_column(title, overflow="fold")
     for title in numbers:
         table.add_column(title, justify="right", no_wrap=True)
+    for cells in rows:
+        table.add_row(*cells)
     return table
 
 

@@ -9,15 +9,22 @@ import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from xlaserve.config import Settings
 from xlaserve.errors import ConfigError, XlaserveError, cause
 from xlaserve.runtimes.tf.device import configure
 
-NEEDED: Final = {".jax": ("jax",), ".pt2": ("jax", "torch", "torchax")}
-"""By the suffix of a file: the packages that reading it needs."""
-EXTRAS: Final = {".jax": "jax", ".pt2": "torch"}
+
+class Needed(NamedTuple):
+    """What reading a file takes."""
+
+    extra: str
+    packages: tuple[str, ...]
+
+
+NEEDED: Final = {".jax": Needed("jax", ("jax",)), ".pt2": Needed("torch", ("jax", "torch", "torchax"))}
+"""By the suffix of a file."""
 
 
 def save(own: argparse.Namespace) -> dict[str, Any]:
@@ -30,9 +37,9 @@ def save(own: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError(f"--out: expected a folder that is to be made, got {folder}, which exists")
     if own.weights is not None and file.suffix != ".jax":
         raise ConfigError(f"--weights: expected none, as {file} has its own, got {own.weights}")
-    if missing := [package for package in NEEDED[file.suffix] if importlib.util.find_spec(package) is None]:
-        packages = ", ".join(missing)
-        raise ConfigError(f"{file}: importing it needs {packages}; install xlaserve[{EXTRAS[file.suffix]}]")
+    needed = NEEDED[file.suffix]
+    if missing := [package for package in needed.packages if importlib.util.find_spec(package) is None]:
+        raise ConfigError(f"{file}: importing it needs {', '.join(missing)}; install xlaserve[{needed.extra}]")
     # The work is small, and a GPU may be another's.
     os.environ["JAX_PLATFORMS"] = "cpu"
     configure(Settings(device="cpu"), uses_tensorflow=True)

@@ -484,6 +484,10 @@ class ModelSettings(Frozen):
         choice = chain.from_iterable(mode.traits.choice for mode in self.modes)
         return tuple(mode for mode in dict.fromkeys((*self.modes, *choice)) if not mode.traits.choice)
 
+    def needs(self, mode: Mode) -> bool:
+        """Returns whether the model can't do without a mode that is compiled for it."""
+        return mode in self.modes or not mode.traits.is_optional
+
     def precision_in(self, mode: Mode) -> Precision:
         """Returns what the programs of a mode compute in."""
         own = self.openvino_precision if mode is Mode.OPENVINO else None

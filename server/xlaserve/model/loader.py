@@ -174,10 +174,10 @@ class Loader:
             settings=version.settings,
             any_size=self._noted(version.settings, any_size),
             sides=model.size,
+            modes=version.compiled_modes,
             buckets=model.buckets,
             batcher=batcher,
             beside=self._beside(version, model, verifier),
-            left_out=version.left_out,
             on_change=partial(version.on_change, version),
         )
 

@@ -86,7 +86,7 @@ class Version:
 
     def leave_out(self, mode: Mode, error: Exception) -> None:
         """Has `auto` choose from the other modes, as this one has failed. Raises `error` where that does not do."""
-        if mode in self.settings.modes or not mode.traits.is_optional:
+        if self.settings.needs(mode):
             raise error
         self.left_out.add(mode)
         if isinstance(error, ModelFailed) and error.lacks_mode:  # which is no fault of the model

@@ -35,7 +35,7 @@ STATUS: Final = {
 class Health(pb_grpc.HealthServicer):
     """Shows what the repository says. Each model's name is a service of its own.
 
-    `is_ready` says whether the server is; `models` which models serve; each watch is one of `streams`; `is_alive`
+    `is_ready` says whether the server is; `models` which models serve; each watch is one of `streams`; `is_live`
     whether no process that this one depends on hangs. Not grpcio's own servicer, in which a client that watches and
     does not read keeps every later change, the one at shutdown included, from being made.
     """
@@ -45,22 +45,22 @@ class Health(pb_grpc.HealthServicer):
         is_ready: Callable[[], bool],
         models: Callable[[], Mapping[str, bool]],
         streams: OpenStreams,
-        is_alive: Callable[[], bool] = lambda: True,
+        is_live: Callable[[], bool] = lambda: True,
     ) -> None:
         self._streams = streams
         self._is_ready = is_ready
         self._models = models
-        self._is_alive = is_alive
+        self._is_live = is_live
         self._has_stopped = False
         self._serves: dict[str, bool] = {}
         self._changed = asyncio.Event()
         self.refresh()
 
     def refresh(self) -> None:
-        """Updates all states from `is_ready`, `models` and `is_alive`."""
+        """Updates all states from `is_ready`, `models` and `is_live`."""
         services = {**dict.fromkeys(SERVER, self._is_ready()), **self._models()}
         self._serves = {name: serves and not self._has_stopped for name, serves in services.items()}
-        self._serves[LIVENESS] = self._is_alive()
+        self._serves[LIVENESS] = self._is_live()
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -155,10 +155,12 @@ class Models:
 
     def _take_other_sizes(self, batcher: Batcher) -> Background:
         self._program = Numbers()
+        settings = ModelSettings(name="any", source="fake", max_background_resolutions=3)
         return Background(
-            settings=ModelSettings(name="any", source="fake", max_background_resolutions=3),
+            settings=settings,
             any_size=self.programs["any size"],
             sides=(None, SMALL[1]),
+            modes=settings.compiled_modes,
             buckets=[Bucket(batch, *size) for batch in COST_S for size in SIZES],
             batcher=batcher,
             beside=BesideTraffic(

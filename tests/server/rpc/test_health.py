@@ -19,10 +19,10 @@ class World:
     """What the health reads."""
 
     def __init__(self) -> None:
-        self.is_ready, self.is_alive = False, True
+        self.is_ready, self.is_live = False, True
         self.models: dict[str, bool] = {}
         self.streams = OpenStreams()
-        self.health = Health(lambda: self.is_ready, lambda: self.models, self.streams, lambda: self.is_alive)
+        self.health = Health(lambda: self.is_ready, lambda: self.models, self.streams, lambda: self.is_live)
 
     async def check(self, service: str) -> int:
         response = await self.health.Check(pb.HealthCheckRequest(service=service), cast(Any, None))
@@ -55,10 +55,10 @@ async def test_liveness_is_there_from_the_start_to_the_end(world: World) -> None
 
 
 async def test_liveness_ends_where_the_server_can_not_replace_what_ends(world: World) -> None:
-    world.is_ready, world.models, world.is_alive = True, {"digits": True}, False
+    world.is_ready, world.models, world.is_live = True, {"digits": True}, False
     world.health.refresh()
     assert [await world.check(service) for service in (LIVENESS, "", "digits")] == [NOT_SERVING, SERVING, SERVING]
-    world.is_alive = True
+    world.is_live = True
     world.health.refresh()
     assert await world.check(LIVENESS) == SERVING
 

@@ -41,25 +41,22 @@ class Background:
     """Serves one model's resolutions without buckets. All methods run on the event loop.
 
     `any_size` is the program in graph mode, for images of any size that has the network's own `sides` where those are
-    not None; `buckets` were compiled at warm-up; `beside` makes the model's programs.
+    not None; `buckets` were compiled at warm-up, in `modes`; `beside` makes the model's programs.
     """
 
     settings: ModelSettings
     any_size: Executable
     sides: tuple[int | None, int | None]
+    modes: Collection[Mode]
     buckets: Collection[Bucket]
     batcher: Batcher
     beside: BesideTraffic
-    left_out: Collection[Mode] = ()
-    """Modes that `auto` does without."""
     on_change: Callable[[], object] = lambda: None
     """Called where it takes another resolution, or runs one in another mode."""
 
     def __post_init__(self) -> None:
         self._model = self.settings.name
-        self._compiled_modes = [
-            mode for mode in self.settings.compiled_modes if mode not in (Mode.GRAPH, *self.left_out)
-        ]
+        self._compiled_modes = [mode for mode in self.modes if mode is not Mode.GRAPH]
         self._batches = sorted({bucket.batch for bucket in self.buckets})
         self._opened: dict[Resolution, asyncio.Task[bool]] = {}
         self._compilations: set[asyncio.Task[None]] = set()

@@ -93,8 +93,8 @@ def _preset(name: str, row: HubClass, settings: ModelSettings, weights: str) -> 
     classes = getattr(model, "num_classes", None) or model.backbone.num_classes
     if settings.classes not in (None, classes):
         raise ModelFailed(f"classes: expected {classes}, as the preset has, got {settings.classes}")
-    converter = getattr(model.preprocessor, "image_converter", None)
-    size = settings.input_size or getattr(converter, "image_size", None) or (row.side, row.side)
+    own_size = getattr(keras_library.image_converter(model), "image_size", None)
+    size = settings.input_size or own_size or (row.side, row.side)
     return model, (int(size[0]), int(size[1])), keras_library.own_preprocess(model)
 
 

@@ -41,13 +41,17 @@ def give_weights(model: Any, weights: str, size: tuple[int, int], how: Preproces
     return Path(weights).name
 
 
+def image_converter(model: Any) -> Any:
+    """Returns what scales images, and brings them to its size, in a task of KerasHub; None where a model has none."""
+    return getattr(getattr(model, "preprocessor", None), "image_converter", None)
+
+
 def own_preprocess(model: Any) -> Preprocess:
     """Returns what the preprocessor of a task of KerasHub does to pixels; `none` where a model has none.
 
     Bringing images to the model's size is not part of it.
     """
-    converter = getattr(getattr(model, "preprocessor", None), "image_converter", None)
-    if converter is None:
+    if (converter := image_converter(model)) is None:
         return "none"
 
     def channels(value: Any) -> tuple[float, float, float]:

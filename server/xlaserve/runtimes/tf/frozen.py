@@ -62,7 +62,7 @@ class FrozenGraph:
     """
 
     def __init__(self, function: Any, *, has_clusters: bool = False) -> None:
-        graph, definition = tf.Graph(), freeze(function)
+        graph, definition = tf.Graph(), _freeze(function)
         self.has_xla = not _left_out_xla(definition)
         """Whether XLA has to run some of it all the same, other than clusters."""
         # A graph does not say where its function was made: on which of several devices its replica belongs.
@@ -93,7 +93,7 @@ def memory_named() -> Iterator[None]:
         raise
 
 
-def freeze(function: Any) -> Any:
+def _freeze(function: Any) -> Any:
     """Returns the graph of a concrete function with the values of its variables in their place, functions inlined.
 
     Raises UnfreezableError.
@@ -138,7 +138,7 @@ def portable(function: Any) -> Any:
 
     Raises UnfreezableError.
     """
-    definition = freeze(function)
+    definition = _freeze(function)
     if not _left_out_xla(definition):
         raise UnfreezableError("it has operations of XLA's own")
     graph = tf.Graph()

@@ -92,10 +92,12 @@ class House:
             max_bytes=1_000_000,
             clock=self.loop.time,
         )
+        settings = ModelSettings(name="model", source="fake", modes=modes, max_background_resolutions=resolutions)
         self.background = Background(
-            settings=ModelSettings(name="model", source="fake", modes=modes, max_background_resolutions=resolutions),
+            settings=settings,
             any_size=self._executable(Mode.GRAPH),
             sides=sides,
+            modes=settings.compiled_modes,
             buckets=[Bucket(1, *SQUARE), Bucket(2, *SQUARE), Bucket(4, *SQUARE)],
             batcher=self.batcher,
             beside=BesideTraffic(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,21 +15,10 @@ from xlaserve.model import catalog
 from xlaserve.model.sources import keras_cv_table
 from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
 
+pytestmark = pytest.mark.usefixtures("no_network")
 SIDE = 64
 BATCH = 2
 PIXELS = np.random.default_rng(0).integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8)
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails what looks up a name or opens a connection."""
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("something asked for the network")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(socket, "create_connection", refuse)
 
 
 def settings(name: str, **fields: Any) -> ModelSettings:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import warnings
@@ -24,7 +23,10 @@ from xlaserve.model.networks.keras_runtime import keras
 from xlaserve.model.sources import keras_hub_models, keras_hub_table
 from xlaserve.model.task import Classification, Detection, Embedding, Segmentation
 
-pytestmark = pytest.mark.filterwarnings("ignore:Layer 'attn' .of type WindowAttention")
+pytestmark = [
+    pytest.mark.usefixtures("no_network"),
+    pytest.mark.filterwarnings("ignore:Layer 'attn' .of type WindowAttention"),
+]
 SIDE: Final = 64
 BATCH: Final = 2
 PIXELS = np.random.default_rng(0).integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8)
@@ -284,18 +286,6 @@ CLASSIFIERS, DETECTORS, SEGMENTERS = (
     ]
     for task in ("classification", "detection", "segmentation")
 )
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails what looks up a name or opens a connection."""
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("something asked for the network")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(socket, "create_connection", refuse)
 
 
 @pytest.fixture(autouse=True)
