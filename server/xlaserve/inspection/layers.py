@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from statistics import fmean
 from typing import Final
 
 from xlaserve.config import Bucket, Precision
@@ -16,7 +15,7 @@ from xlaserve.runtimes.openvino.executable import Layer, version
 from xlaserve.runtimes.tf.device import Device
 from xlaserve.runtimes.tf.executable import TensorFlowProgram
 
-PROFILED_RUNS: Final = 5
+PROFILED_RUNS: Final = 10
 COLUMNS: Final = ("operation", "kernel", "count", "took", "share")
 
 
@@ -69,12 +68,6 @@ def explain(model: Model, bucket: Bucket, device: Device, compilation: Compilati
     if not isinstance(program, TensorFlowProgram):
         raise ModelFailed(f"expected a model of TensorFlow's, got {model.settings.source}")
     profiled = program.in_openvino(bucket, is_profiled=True)
-    images = noise(bucket)
-    profiled(images)
-    runs = [profiled.layers(images) for _ in range(PROFILED_RUNS)]
-    layers = tuple(
-        layers[0]._replace(seconds=fmean(layer.seconds for layer in layers)) for layers in zip(*runs, strict=True)
-    )
     return LayersExplained(
         model=model.settings.name,
         source=model.settings.source,
@@ -82,7 +75,7 @@ def explain(model: Model, bucket: Bucket, device: Device, compilation: Compilati
         device=str(device),
         versions=f"OpenVINO {version()}",
         precision=profiled.precision,
-        layers=layers,
+        layers=tuple(profiled.layers(noise(bucket), PROFILED_RUNS)),
         compile_s=compilation.compile_s,
         measured_s=measure(compilation.executable, bucket, lanes=1).alone_s,
     )
