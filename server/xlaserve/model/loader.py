@@ -260,6 +260,8 @@ class Loader:
         else:
             demand_file = settings.auto_buckets.demand
             programs = warm_up_auto(warm, settings, buckets, demand.read(demand_file) if demand_file else {})
+            # A mode that a later candidate has failed in may have run an earlier one.
+            programs = {key: one for key, one in programs.items() if key[0] not in version.left_out}
         return verification.in_batches_of_one(programs, warm) if verifier.is_dependent else programs
 
 
@@ -271,11 +273,13 @@ async def _grow(served: Served, buckets: Iterable[Bucket], programs: Programs, b
     version, settings = served.version, served.settings
     known = {(mode, bucket[1:]): (bucket, warmed) for (mode, bucket), warmed in programs.items()}
     for bucket in sorted(buckets, key=math.prod):
+        made = {}
         try:
-            made = {
-                (mode, bucket): await beside.make(mode, bucket, known[mode, bucket[1:]])
-                for mode in version.compiled_modes
-            }
+            for mode in version.compiled_modes:
+                try:
+                    made[mode, bucket] = await beside.make(mode, bucket, known[mode, bucket[1:]])
+                except Exception as error:
+                    version.leave_out(mode, error)
         except Exception:
             log.exception("model %s: %s did not compile; the other buckets serve in its place", version.title, bucket)
             continue

@@ -103,7 +103,7 @@ class Spare:
         self._popen.wait()
         if self._is_forking:
             self._is_forking = False
-            threading.Thread(target=_end_late, args=[self._channel.dup()], name="late fork", daemon=True).start()
+            threading.Thread(target=_end_late, args=[_moved(self._channel)], name="late fork", daemon=True).start()
         self._channel.close()
         self._output.process_ended()
 
@@ -116,6 +116,11 @@ def _forked(channel: socket.socket) -> Started:
     with suppress(ChildProcessError):  # it is the spare's, which waits for it unless it has ended
         os.waitpid(between, os.WNOHANG)
     return Started(pid, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+def _moved(channel: socket.socket) -> socket.socket:
+    """Returns another that has its descriptor in its place: there may be no more descriptors."""
+    return socket.socket(fileno=channel.detach())
 
 
 def _end_late(channel: socket.socket) -> None:

@@ -81,6 +81,8 @@ class Program:
         self._house.compiling()
         if self._house.compile_error:
             raise self._house.compile_error
+        if error := self._house.compile_errors.get((mode, bucket)):
+            raise error
         self._house.compiled.append((mode, bucket))
 
         def executable(images: Images) -> Outputs:
@@ -100,6 +102,7 @@ class House:
         self.compiling, self.loading, self.reading = Gate(), Gate(), Gate()
         self.programs: list[Program] = []
         self.compile_error: Exception | None = None
+        self.compile_errors: dict[tuple[Mode, Bucket], Exception] = {}
         self.load_errors: dict[str, Exception] = {}
         self.read_error: Exception | None = None
         self.compiled: list[tuple[Mode, Bucket]] = []

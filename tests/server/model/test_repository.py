@@ -581,6 +581,22 @@ async def test_auto_buckets_are_chosen_for_the_recorded_demand_and_only_they_ser
     assert await house.ask(images=5) == [1] * 5
 
 
+async def test_a_mode_that_fails_in_a_late_candidate_serves_no_earlier_one(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = iter(range(1, 100))
+    monkeypatch.setattr("xlaserve.model.loader.measure", lambda *_, **__: Cost(*[1 / next(costs)] * 2))
+    house.compile_errors[Mode.OPENVINO, Bucket(3, 2, 2)] = ModelFailed("no kernel")
+    house.configured = [model("a", modes=("auto",), buckets="auto", auto_buckets=AutoBuckets(max_batch=4))]
+    await house.repository.load_all()
+    (version,) = house.repository.index()
+    assert (Mode.OPENVINO, Bucket(1, 2, 2)) in house.compiled
+    assert version.left_out == {Mode.OPENVINO}
+    assert version.warnings == ["auto does without openvino: no kernel"]
+    assert set(version.auto.values()) <= {Mode.XLA, Mode.GRAPH}
+    assert await house.ask(images=5) == [1] * 5
+
+
 async def test_a_demand_that_cannot_be_read_fails_the_model_before_anything_is_compiled(
     house: House, tmp_path: Path
 ) -> None:
@@ -637,6 +653,20 @@ async def test_a_bucket_that_does_not_compile_beside_the_traffic_leaves_the_othe
     await required(house.repository.index()[0].growth)
     assert [entry.bucket.batch for entry in house.entries] == [1]
     assert await house.ask(images=3) == [1] * 3
+
+
+async def test_a_bucket_serves_without_the_mode_that_it_fails_in_where_auto_can_do_without(
+    make_house: Callable[..., House],
+) -> None:
+    house = make_house(ready_when="first_bucket")
+    house.configured = [model("a", buckets=(1, 2), modes=("auto",))]
+    house.compile_errors[Mode.OPENVINO, Bucket(2, 2, 2)] = ModelFailed("no kernel")
+    await house.repository.load_all()
+    (version,) = house.repository.index()
+    await required(version.growth)
+    assert [entry.mode for entry in house.entries if entry.bucket.batch == 2] == [Mode.XLA, Mode.GRAPH]
+    assert version.auto[Bucket(2, 2, 2)] in {Mode.XLA, Mode.GRAPH}
+    assert version.warnings == ["auto does without openvino: no kernel"]
 
 
 async def test_a_model_that_grows_can_be_unloaded(make_house: Callable[..., House]) -> None:
