@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The CUDA build of TensorFlow where a GPU answers, the CPU build elsewhere.
 BUILD := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
+# Tests wait for servers as often as they compute, so one process more than there are processors.
+PROCESSES := $(shell processors=$$(getconf _NPROCESSORS_ONLN); echo $$((processors < 4 ? processors + 1 : 4)))
 STUBS := proto/xlaserve_proto
 
 .DEFAULT_GOAL := help
@@ -43,10 +45,10 @@ test: setup ## Run the test suite
 	scripts/install_chromium.sh
 	scripts/install_package.sh prometheus prometheus promtool
 	scripts/install_helm.sh
-	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile -m "not slow and not fleet"
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile -m "not slow and not fleet"
 
 test-fronts: setup ## Run integration tests against servers of two fronts
-	FRONTS=2 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile -m "not slow and not fleet" \
+	FRONTS=2 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile -m "not slow and not fleet" \
 		$(patsubst %,tests/integration/test_%.py,limits overload access versions open_inference vision http shutdown slow_clients)
 
 test-slow: setup ## Run what `make test` leaves out: pods, every dashboard's queries, more pages and ends of servers

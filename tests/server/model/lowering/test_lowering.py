@@ -126,13 +126,12 @@ def test_a_program_takes_no_weights_but_those_that_it_reads() -> None:
         ("MobileNet", {"alpha": 0.25}),
         ("MobileNetV2", {"alpha": 0.35}),
         ("MobileNetV3Small", {"alpha": 0.75, "minimalistic": True}),
-        ("MobileNetV3Large", {"alpha": 0.75}),
-        ("EfficientNetB0", {}),
         ("EfficientNetV2B0", {}),
         ("Xception", {"include_top": False, "pooling": "max"}),
-        pytest.param("NASNetMobile", {}, marks=pytest.mark.slow),
-        ("ConvNeXtTiny", {}),
-        ("ResNet50", {}),
+        *(
+            pytest.param(name, {}, marks=pytest.mark.slow)
+            for name in ("MobileNetV3Large", "EfficientNetB0", "NASNetMobile", "ConvNeXtTiny", "ResNet50")
+        ),
     ],
 )
 def test_whole_models_give_the_same(name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
