@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import assert_never
+from typing import Final, assert_never
 
 from xlaserve.config import Bucket, BucketSettings, Fit, ModelSettings
 from xlaserve.config import sources as kinds
@@ -244,6 +244,10 @@ def _by(size: Size) -> str:
     return "x".join("any" if side is None else str(side) for side in size)
 
 
+_UNFIT: Final = re.compile(r"A total of (\d+) objects could not be loaded\..*?\bname=([^,>]+)", re.DOTALL)
+"""How Keras says that weights are not those of a model."""
+
+
 def _explain(settings: ModelSettings, error: Exception) -> str:
     """Returns one line that a client may read: no trace, and of paths only the last part."""
     source = _name(settings.source)
@@ -262,6 +266,12 @@ def _explain(settings: ModelSettings, error: Exception) -> str:
                 f" `xlaserve import {source}` makes where jax is installed"
             )
     text = str(error)
+    if settings.weights and (unfit := _UNFIT.search(text)):
+        count, layer = unfit.groups()
+        return (
+            f"weights: expected those of {source}, got a file that does not fit {count} of its layers, such as {layer}:"
+            f" {_name(settings.weights)}"
+        )
     for path in filter(None, (settings.source, settings.weights)):
         text = text.replace(path, _name(path))  # which may have spaces in it
     reason = telling_line(text) or cause(error)

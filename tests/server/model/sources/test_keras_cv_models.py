@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -95,8 +95,9 @@ def test_a_backbone_gives_its_averaged_features_as_an_embedding() -> None:
     assert run(model)[0].shape == (BATCH, 512)
 
 
+@pytest.mark.filterwarnings("ignore:Skipping nested container")  # of the file that does not fit
 def test_weights_come_from_a_file_and_are_what_runs(
-    tmp_path: Path, keras_file: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    keras_file: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import keras_cv
 
@@ -107,7 +108,11 @@ def test_weights_come_from_a_file_and_are_what_runs(
     assert second.weights == "it.weights.h5"
     np.testing.assert_allclose(run(first)[0], run(second)[0], atol=1e-6)
     other = reason(settings("ResNet18", weights=file))
-    assert other.startswith("source: keras_cv:ResNet18 can't be loaded: ") and str(tmp_path) not in other
+    assert re.fullmatch(
+        r"weights: expected those of keras_cv:ResNet18, got a file that does not fit \d+ of its layers, such as \w+:"
+        r" it\.weights\.h5",
+        other,
+    )
 
 
 @pytest.mark.slow
