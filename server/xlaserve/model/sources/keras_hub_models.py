@@ -76,9 +76,13 @@ def _built(name: str, row: HubClass, classes: int, size: tuple[int, int]) -> Any
 
 def _preset(name: str, row: HubClass, settings: ModelSettings, weights: str) -> tuple[Any, tuple[int, int], Preprocess]:
     """Returns the model of a preset, its size and what it does to pixels. Raises ModelFailed."""
+    constructor = getattr(keras_hub.models, name)
+    is_name = sources.is_handle(weights) and "/" not in weights
+    if is_name and weights not in constructor.presets:
+        raise ModelFailed(f"weights: {name} has no preset {weights}; {advise(weights, constructor.presets)}")
     try:
         with kaggle.quiet():
-            model = getattr(keras_hub.models, name).from_preset(weights)
+            model = constructor.from_preset(weights)
     except Exception as error:
         reason = cause(error)[:300].rstrip(".:")
         if sources.is_handle(weights):

@@ -503,7 +503,15 @@ def test_a_file_of_kerashub_keeps_its_own_preprocessing(
         ),
         (
             settings("ResNetImageClassifier", weights="no_such_preset"),
-            "weights: the preset no_such_preset can't be loaded as ResNetImageClassifier: ",
+            "weights: ResNetImageClassifier has no preset no_such_preset; expected one of resnet_101_imagenet, ",
+        ),
+        (
+            settings("ResNetImageClassifier", weights="resnet_50_imagnet"),
+            "weights: ResNetImageClassifier has no preset resnet_50_imagnet; did you mean resnet_50_imagenet",
+        ),
+        (
+            settings("ResNetImageClassifier", weights="hf://xlaserve/none"),
+            "weights: the preset hf://xlaserve/none can't be loaded as ResNetImageClassifier: ",
         ),
     ],
 )
