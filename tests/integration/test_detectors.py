@@ -1,4 +1,4 @@
-"""KerasCV's YOLOV8 and KerasHub's D-FINE, served: what they find is what the library's own `predict` finds, in each mode.
+"""KerasCV's YOLOV8 and KerasHub's D-FINE, served: in each mode they find what the library's own `predict` finds.
 
 Both are built, saved and asked by their library alone, run operation by operation. Weights are random but fixed.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
+import keras_cv
 import keras_hub
 import numpy as np
 import pytest
@@ -22,15 +23,10 @@ from tests.same_objects import Objects, unlike
 from tests.server.model.sources.test_keras_hub_models import TINY
 
 from xlaserve.model.fast_decoding import photograph
-from xlaserve.model.networks.keras_runtime import keras
 from xlaserve.model.sources import keras_hub_models, keras_hub_table, random_weights
 from xlaserve.model.sources.keras_cv_table import BACKBONES
 from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc as pb_grpc
-
-# isort: split
-
-import keras_cv
 
 SIDE: Final = 128
 CLASSES: Final = 5
