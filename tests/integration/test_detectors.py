@@ -160,7 +160,7 @@ def test_a_served_detector_finds_what_its_library_predicts(
     detector, _ = detectors[source]
     whole = predicted(source, detector)
     for found, all_found in zip(whole, predicted(source, detector, iou=1.0), strict=True):
-        assert 2 <= len(found.scores) <= MOST and len(all_found.scores) >= 2 * len(found.scores), "suppression matters"
+        assert 2 <= len(found.scores) <= MOST and len(all_found.scores) > 1.5 * len(found.scores), "suppression matters"
     expected = [found.within(SIDE) for found in whole]
     assert sum(np.any((found.boxes < 0) | (found.boxes > SIDE)) for found in whole) > len(whole) / 2, "the edge matters"
     for mode in MODES:
