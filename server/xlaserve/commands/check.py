@@ -56,7 +56,8 @@ def _run(invocation: Invocation) -> int:
     known = {model.name: model for model in _before(own)}
     for file in filter(None, (own.json, own.markdown)):
         record.check_writable(file)  # said before the work, and not after
-    for number, model in enumerate(asked, start=1):
+    # What failed before comes last: each sitting of a long run begins with what is new.
+    for number, model in sorted(enumerate(asked, start=1), key=lambda numbered: numbered[1].name in known):
         progress = f"{number} of {len(asked)}: {model.name}"
         if model.name in known and known[model.name].answers(own.modes, own.batches, own.lowerings):
             log.info("%s: checked before", progress)
@@ -110,7 +111,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="keep the records in --json FILE, and check only what is not in it or failed",
+        help="keep the records in --json FILE, and check only what is not in it and, after that, what failed",
     )
     timeout_help = f"seconds for one model; {TIMEOUT_S:g} by default"
     parser.add_argument("--timeout", type=arguments.duration_s, default=TIMEOUT_S, metavar="S", help=timeout_help)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,28 @@ def test_a_run_that_is_resumed_checks_only_what_is_missing(tmp_path: Path) -> No
     check("builtin:noop", "--batches", "1,2", "--modes", "xla", "--json", records, "--resume")
     assert [program.batch for program in record.read(records)[0].programs] == [1, 2]
     assert json.loads(records.read_text())[0]["name"] == "builtin:noop"
+
+
+def test_a_run_that_is_stopped_goes_on_with_what_is_new_before_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = [ModelSettings(name=name, source="builtin:noop") for name in ("fails", "works", "new")]
+    settings = Settings(models=(models[0].model_copy(update={"weights": "other"}), *models[1:]))
+    options = ("--batches", "1", "--modes", "xla", "--json", tmp_path / "x.json", "--resume")
+    check_one, tried = runner.check, []
+
+    def stop_at_the_third(model: runner.Asked, **options: Any) -> Checked:
+        tried.append(model.name)
+        if len(tried) == 3:
+            raise KeyboardInterrupt
+        return check_one(model, **options)
+
+    monkeypatch.setattr(runner, "check", stop_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        check(*options, settings=settings)
+    assert check(*options, settings=settings) == 1
+    assert tried == ["fails", "works", "new", "new", "fails"]
+    assert [model.name for model in record.read(tmp_path / "x.json")] == ["fails", "works", "new"]
 
 
 def test_records_are_not_overwritten_by_accident(tmp_path: Path) -> None:

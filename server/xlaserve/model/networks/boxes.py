@@ -11,12 +11,14 @@ from xlaserve.config import BoxFormat
 CANDIDATES: Final = 1000
 """Boxes with the highest scores that suppression looks at, as in the RetinaNet paper (Lin et al. 2017, section 4.1)."""
 PADDING_CLASS: Final = -1
+_FAR: Final = 1e6
+"""Pixels from the image beyond which no side lies, so that areas are numbers."""
 
 
 def to_xyxy(boxes: tf.Tensor, how: BoxFormat, images: tf.Tensor) -> tf.Tensor:
     """Returns `boxes` `[n, k, 4]` as left, top, right, bottom in pixels of `images` `[n, height, width, 3]`.
 
-    They are cut to the images; what is not a number becomes 0.
+    They may go beyond the images; what is not a number becomes 0.
     """
     a, b, c, d = tf.unstack(tf.cast(boxes, tf.float32), axis=-1)
     match how.removeprefix("rel_"):
@@ -29,16 +31,25 @@ def to_xyxy(boxes: tf.Tensor, how: BoxFormat, images: tf.Tensor) -> tf.Tensor:
         case "center_xywh":
             sides = a - c / 2, b - d / 2, a + c / 2, b + d / 2
     stacked = tf.stack(sides, axis=-1)
-    height, width = images.shape[1], images.shape[2]
-    limits = tf.constant([width, height, width, height], tf.float32)
     if how.startswith("rel_"):
-        stacked *= limits
-    return tf.where(tf.math.is_nan(stacked), 0.0, tf.clip_by_value(stacked, 0.0, limits))
+        stacked *= _limits(images)
+    return tf.where(tf.math.is_nan(stacked), 0.0, tf.clip_by_value(stacked, -_FAR, _FAR))
+
+
+def cut(boxes: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
+    """Returns the parts of `boxes`, as `to_xyxy` gives them, that lie within the images."""
+    return tf.clip_by_value(boxes, 0.0, _limits(images))
+
+
+def _limits(images: tf.Tensor) -> tf.Tensor:
+    height, width = images.shape[1], images.shape[2]
+    return tf.constant([width, height, width, height], tf.float32)
 
 
 def suppress(
     boxes: tf.Tensor,
     scores: tf.Tensor,
+    images: tf.Tensor,
     *,
     max_detections: int,
     score_threshold: float,
@@ -50,17 +61,19 @@ def suppress(
     `boxes` `[n, k, 4]` are as `to_xyxy` gives them; `scores` `[n, k, classes]` are probabilities, and a box has the
     class of its highest one. A box goes where it is empty, where its score is not above `score_threshold`, or where it
     overlaps one of a higher score by more than `iou_threshold`: one of the same class, or any with `across_classes`.
+    Overlaps are those of whole boxes, as KerasCV and KerasHub have it. What remains is cut to `images`, and goes where
+    nothing of it is left.
     """
     classes = tf.argmax(scores, axis=-1, output_type=tf.int32)
-    is_empty = tf.reduce_any(boxes[..., 2:] <= boxes[..., :2], axis=-1)
-    scores = tf.where(is_empty, 0.0, tf.reduce_max(scores, axis=-1))
+    scores = tf.where(_is_empty(boxes), 0.0, tf.reduce_max(scores, axis=-1))
     scores, order = tf.math.top_k(scores, min(CANDIDATES, boxes.shape[1]))
     boxes = tf.gather(boxes, order, batch_dims=1)
     classes = tf.gather(classes, order, batch_dims=1)
     overlaps = _overlap(boxes, iou_threshold)
     if not across_classes:
         overlaps &= classes[:, :, tf.newaxis] == classes[:, tf.newaxis]
-    kept = _unsuppressed(overlaps, scores > score_threshold)
+    boxes = cut(boxes, images)
+    kept = _unsuppressed(overlaps, scores > score_threshold) & ~_is_empty(boxes)
     missing = max(0, max_detections - boxes.shape[1])
     scores, chosen = tf.math.top_k(tf.where(kept, scores, 0.0), max_detections - missing)
     boxes, classes = (tf.gather(values, chosen, batch_dims=1) for values in (boxes, classes))
@@ -70,6 +83,10 @@ def suppress(
         tf.pad(classes, [[0, 0], [0, missing]]),
         tf.minimum(tf.reduce_sum(tf.cast(kept, tf.int32), axis=1), max_detections),
     )
+
+
+def _is_empty(boxes: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_any(boxes[..., 2:] <= boxes[..., :2], axis=-1)
 
 
 def _overlap(boxes: tf.Tensor, iou_threshold: float) -> tf.Tensor:

@@ -172,6 +172,7 @@ def candidates(
         return boxes.suppress(
             boxes.to_xyxy(raw[boxes_name], settings.bounding_box_format, images),
             tf.cast(raw[scores_name], tf.float32),
+            images,
             max_detections=task.max_detections,
             score_threshold=settings.score_threshold,
             iou_threshold=settings.iou_threshold,
@@ -189,13 +190,14 @@ def _finished(outputs: Mapping[str, TensorShape], settings: ModelSettings, boxes
     task = Detection(_classes(settings), max_detections=settings.max_detections)
 
     def finish(raw: Raw, images: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        found = boxes.cut(boxes.to_xyxy(raw[boxes_name], settings.bounding_box_format, images), images)
         scores = _fit(tf.cast(raw[scores_name], tf.float32), task.max_detections)
         is_object = scores > settings.score_threshold
         if count_name is not None:
             given = tf.reshape(tf.cast(raw[count_name], tf.int32), (-1,))
             is_object &= tf.sequence_mask(given, task.max_detections)
         return boxes.padded(
-            _fit(boxes.to_xyxy(raw[boxes_name], settings.bounding_box_format, images), task.max_detections),
+            _fit(found, task.max_detections),
             scores,
             _fit(tf.cast(raw[classes_name], tf.int32), task.max_detections),
             tf.reduce_sum(tf.cast(is_object, tf.int32), axis=1),

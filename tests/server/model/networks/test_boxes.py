@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from xlaserve.config import BoxFormat
 from xlaserve.model.networks import boxes
-from xlaserve.model.networks.boxes import suppress, to_xyxy
+from xlaserve.model.networks.boxes import cut, suppress, to_xyxy
 
 IMAGES = tf.zeros((1, 100, 200, 3))
+LARGE = tf.zeros((1, 640, 2000, 3))
 
 
 @pytest.mark.parametrize(
@@ -34,13 +35,20 @@ def test_every_format_comes_out_as_pixels_of_the_image(how: BoxFormat, box: tupl
 
 def test_boxes_end_with_the_image_and_are_numbers() -> None:
     wild = tf.constant([[(-math.inf, -5, math.inf, 120), (math.nan, 1, 2, 3)]])
-    np.testing.assert_array_equal(to_xyxy(wild, "xyxy", IMAGES), [[(0, 0, 200, 100), (0, 1, 2, 3)]])
+    boxes = to_xyxy(wild, "xyxy", IMAGES)
+    assert np.isfinite(boxes).all() and boxes[0, 0, 1] == -5
+    np.testing.assert_array_equal(cut(boxes, IMAGES), [[(0, 0, 200, 100), (0, 1, 2, 3)]])
 
 
-def run(candidates: Sequence[tuple[float, ...]], scores: Sequence[tuple[float, ...]], **options: Any) -> list[Any]:
+def run(
+    candidates: Sequence[Sequence[float]],
+    scores: Sequence[tuple[float, ...]],
+    images: tf.Tensor = IMAGES,
+    **options: Any,
+) -> list[Any]:
     options = {"max_detections": 4, "score_threshold": 0.2, "iou_threshold": 0.5} | options
     compiled = tf.function(lambda *inputs: suppress(*inputs, **options), jit_compile=True, autograph=False)
-    outputs = compiled(tf.constant([candidates], tf.float32), tf.constant([scores], tf.float32))
+    outputs = compiled(tf.constant([candidates], tf.float32), tf.constant([scores], tf.float32), images)
     return [output.numpy()[0].tolist() for output in outputs]
 
 
@@ -67,10 +75,31 @@ def test_what_scores_too_little_or_is_empty_is_no_object() -> None:
     assert run([LEFT, RIGHT], [(0.1, 0.1), (0.2, 0.1)])[2:] == [[-1] * 4, 0]
 
 
+def test_boxes_overlap_as_far_as_they_go_beyond_the_image() -> None:
+    at_the_corner, wide = (-10.0, -10.0, 10.0, 10.0), (-30.0, -10.0, 10.0, 10.0)
+    scores = [(0.75, 0.1), (0.5, 0.1)]
+    assert run([at_the_corner, wide], scores, iou_threshold=0.45)[3] == 1
+    found, _, _, count = run([at_the_corner, wide], scores, iou_threshold=0.55)
+    assert count == 2 and found[:2] == [list(LEFT)] * 2, "they share half of both, and all that the image shows"
+
+
+def test_what_lies_beside_the_image_is_no_object_and_yet_suppresses() -> None:
+    beside, at_the_edge = (-10.0, 0.0, 0.0, 10.0), (-10.0, 0.0, 1.0, 10.0)
+    found, _, _, count = run([beside, at_the_edge, RIGHT], [(0.75, 0.1), (0.5, 0.1), (0.5, 0.1)])
+    assert count == 1 and found[0] == list(RIGHT)
+
+
+def test_infinite_boxes_suppress_one_another() -> None:
+    endless = (-math.inf, -math.inf, math.inf, math.inf)
+    whole = to_xyxy(tf.constant([[endless, endless]]), "xyxy", IMAGES)[0].numpy().tolist()
+    found, _, _, count = run(whole, [(0.75, 0.1), (0.5, 0.1)])
+    assert count == 1 and found[0] == [0, 0, 200, 100]
+
+
 def test_no_more_objects_come_out_than_wanted_and_the_best_of_many() -> None:
     many = [(float(x), 0.0, x + 0.9, 1.0) for x in range(boxes.CANDIDATES + 50)]
     scores = [(0.3 + place / 10_000, 0.0) for place in range(len(many))]
-    found, _, _, count = run(many, scores)
+    found, _, _, count = run(many, scores, LARGE)
     assert count == 4
     assert [int(box[0]) for box in found] == [len(many) - 1 - place for place in range(4)]
 
@@ -94,7 +123,7 @@ def test_thousands_of_classes_cost_small_boxes_no_precision() -> None:
     options: dict[str, Any] = {"max_detections": 2 * pairs, "score_threshold": 0.2, "iou_threshold": 0.5}
     for jit_compile in (True, False):
         compiled = tf.function(lambda *inputs: suppress(*inputs, **options), jit_compile=jit_compile, autograph=False)
-        _, _, found, (count,) = compiled(tf.constant([candidates]), tf.constant([scores]))
+        _, _, found, (count,) = compiled(tf.constant([candidates]), tf.constant([scores]), LARGE)
         assert count == pairs + stay.sum()
         expected = [*of_pair, *of_pair[stay]]
         assert sorted(found[0, : int(count)].numpy()) == sorted(expected)
