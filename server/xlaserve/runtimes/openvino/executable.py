@@ -44,6 +44,9 @@ class UntranslatableError(ModelFailed):
         super().__init__(f"OpenVINO has no translation of {operations}")
         self.operations = operations
 
+    def __reduce__(self) -> tuple[type[UntranslatableError], tuple[str]]:
+        return type(self), (self.operations,)
+
 
 class Layer(NamedTuple):
     """What a part of a compiled model takes."""
@@ -119,7 +122,10 @@ class CompiledModel:
         """Runs `images`; blocks. What it returns owns its memory."""
         request = self._take()
         try:
-            request.start_async([images], share_inputs=True)
+            # Copied: a request that shared their memory would keep them, and the message that they came in, until it
+            # runs again.
+            request.get_input_tensor().data[:] = images
+            request.start_async()
             request.wait()
             return tuple(np.array(tensor.data) for tensor in request.output_tensors)
         finally:

@@ -3,8 +3,11 @@ from __future__ import annotations
 import io
 import logging
 import os
+import pickle
 import subprocess
 import sys
+import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -20,11 +23,11 @@ from scripts.digits_data import digit_images
 
 from xlaserve.check.refusal import explain
 from xlaserve.config import Bucket, Mode, ModelSettings, Precision
-from xlaserve.engine.program import Executable
+from xlaserve.engine.program import Executable, Images
 from xlaserve.errors import ModelFailed
 from xlaserve.model import catalog
 from xlaserve.model.networks.keras_runtime import keras
-from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph
+from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph, UntranslatableError
 from xlaserve.runtimes.tf import executable as tf_executable
 from xlaserve.runtimes.tf.executable import Forward, TensorFlowProgram
 
@@ -105,6 +108,31 @@ def test_only_as_many_requests_are_made_as_run_at_the_same_time() -> None:
     assert len(model._idle) == 1
 
 
+def test_images_are_not_kept_once_they_are_answered() -> None:
+    model = TensorFlowProgram(sums).in_openvino(BUCKET)
+    images = noise(BUCKET)
+    model(images)
+    kept = weakref.ref(images)
+    del images
+    assert kept() is None
+
+
+def test_answers_own_their_memory() -> None:
+    model = TensorFlowProgram(lambda pixels: (pixels,)).in_openvino(BUCKET)
+    images = noise(BUCKET)
+    (first,) = model(images)
+    wanted, images[:] = images.copy(), 0
+    model(noise(BUCKET, seed=1))
+    np.testing.assert_array_equal(first, wanted)
+
+
+@pytest.mark.parametrize("make", [lambda images: images[::-1], np.asfortranarray], ids=["reversed", "by columns"])
+def test_images_are_read_in_whatever_order_they_are_kept(make: Callable[[Images], Images]) -> None:
+    images = make(noise(BUCKET))
+    totals, _ = compiled(TensorFlowProgram(sums), BUCKET)(images)
+    np.testing.assert_allclose(totals, images.sum(axis=(1, 2)))
+
+
 def test_images_that_may_not_be_written_to_are_read() -> None:
     images = noise(BUCKET)
     images.flags.writeable = False
@@ -168,6 +196,11 @@ def test_an_operation_that_openvino_does_not_know_is_named() -> None:
     with pytest.raises(ModelFailed, match="OpenVINO has no translation of Zeta") as failed:
         TensorFlowProgram(forward).compile(Mode.OPENVINO, BUCKET)
     assert explain(failed.value).operation == "Zeta"
+
+
+def test_the_operation_that_openvino_does_not_know_stays_named_in_another_process() -> None:
+    error = pickle.loads(pickle.dumps(UntranslatableError("Zeta")))
+    assert (str(error), error.operations) == ("OpenVINO has no translation of Zeta", "Zeta")
 
 
 def test_loggers_are_left_as_they_are() -> None:
@@ -254,7 +287,7 @@ def test_nothing_that_reports_usage_is_imported_even_if_it_is_installed(tmp_path
 import os, sys
 import tensorflow as tf
 from xlaserve.config import Bucket, Mode
-from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph
+from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph, UntranslatableError
 from xlaserve.runtimes.tf import executable as tf_executable
 from xlaserve.runtimes.tf.executable import TensorFlowProgram
 forward = lambda pixels: (tf.reduce_mean(tf.cast(pixels, tf.float32), axis=(1, 2)),)
