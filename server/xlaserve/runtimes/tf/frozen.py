@@ -48,8 +48,9 @@ EXHAUSTED: Final = "RESOURCE_EXHAUSTED"
 _XLA_ALONE: Final = "Xla"
 """What the names of operations begin with that have no other implementation."""
 
+_FLOAT32: Final[int] = tf.float32.as_datatype_enum
+"""A type as a graph has it."""
 _NARROW: Final = frozenset({tf.bfloat16.as_datatype_enum, tf.float16.as_datatype_enum})
-"""Types, as a graph has them."""
 
 
 class UnfreezableError(Exception):
@@ -157,7 +158,7 @@ def _widen(definition: Any) -> None:
     for attributes in (node.attr for node in _nodes(definition)):
         for value in attributes.values():
             if value.type in _NARROW:
-                value.type = tf.float32.as_datatype_enum
+                value.type = _FLOAT32
             elif value.tensor.dtype in _NARROW:
                 wide = tf.make_ndarray(value.tensor).astype(np.float32)
                 value.tensor.CopyFrom(tf.make_tensor_proto(wide))
@@ -169,7 +170,7 @@ def _widen(definition: Any) -> None:
 
 
 def _widened(number: int) -> int:
-    return tf.float32.as_datatype_enum if number in _NARROW else number
+    return _FLOAT32 if number in _NARROW else number
 
 
 def _left_out_xla(definition: Any) -> bool:
