@@ -334,6 +334,7 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
         ("buckets: [4, [4, 2, 3], [4, 2, 3]]", ["models.0.buckets: expected each once, 4x2x3 is repeated"]),
         ("resolutions: [[8, 9], [8, 9]]", ["models.0.resolutions: expected each once, 8x9 is repeated"]),
         ("disable_lowerings: [stem, stem]", ["models.0.disable_lowerings: expected each once, stem is repeated"]),
+        ("openvino_precision: half", ["models.0.openvino_precision: ", "'bfloat16' or 'float16'", "got 'half'"]),
         ("shadow: {share: 0.5}", ["models.0: shadow: expected another version, or a mode"]),
         ("shadow: {version: 1}", ["models.0: shadow: expected another version, or a mode"]),
         ("shadow: {mode: graph}", ["models.0: shadow.mode graph is not one of modes xla"]),

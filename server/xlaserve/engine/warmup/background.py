@@ -29,7 +29,7 @@ from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Executable, Warmed
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.compiler import fastest
-from xlaserve.errors import ShuttingDown
+from xlaserve.errors import ShuttingDown, cause
 
 log = logging.getLogger(__name__)
 
@@ -133,8 +133,14 @@ class Background:
         try:
             for mode in self._compiled_modes:
                 programs: dict[tuple[Mode, Bucket], Warmed] = {}
-                for bucket in graph:
-                    programs[mode, bucket] = await self.beside.make(mode, bucket)
+                try:
+                    for bucket in graph:
+                        programs[mode, bucket] = await self.beside.make(mode, bucket)
+                except Exception as error:
+                    if self.settings.needs(mode):
+                        raise
+                    log.warning("model %s: auto does without %s at %d x %d: %s", self._model, mode, *size, cause(error))
+                    continue
                 self.batcher.add(programs)
                 self.on_change()
                 compiled |= programs

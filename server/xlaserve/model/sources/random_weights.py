@@ -15,19 +15,23 @@ from xlaserve.model.networks.keras_runtime import keras
 
 RANDOM_SEED: Final = 1
 
+_seeds: Any = keras.src.random.seed_generator
 _seeding = threading.Lock()
 
 
 @contextmanager
 def seeded() -> Iterator[None]:
-    """Makes initial weights the same every time; Keras draws the seeds of its initializers from Python's generator."""
+    """Makes initial weights the same every time.
+
+    Keras draws the seeds of its initializers from Python's generator, and so do other threads, for the ids of requests:
+    Keras has one of its own meanwhile.
+    """
     with _seeding:
-        state = random.getstate()
-        random.seed(RANDOM_SEED)
+        pythons, _seeds.python_random = _seeds.python_random, random.Random(RANDOM_SEED)
         try:
             yield
         finally:
-            random.setstate(state)
+            _seeds.python_random = pythons
 
 
 def settle(model: Any, size: tuple[int, int], call: Callable[[tf.Tensor], object]) -> None:

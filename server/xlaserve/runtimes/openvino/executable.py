@@ -20,12 +20,14 @@ import numpy as np
 
 from xlaserve.config import Precision
 from xlaserve.engine.program import Images, Outputs
-from xlaserve.errors import ModelFailed, cause
+from xlaserve.errors import ModelFailed, cause, telling_line
 
 TYPES: Final = {Precision.FLOAT32: "f32", Precision.BFLOAT16: "bf16", Precision.FLOAT16: "f16"}
 """What OpenVINO calls them."""
 NOT_INSTALLED: Final = "mode openvino needs openvino; install xlaserve[openvino]"
-_UNKNOWN: Final = re.compile(r"No conversion rule found for operations: *([^\n]+)")
+_UNKNOWN: Final = re.compile(r"(?:No conversion rule found for operations|Conversion is failed for): *([^\n]+)")
+_PLACES: Final = re.compile(r"^(?:Exception from |Check '.*' failed at |FrontEnd API failed with ).*\n?", re.MULTILINE)
+"""How lines of OpenVINO's messages begin that say where in its code, and not what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,9 @@ class UntranslatableError(ModelFailed):
     def __init__(self, operations: str) -> None:
         super().__init__(f"OpenVINO has no translation of {operations}")
         self.operations = operations
+
+    def __reduce__(self) -> tuple[type[UntranslatableError], tuple[str]]:
+        return type(self), (self.operations,)
 
 
 class Layer(NamedTuple):
@@ -73,16 +78,14 @@ class ConvertedGraph:
             read.override_all_outputs([read.get_place_by_tensor_name(name) for name in outputs])
             self._model = frontend.convert(read)
         except Exception as error:  # its kinds of error are not documented
-            if found := _UNKNOWN.search(str(error)):
-                raise UntranslatableError(found[1].strip().rstrip(".")) from error
-            raise ModelFailed(f"OpenVINO can't convert it: {cause(error)}") from error
+            if found := _UNKNOWN.findall(str(error)):
+                raise UntranslatableError(", ".join(names.strip().rstrip(".") for names in found)) from error
+            raise ModelFailed(f"OpenVINO can't convert it: {_said(error)}") from error
 
     def compile(
         self, shape: tuple[int, ...], precision: Precision, threads: Threads, *, is_profiled: bool = False
     ) -> CompiledModel:
         """Compiles it for images of one shape; `is_profiled` has it note what each layer takes."""
-        model = self._model.clone()
-        model.reshape(list(shape))
         settings = {
             "INFERENCE_PRECISION_HINT": TYPES[precision],
             "PERFORMANCE_HINT": "LATENCY" if threads.lanes == 1 else "THROUGHPUT",
@@ -93,11 +96,13 @@ class ConvertedGraph:
             "PERF_COUNT": is_profiled,
         }
         try:
+            model = self._model.clone()
+            model.reshape(list(shape))
             began = time.perf_counter()
             compiled = _core().compile_model(model, "CPU", settings)
             return CompiledModel(compiled, time.perf_counter() - began)
         except RuntimeError as error:
-            raise ModelFailed(f"OpenVINO can't compile it: {cause(error)}") from error
+            raise ModelFailed(f"OpenVINO can't compile it: {_said(error)}") from error
 
 
 class CompiledModel:
@@ -119,7 +124,10 @@ class CompiledModel:
         """Runs `images`; blocks. What it returns owns its memory."""
         request = self._take()
         try:
-            request.start_async([images], share_inputs=True)
+            # Copied: a request that shared their memory would keep them, and the message that they came in, until it
+            # runs again.
+            request.get_input_tensor().data[:] = images
+            request.start_async()
             request.wait()
             return tuple(np.array(tensor.data) for tensor in request.output_tensors)
         finally:
@@ -151,6 +159,10 @@ class CompiledModel:
             return self._idle.pop()  # the last one used: what it wrote may still be in the processor's caches
         except IndexError:
             return self._compiled.create_infer_request()
+
+
+def _said(error: Exception) -> str:
+    return telling_line(_PLACES.sub("", str(error))) or cause(error)
 
 
 def _openvino() -> Any:

@@ -48,6 +48,10 @@ EXHAUSTED: Final = "RESOURCE_EXHAUSTED"
 _XLA_ALONE: Final = "Xla"
 """What the names of operations begin with that have no other implementation."""
 
+_FLOAT32: Final[int] = tf.float32.as_datatype_enum
+"""A type as a graph has it."""
+_NARROW: Final = frozenset({tf.bfloat16.as_datatype_enum, tf.float16.as_datatype_enum})
+
 
 class UnfreezableError(Exception):
     """A graph can't be frozen; the message says why."""
@@ -136,15 +140,37 @@ def has_xla(function: Any) -> bool:
 def portable(function: Any) -> Any:
     """Returns the frozen graph of a concrete function for another runtime: TensorFlow's own kernels, no devices.
 
-    Raises UnfreezableError.
+    What it computes in less than float32 is in float32, for the runtime to narrow as it is told to. Raises
+    UnfreezableError.
     """
     definition = _freeze(function)
     if not _left_out_xla(definition):
         raise UnfreezableError("it has operations of XLA's own")
+    _widen(definition)
     graph = tf.Graph()
     with graph.as_default():
         tf.graph_util.import_graph_def(definition, name="")
     return graph
+
+
+def _widen(definition: Any) -> None:
+    """Has a graph compute in float32 wherever it computes in less."""
+    for attributes in (node.attr for node in _nodes(definition)):
+        for value in attributes.values():
+            if value.type in _NARROW:
+                value.type = _FLOAT32
+            elif value.tensor.dtype in _NARROW:
+                wide = tf.make_ndarray(value.tensor).astype(np.float32)
+                value.tensor.CopyFrom(tf.make_tensor_proto(wide))
+            elif not _NARROW.isdisjoint(value.list.type):
+                value.list.type[:] = map(_widened, value.list.type)
+    for function in definition.library.function:
+        for argument in (*function.signature.input_arg, *function.signature.output_arg):
+            argument.type = _widened(argument.type)
+
+
+def _widened(number: int) -> int:
+    return _FLOAT32 if number in _NARROW else number
 
 
 def _left_out_xla(definition: Any) -> bool:

@@ -75,7 +75,7 @@ class House:
         self.loop = asyncio.get_running_loop()
         self.compiler = Compiler(self.loop)
         self.compiled: list[tuple[Mode, Bucket]] = []
-        self.compile_error: Exception | None = None
+        self.compile_errors: dict[Mode, Exception] = {}
         self.refused: set[tuple[int, ...]] = set()
         self.seconds_of: Callable[[Mode, Bucket], float] = lambda mode, bucket: RUN_S
         self.ledger = Ledger("model", "1")
@@ -121,8 +121,8 @@ class House:
 
     def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
         assert self.expecting_depth == 1
-        if self.compile_error:
-            raise self.compile_error
+        if mode in self.compile_errors:
+            raise self.compile_errors[mode]
         self.compiled.append((mode, bucket))
         return Compilation(self._executable(mode), trace_s=1.0, compile_s=2.0)
 
@@ -335,12 +335,31 @@ async def test_a_resolution_that_does_not_compile_stays_in_graph_mode(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     house = make()
-    house.compile_error = ValueError("no kernel")
+    house.compile_errors[Mode.XLA] = ValueError("no kernel")
     await house.ask(WIDE)
     await asyncio.sleep(10 * COMPILE_S)
     assert (await house.ask(WIDE))[0] is Mode.GRAPH
     assert house.compiler.submitted == 1
     assert "model model: 4 x 8 stays in graph mode, as it did not compile" in caplog.text
+
+
+async def test_auto_does_without_an_optional_mode_that_fails_at_a_resolution(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = make((Mode.AUTO,))
+    house.compile_errors[Mode.OPENVINO] = ModelFailed("it computes something else")
+    await house.ask(WIDE, mode=Mode.AUTO)
+    await asyncio.sleep(20 * COMPILE_S)
+    assert (await house.ask(WIDE, mode=Mode.AUTO))[0] is Mode.AUTO
+    assert "model model: auto does without openvino at 4 x 8: it computes something else" in caplog.text
+
+
+async def test_a_resolution_stays_in_graph_mode_where_a_mode_that_is_offered_fails(make: Make) -> None:
+    house = make((Mode.AUTO, Mode.OPENVINO))
+    house.compile_errors[Mode.OPENVINO] = ModelFailed("it computes something else")
+    await house.ask(WIDE, mode=Mode.AUTO)
+    await asyncio.sleep(20 * COMPILE_S)
+    assert (await house.ask(WIDE, mode=Mode.AUTO))[0] is Mode.GRAPH
 
 
 async def test_graph_mode_itself_needs_no_compilation(make: Make) -> None:

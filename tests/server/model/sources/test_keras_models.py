@@ -18,7 +18,7 @@ from xlaserve.config.sources import Source
 from xlaserve.errors import ModelFailed
 from xlaserve.model import catalog
 from xlaserve.model.networks.keras_runtime import keras
-from xlaserve.model.sources import built_in
+from xlaserve.model.sources import built_in, random_weights
 from xlaserve.model.task import Classification
 
 SIDE = 64
@@ -68,6 +68,19 @@ def test_random_weights_are_the_same_each_time_and_leave_the_random_state_alone(
     first, second = (run(catalog.load(application())) for _ in range(2))
     np.testing.assert_array_equal(first, second)
     assert random.random() == expected_next
+
+
+def test_random_weights_and_what_other_threads_draw_do_not_depend_on_each_other() -> None:
+    def seed(draws: int) -> tuple[int, list[float]]:
+        with random_weights.seeded():
+            drawn = [random.random() for _ in range(draws)]
+            return keras.initializers.GlorotUniform().seed, drawn
+
+    random.seed(7)
+    expected = random.Random(7).random()
+    (alone, _), (beside, drawn) = seed(0), seed(1)
+    assert alone == beside
+    assert drawn == [expected]
 
 
 def test_modes_agree() -> None:

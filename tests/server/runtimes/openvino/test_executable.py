@@ -3,8 +3,11 @@ from __future__ import annotations
 import io
 import logging
 import os
+import pickle
 import subprocess
 import sys
+import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -20,11 +23,11 @@ from scripts.digits_data import digit_images
 
 from xlaserve.check.refusal import explain
 from xlaserve.config import Bucket, Mode, ModelSettings, Precision
-from xlaserve.engine.program import Executable
+from xlaserve.engine.program import Executable, Images
 from xlaserve.errors import ModelFailed
 from xlaserve.model import catalog
 from xlaserve.model.networks.keras_runtime import keras
-from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph
+from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph, Threads, UntranslatableError
 from xlaserve.runtimes.tf import executable as tf_executable
 from xlaserve.runtimes.tf.executable import Forward, TensorFlowProgram
 
@@ -105,6 +108,31 @@ def test_only_as_many_requests_are_made_as_run_at_the_same_time() -> None:
     assert len(model._idle) == 1
 
 
+def test_images_are_not_kept_once_they_are_answered() -> None:
+    model = TensorFlowProgram(sums).in_openvino(BUCKET)
+    images = noise(BUCKET)
+    model(images)
+    kept = weakref.ref(images)
+    del images
+    assert kept() is None
+
+
+def test_answers_own_their_memory() -> None:
+    model = TensorFlowProgram(lambda pixels: (pixels,)).in_openvino(BUCKET)
+    images = noise(BUCKET)
+    (first,) = model(images)
+    wanted, images[:] = images.copy(), 0
+    model(noise(BUCKET, seed=1))
+    np.testing.assert_array_equal(first, wanted)
+
+
+@pytest.mark.parametrize("make", [lambda images: images[::-1], np.asfortranarray], ids=["reversed", "by columns"])
+def test_images_are_read_in_whatever_order_they_are_kept(make: Callable[[Images], Images]) -> None:
+    images = make(noise(BUCKET))
+    totals, _ = compiled(TensorFlowProgram(sums), BUCKET)(images)
+    np.testing.assert_allclose(totals, images.sum(axis=(1, 2)))
+
+
 def test_images_that_may_not_be_written_to_are_read() -> None:
     images = noise(BUCKET)
     images.flags.writeable = False
@@ -161,6 +189,25 @@ def test_a_narrow_precision_is_computed_in_or_it_is_said_that_it_is_not(precisio
     assert compilation.warnings == (() if differs else (said,))
 
 
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+def test_a_graph_of_a_narrow_model_is_computed_in_what_openvino_is_told(dtype: tf.DType) -> None:
+    kernel = tf.Variable(np.random.default_rng(1).normal(size=(3, 3, 3, 8)).astype(np.float32))
+
+    def network(own: tf.DType) -> Forward:
+        def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            x = tf.nn.conv2d(tf.cast(pixels, own) / 255, tf.cast(kernel, own), 1, "SAME")
+            x = tf.cond(tf.reduce_sum(x) > 0, lambda: x * tf.constant(1.7, own), lambda: x)
+            return (tf.cast(tf.reduce_mean(tf.nn.relu(x), axis=(1, 2)), tf.float32),)
+
+        return forward
+
+    images = noise(SMALL)
+    (wanted,) = compiled(TensorFlowProgram(network(tf.float32)), SMALL, Mode.GRAPH)(images)
+    for precision, rtol in ((Precision.FLOAT32, 1e-3), (Precision.BFLOAT16, 0.05)):
+        program = TensorFlowProgram(network(dtype), openvino_precision=precision)
+        np.testing.assert_allclose(compiled(program, SMALL)(images)[0], wanted, rtol=rtol)
+
+
 def test_an_operation_that_openvino_does_not_know_is_named() -> None:
     def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
         return (tf.math.zeta(tf.cast(pixels, tf.float32) + 2.0, 1.0),)
@@ -168,6 +215,43 @@ def test_an_operation_that_openvino_does_not_know_is_named() -> None:
     with pytest.raises(ModelFailed, match="OpenVINO has no translation of Zeta") as failed:
         TensorFlowProgram(forward).compile(Mode.OPENVINO, BUCKET)
     assert explain(failed.value).operation == "Zeta"
+
+
+def test_an_operation_that_openvino_knows_and_can_not_convert_is_named_as_well() -> None:
+    def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        spectrum = tf.signal.fft2d(tf.cast(pixels[..., 0], tf.complex64))
+        return (tf.math.zeta(tf.math.real(spectrum) + 2.0, 1.0),)
+
+    with pytest.raises(ModelFailed, match="OpenVINO has no translation of Zeta, FFT2D"):
+        TensorFlowProgram(forward).compile(Mode.OPENVINO, BUCKET)
+
+
+def test_a_shape_that_does_not_fit_is_refused_with_what_is_wrong() -> None:
+    def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return (tf.reshape(tf.cast(pixels, tf.float32), (1, 4, 5, 3)),)
+
+    with pytest.raises(ModelFailed, match=r"OpenVINO can't compile it: While validating node .*Reshape"):
+        TensorFlowProgram(forward).compile(Mode.OPENVINO, BUCKET)
+
+
+def test_of_a_refusal_the_line_is_told_that_says_why() -> None:
+    class Refusing:
+        def clone(self) -> Refusing:
+            raise RuntimeError(
+                "Exception from src/inference/src/cpp/core.cpp:117:\n"
+                "Check 'newNode' failed at src/plugins/intel_cpu/src/node.cpp:1626:\n"
+                "Unsupported operation of type: Convert name: Transpose_41912\n"
+            )
+
+    converted = ConvertedGraph.__new__(ConvertedGraph)
+    converted._model = Refusing()
+    with pytest.raises(ModelFailed, match="can't compile it: Unsupported operation of type: Convert name: Transpose"):
+        converted.compile((1, 4, 5, 3), Precision.FLOAT32, Threads(1, 1))
+
+
+def test_the_operation_that_openvino_does_not_know_stays_named_in_another_process() -> None:
+    error = pickle.loads(pickle.dumps(UntranslatableError("Zeta")))
+    assert (str(error), error.operations) == ("OpenVINO has no translation of Zeta", "Zeta")
 
 
 def test_loggers_are_left_as_they_are() -> None:
@@ -254,7 +338,7 @@ def test_nothing_that_reports_usage_is_imported_even_if_it_is_installed(tmp_path
 import os, sys
 import tensorflow as tf
 from xlaserve.config import Bucket, Mode
-from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph
+from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph, Threads, UntranslatableError
 from xlaserve.runtimes.tf import executable as tf_executable
 from xlaserve.runtimes.tf.executable import TensorFlowProgram
 forward = lambda pixels: (tf.reduce_mean(tf.cast(pixels, tf.float32), axis=(1, 2)),)
