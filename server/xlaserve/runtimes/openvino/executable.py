@@ -25,7 +25,8 @@ from xlaserve.errors import ModelFailed, cause
 TYPES: Final = {Precision.FLOAT32: "f32", Precision.BFLOAT16: "bf16", Precision.FLOAT16: "f16"}
 """What OpenVINO calls them."""
 NOT_INSTALLED: Final = "mode openvino needs openvino; install xlaserve[openvino]"
-_UNKNOWN: Final = re.compile(r"No conversion rule found for operations: *([^\n]+)")
+_UNKNOWN: Final = re.compile(r"(?:No conversion rule found for operations|Conversion is failed for): *([^\n]+)")
+"""How OpenVINO lists operations that it does not know, and those that it knows otherwise than they are here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Threads:
 
 
 class UntranslatableError(ModelFailed):
-    """A graph holds `operations` that OpenVINO does not know, separated by commas."""
+    """A graph holds `operations` that OpenVINO does not know, or not as they are in it, separated by commas."""
 
     def __init__(self, operations: str) -> None:
         super().__init__(f"OpenVINO has no translation of {operations}")
@@ -73,8 +74,8 @@ class ConvertedGraph:
             read.override_all_outputs([read.get_place_by_tensor_name(name) for name in outputs])
             self._model = frontend.convert(read)
         except Exception as error:  # its kinds of error are not documented
-            if found := _UNKNOWN.search(str(error)):
-                raise UntranslatableError(found[1].strip().rstrip(".")) from error
+            if found := _UNKNOWN.findall(str(error)):
+                raise UntranslatableError(", ".join(names.strip().rstrip(".") for names in found)) from error
             raise ModelFailed(f"OpenVINO can't convert it: {cause(error)}") from error
 
     def compile(
