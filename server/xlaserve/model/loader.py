@@ -278,6 +278,8 @@ async def _grow(served: Served, buckets: Iterable[Bucket], programs: Programs, b
             for mode in version.compiled_modes:
                 try:
                     made[mode, bucket] = await beside.make(mode, bucket, known[mode, bucket[1:]])
+                except ShuttingDown:
+                    return
                 except Exception as error:
                     version.leave_out(mode, error)
         except Exception:

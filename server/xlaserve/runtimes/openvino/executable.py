@@ -26,6 +26,7 @@ TYPES: Final = {Precision.FLOAT32: "f32", Precision.BFLOAT16: "bf16", Precision.
 """What OpenVINO calls them."""
 NOT_INSTALLED: Final = "mode openvino needs openvino; install xlaserve[openvino]"
 _UNKNOWN: Final = re.compile(r"(?:No conversion rule found for operations|Conversion is failed for): *([^\n]+)")
+"""How OpenVINO lists operations that it does not know, and those that it knows otherwise than they are here."""
 _PLACES: Final = re.compile(r"^(?:Exception from |Check '.*' failed at |FrontEnd API failed with ).*\n?", re.MULTILINE)
 """How lines of OpenVINO's messages begin that say where in its code, and not what."""
 
@@ -40,7 +41,7 @@ class Threads:
 
 
 class UntranslatableError(ModelFailed):
-    """A graph holds `operations` that OpenVINO does not know, separated by commas."""
+    """A graph holds `operations` that OpenVINO does not know, or not as they are in it, separated by commas."""
 
     def __init__(self, operations: str) -> None:
         super().__init__(f"OpenVINO has no translation of {operations}")
