@@ -6,6 +6,8 @@ batch size that the export takes. Saved so, it is a SavedModel like any other, w
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,8 +24,11 @@ from xlaserve.model.sources import saved_model
 
 if TYPE_CHECKING:
     from xlaserve.model.sources.jax_export import ExportedModel
+    from xlaserve.model.sources.stablehlo_graph import Translated
 
 PIXELS: Final = "pixels"
+
+_log = logging.getLogger(__name__)
 
 
 def jax_file(file: Path, settings: ModelSettings) -> Network:
@@ -62,18 +67,29 @@ class ImageFunction:
     def __init__(self, exported: ExportedModel) -> None:
         self._exported = exported
         self._arguments = [None if one is None else tf.Variable(one, trainable=False) for one in exported.arguments]
-        self.weights = [variable for variable in self._arguments if variable is not None]
         self._has_channels_first = _has_channels_first(exported.image)
         self.pixels = _with_channels_last(exported.image) if self._has_channels_first else exported.image
         """What `run` takes."""
         self.outputs = {name: self._as_given(output) for name, output in exported.outputs.items()}
         """What it gives."""
+        self._translated = self._translate()
+        self.weights = [variable for variable in self._arguments if variable is not None]
+        if self._translated is not None:
+            self.weights = list(self._translated.weights)
 
     def run(self, pixels: tf.Tensor) -> heads.Raw:
         """Returns the function's outputs by their names."""
+        outputs = self._exported.outputs
+        values = self._module(pixels) if self._translated is None else self._translated.run(pixels)
+        return {
+            name: value if self.outputs[name] is output else tf.transpose(value, (0, 2, 3, 1))
+            for (name, output), value in zip(outputs.items(), values, strict=True)
+        }
+
+    def _module(self, pixels: tf.Tensor) -> Sequence[tf.Tensor]:
         image = tf.transpose(pixels, (0, 3, 1, 2)) if self._has_channels_first else pixels
         outputs = self._exported.outputs
-        values = xla.call_module(
+        values: Sequence[tf.Tensor] = xla.call_module(
             [image if variable is None else variable.read_value() for variable in self._arguments],
             module=self._exported.module,
             version=self._exported.version,
@@ -82,10 +98,20 @@ class ImageFunction:
             Tout=[tf.as_dtype(output.dtype) for output in outputs.values()],
             Sout=[output.shape for output in outputs.values()],
         )
-        return {
-            name: value if self.outputs[name] is output else tf.transpose(value, (0, 2, 3, 1))
-            for (name, output), value in zip(outputs.items(), values, strict=True)
-        }
+        return values
+
+    def _translate(self) -> Translated | None:
+        """Returns the function as TensorFlow's operations, where all of it can be translated and gives the same."""
+        from xlaserve.model.sources import stablehlo_graph  # noqa: PLC0415 - it needs JAX
+
+        platforms = self._exported.platforms
+        platform = "cpu" if "cpu" in platforms else platforms[0]
+        try:
+            translated = stablehlo_graph.translate(self._exported, self.pixels, platform)
+        except Exception as error:  # a module may hold anything
+            _log.info("it stays StableHLO, which XLA runs in every mode and as it is: %s", error)
+            return None
+        return translated
 
     def _as_given(self, output: TensorShape) -> TensorShape:
         is_map = self._has_channels_first and output.shape is not None and len(output.shape) == len("NCHW")
