@@ -161,6 +161,27 @@ def _dynamic_slice(graph: Graph, operation: Any, operands: Sequence[Value]) -> V
     return Value(tf.slice(tensor, begin, sides), sides, identity(sides))
 
 
+def _gather(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
+    """Translates what JAX makes of `x[:, 1:, 1:]` where the batch's size is unknown: one slice from a known place."""
+    (operand, starts, *_), sides = operands, shape(operation.results[0])
+    axes = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
+    if not starts.is_known or len(starts.shape) != 1 or axes.operand_batching_dims:
+        raise UntranslatableError("a gathering of several slices, or from computed places, is not translated")
+    dropped, kept = list(axes.collapsed_slice_dims), iter(sides)
+    taken = [1 if axis in dropped else next(kept) for axis in range(len(operand.shape))]
+    places = dict(zip(axes.start_index_map, starts.tensor, strict=True))
+    cut = [axis for axis, size in enumerate(operand.shape) if size != taken[axis]]
+    slices = [slice(None)] * len(taken)
+    for axis in cut:
+        size, count = operand.shape[axis], taken[axis]
+        if size is None or count is None:
+            raise UntranslatableError("a slice along a side of unknown size is not translated")
+        start = int(np.clip(places.get(axis, 0), 0, size - count))
+        slices[axis] = slice(start, start + count)
+    tensor = graph.tensor(operand, identity(operand.shape), cut)[tuple(slices)]
+    return Value(tf.squeeze(tensor, dropped) if dropped else tensor, sides, identity(sides))
+
+
 def _with_sides(tensor: Any, sides: Sequence[int | None], order: Order) -> Any:
     """Tells TensorFlow the sizes of `tensor` that StableHLO says, where it can't know them itself."""
     places = inverse(order)
@@ -248,6 +269,7 @@ def _side(value: Value, axis: int) -> int | None:
     return size
 
 
+sigmoid: Final = _elementwise(tf.sigmoid)
 COMPARISONS: Final[Mapping[str, Callable[..., Any]]] = {
     "EQ": tf.equal,
     "NE": tf.not_equal,
@@ -284,17 +306,19 @@ TABLE: Final[Mapping[str, Translate]] = {
     "stablehlo.divide": _elementwise(_divide),
     "stablehlo.dot_general": _dot,
     "stablehlo.dynamic_broadcast_in_dim": _broadcast,
+    "stablehlo.dynamic_gather": _gather,
     "stablehlo.dynamic_iota": _iota,
     "stablehlo.dynamic_reshape": _reshape,
     "stablehlo.dynamic_slice": _dynamic_slice,
     "stablehlo.exponential": _elementwise(tf.exp),
     "stablehlo.exponential_minus_one": _elementwise(tf.math.expm1),
     "stablehlo.floor": _elementwise(tf.floor),
+    "stablehlo.gather": _gather,
     "stablehlo.get_dimension_size": _size,
     "stablehlo.iota": _iota,
     "stablehlo.log": _elementwise(tf.math.log),
     "stablehlo.log_plus_one": _elementwise(tf.math.log1p),
-    "stablehlo.logistic": _elementwise(tf.sigmoid),
+    "stablehlo.logistic": sigmoid,
     "stablehlo.maximum": _by_type(tf.maximum, tf.logical_or),
     "stablehlo.minimum": _by_type(tf.minimum, tf.logical_and),
     "stablehlo.multiply": _by_type(tf.multiply, tf.logical_and),
