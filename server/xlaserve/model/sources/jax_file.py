@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
     from xlaserve.model.sources.stablehlo_graph import Translated
 
 PIXELS: Final = "pixels"
+
+TOLERANCE: Final = 1e-5
+"""How far a translation's answers may be from the module's, as a share of the largest,"""
+OF_SPREAD: Final = 1e-3
+"""and of the largest difference between two images."""
+NARROW_TOLERANCE: Final = 0.02
+"""The same where less than float32 may be computed in."""
 
 _log = logging.getLogger(__name__)
 
@@ -108,10 +116,25 @@ class ImageFunction:
         platform = "cpu" if "cpu" in platforms else platforms[0]
         try:
             translated = stablehlo_graph.translate(self._exported, self.pixels, platform)
+            self._compare(translated)
         except Exception as error:  # a module may hold anything
             _log.info("it stays StableHLO, which XLA runs in every mode and as it is: %s", error)
             return None
         return translated
+
+    def _compare(self, translated: Translated) -> None:
+        """Raises ValueError where the translation of random pixels gives something else."""
+        batch, *sides = self.pixels.shape or ()
+        pixels = np.random.default_rng(0).uniform(0, 255 if self.pixels.dtype == "uint8" else 1, (batch or 2, *sides))
+        images = tf.cast(pixels, self.pixels.dtype)
+        expected = tf.function(self._module, autograph=False, jit_compile=True)(images)
+        for name, one, other in zip(self._exported.outputs, translated.run(images), expected, strict=True):
+            got, wanted = (tf.cast(values, tf.float64).numpy() for values in (one, other))
+            is_narrow = other.dtype != tf.float32 or tf.config.get_visible_devices("GPU")
+            largest, spread = np.abs(wanted).max(), np.abs(wanted - wanted[::-1]).max()
+            tolerance = NARROW_TOLERANCE * largest if is_narrow else TOLERANCE * largest + OF_SPREAD * spread
+            if got.shape != wanted.shape or not np.allclose(got, wanted, rtol=0, atol=tolerance, equal_nan=True):
+                raise ValueError(f"its {name} differs once it is translated")
 
     def _as_given(self, output: TensorShape) -> TensorShape:
         is_map = self._has_channels_first and output.shape is not None and len(output.shape) == len("NCHW")

@@ -10,7 +10,7 @@ as TensorFlow's kernels and the lowerings want it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +20,7 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from xlaserve.model.networks.heads import TensorShape
-from xlaserve.model.sources import stablehlo_operations, stablehlo_weights
+from xlaserve.model.sources import stablehlo_activations, stablehlo_operations, stablehlo_weights
 from xlaserve.model.sources.stablehlo_values import Order, UnknownSizeError, UntranslatableError, Value, identity, inverse, known
 
 if TYPE_CHECKING:
@@ -115,11 +115,11 @@ class Translator:
                 return []
             case "stablehlo.optimization_barrier":
                 return operands
-            case "stablehlo.divide" if (argument := _sigmoid_of(operation, values)) is not None:
-                return [stablehlo_operations.sigmoid(self, operation, [argument])]
         translate = stablehlo_operations.TABLE.get(operation.name)
         if translate is None:
             raise UntranslatableError(f"{operation.name} is not translated")
+        if (activation := stablehlo_activations.of(operation, values)) is not None:
+            translate, operands = stablehlo_operations.elementwise(activation.compute), [activation.argument]
         data = operands[:1] if operation.name in stablehlo_operations.OF_A_SHAPE else operands
         if all(operand.is_known for operand in data):
             with suppress(UnknownSizeError), self._now():
@@ -182,25 +182,3 @@ class Translator:
 def _known_of(value: Value) -> Value:
     """Returns `value`, which was computed from weights, as an array."""
     return value if value.is_known else replace(value, tensor=np.asarray(value.tensor.numpy()))
-
-
-def _sigmoid_of(operation: Any, values: Mapping[Any, Value]) -> Value | None:
-    """Returns `x` where a division is `1 / (1 + exp(-x))`, which is how JAX exports it."""
-    one, total = operation.operands
-    ones = [value for value in (one, *_operands(total, "stablehlo.add")) if _is_one(values[value])]
-    others = [value for value in _operands(total, "stablehlo.add") if value not in ones]
-    if len(ones) != 2 or one not in ones or len(others) != 1:
-        return None
-    for argument in _operands(next(iter(_operands(others[0], "stablehlo.exponential")), None), "stablehlo.negate"):
-        return values.get(argument)
-    return None
-
-
-def _operands(value: Any, name: str) -> list[Any]:
-    """Returns the operands of the operation called `name` that gives `value`; none where another does."""
-    producer = None if value is None else value.owner
-    return list(producer.operands) if getattr(producer, "name", None) == name else []
-
-
-def _is_one(value: Value) -> bool:
-    return value.is_known and value.tensor.size == 1 and bool(value.tensor.item() == 1)

@@ -38,7 +38,7 @@ class Graph(Protocol):
         """Returns a value as it is."""
 
 
-def _elementwise(compute: Callable[..., Any]) -> Translate:
+def elementwise(compute: Callable[..., Any]) -> Translate:
     """Returns what makes an operation on each element; TensorFlow's broadcast what is to be repeated."""
 
     def translate(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
@@ -53,7 +53,7 @@ def _elementwise(compute: Callable[..., Any]) -> Translate:
 
 
 def _by_type(of_numbers: Callable[..., Any], of_booleans: Callable[..., Any]) -> Translate:
-    return _elementwise(
+    return elementwise(
         lambda *tensors: of_booleans(*tensors) if tensors[0].dtype == tf.bool else of_numbers(*tensors)
     )
 
@@ -64,12 +64,12 @@ def _divide(first: Any, second: Any) -> Any:
 
 def _compare(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     direction = stablehlo.ComparisonDirectionAttr(operation.attributes["comparison_direction"]).value
-    return _elementwise(COMPARISONS[direction])(graph, operation, operands)
+    return elementwise(COMPARISONS[direction])(graph, operation, operands)
 
 
 def _convert(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     to = dtype(operation.results[0])
-    return _elementwise(lambda tensor: tf.cast(tensor, to))(graph, operation, operands)
+    return elementwise(lambda tensor: tf.cast(tensor, to))(graph, operation, operands)
 
 
 def _constant(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
@@ -269,7 +269,6 @@ def _side(value: Value, axis: int) -> int | None:
     return size
 
 
-sigmoid: Final = _elementwise(tf.sigmoid)
 COMPARISONS: Final[Mapping[str, Callable[..., Any]]] = {
     "EQ": tf.equal,
     "NE": tf.not_equal,
@@ -290,56 +289,56 @@ REDUCTIONS: Final[Mapping[str, tuple[Callable[..., Any], Callable[..., Any], Cal
 OF_A_SHAPE: Final = frozenset({"stablehlo.dynamic_broadcast_in_dim", "stablehlo.dynamic_reshape"})
 """Operations whose second operand is only the shape of their result."""
 TABLE: Final[Mapping[str, Translate]] = {
-    "chlo.erf": _elementwise(tf.math.erf),
-    "stablehlo.abs": _elementwise(tf.abs),
+    "chlo.erf": elementwise(tf.math.erf),
+    "stablehlo.abs": elementwise(tf.abs),
     "stablehlo.add": _by_type(tf.add, tf.logical_or),
     "stablehlo.and": _by_type(tf.bitwise.bitwise_and, tf.logical_and),
     "stablehlo.broadcast_in_dim": _broadcast,
-    "stablehlo.ceil": _elementwise(tf.math.ceil),
-    "stablehlo.clamp": _elementwise(lambda low, values, high: tf.minimum(tf.maximum(values, low), high)),
+    "stablehlo.ceil": elementwise(tf.math.ceil),
+    "stablehlo.clamp": elementwise(lambda low, values, high: tf.minimum(tf.maximum(values, low), high)),
     "stablehlo.compare": _compare,
     "stablehlo.concatenate": _concatenate,
     "stablehlo.constant": _constant,
     "stablehlo.convert": _convert,
     "stablehlo.convolution": stablehlo_windows.convolution,
-    "stablehlo.cosine": _elementwise(tf.cos),
-    "stablehlo.divide": _elementwise(_divide),
+    "stablehlo.cosine": elementwise(tf.cos),
+    "stablehlo.divide": elementwise(_divide),
     "stablehlo.dot_general": _dot,
     "stablehlo.dynamic_broadcast_in_dim": _broadcast,
     "stablehlo.dynamic_gather": _gather,
     "stablehlo.dynamic_iota": _iota,
     "stablehlo.dynamic_reshape": _reshape,
     "stablehlo.dynamic_slice": _dynamic_slice,
-    "stablehlo.exponential": _elementwise(tf.exp),
-    "stablehlo.exponential_minus_one": _elementwise(tf.math.expm1),
-    "stablehlo.floor": _elementwise(tf.floor),
+    "stablehlo.exponential": elementwise(tf.exp),
+    "stablehlo.exponential_minus_one": elementwise(tf.math.expm1),
+    "stablehlo.floor": elementwise(tf.floor),
     "stablehlo.gather": _gather,
     "stablehlo.get_dimension_size": _size,
     "stablehlo.iota": _iota,
-    "stablehlo.log": _elementwise(tf.math.log),
-    "stablehlo.log_plus_one": _elementwise(tf.math.log1p),
-    "stablehlo.logistic": sigmoid,
+    "stablehlo.log": elementwise(tf.math.log),
+    "stablehlo.log_plus_one": elementwise(tf.math.log1p),
+    "stablehlo.logistic": elementwise(tf.sigmoid),
     "stablehlo.maximum": _by_type(tf.maximum, tf.logical_or),
     "stablehlo.minimum": _by_type(tf.minimum, tf.logical_and),
     "stablehlo.multiply": _by_type(tf.multiply, tf.logical_and),
-    "stablehlo.negate": _elementwise(tf.negative),
+    "stablehlo.negate": elementwise(tf.negative),
     "stablehlo.not": _by_type(tf.bitwise.invert, tf.logical_not),
     "stablehlo.or": _by_type(tf.bitwise.bitwise_or, tf.logical_or),
     "stablehlo.pad": _pad,
-    "stablehlo.power": _elementwise(tf.pow),
+    "stablehlo.power": elementwise(tf.pow),
     "stablehlo.real_dynamic_slice": _slice,
     "stablehlo.reduce": _reduce,
     "stablehlo.reduce_window": stablehlo_windows.pooling,
-    "stablehlo.remainder": _elementwise(tf.truncatemod),
+    "stablehlo.remainder": elementwise(tf.truncatemod),
     "stablehlo.reshape": _reshape,
-    "stablehlo.round_nearest_even": _elementwise(tf.round),
-    "stablehlo.rsqrt": _elementwise(tf.math.rsqrt),
-    "stablehlo.select": _elementwise(tf.where),
-    "stablehlo.sign": _elementwise(tf.sign),
-    "stablehlo.sine": _elementwise(tf.sin),
+    "stablehlo.round_nearest_even": elementwise(tf.round),
+    "stablehlo.rsqrt": elementwise(tf.math.rsqrt),
+    "stablehlo.select": elementwise(tf.where),
+    "stablehlo.sign": elementwise(tf.sign),
+    "stablehlo.sine": elementwise(tf.sin),
     "stablehlo.slice": _slice,
-    "stablehlo.sqrt": _elementwise(tf.sqrt),
-    "stablehlo.subtract": _elementwise(tf.subtract),
-    "stablehlo.tanh": _elementwise(tf.tanh),
+    "stablehlo.sqrt": elementwise(tf.sqrt),
+    "stablehlo.subtract": elementwise(tf.subtract),
+    "stablehlo.tanh": elementwise(tf.tanh),
     "stablehlo.transpose": _transpose,
 }
