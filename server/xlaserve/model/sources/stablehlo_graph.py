@@ -21,15 +21,26 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from xlaserve.model.networks.heads import TensorShape
 from xlaserve.model.sources import stablehlo_activations, stablehlo_operations, stablehlo_weights
-from xlaserve.model.sources.stablehlo_values import Order, UnknownSizeError, UntranslatableError, Value, identity, inverse, known
+from xlaserve.model.sources.stablehlo_values import (
+    Order,
+    UnknownSizeError,
+    UntranslatableError,
+    Value,
+    identity,
+    inverse,
+    known,
+)
 
 if TYPE_CHECKING:
     from xlaserve.model.sources.jax_export import ExportedModel
 
 MIN_VARIABLE: Final = 4096
 """Numbers of a weight that becomes a variable; smaller ones are constants of the graph."""
+ANY_BATCH: Final = "Expected value >= 1 for dimension variable"
+"""What the assertion says that JAX begins a module for any batch size with."""
 PLATFORM: Final = "_platform_index"
 """How JAX marks the argument that says for which of its platforms a module runs."""
+
 
 @dataclass(frozen=True)
 class Translated:
@@ -40,13 +51,17 @@ class Translated:
     weights: Sequence[tf.Variable]
 
 
-def translate(exported: ExportedModel, pixels: TensorShape, platform: str) -> Translated:
-    """Translates an export that takes `pixels`, for one of its platforms. Raises UntranslatableError."""
+def translate(exported: ExportedModel, pixels: TensorShape) -> Translated:
+    """Translates an export for a CPU, if it was made for one, whose images are `pixels` with their channels last.
+
+    Raises UntranslatableError, and what TensorFlow raises.
+    """
+    platforms = exported.platforms
     if exported.image.shape is None or None in exported.image.shape[1:]:
         raise UntranslatableError("it takes images of any size")
     order = (0, 3, 1, 2) if pixels is not exported.image else (0, 1, 2, 3)
     with stablehlo_weights.parsed(exported.module) as module:
-        translator = Translator(module, exported.platforms.index(platform))
+        translator = Translator(module, platforms.index("cpu") if "cpu" in platforms else 0)
 
         def main(images: tf.Tensor) -> list[tf.Tensor]:
             image = Value(images, exported.image.shape or (), order)
@@ -61,16 +76,15 @@ class Translator:
     """Builds the function `main` of a module into the graph that is being traced."""
 
     def __init__(self, module: Any, platform: int) -> None:
-        symbols = ((one.attributes["sym_name"].value, one) for one in module.body.operations)
-        self._functions = dict(symbols)
+        self._functions = {one.attributes["sym_name"].value: one for one in module.body.operations}
         self._platform = platform
-        self._variables: dict[tuple[int, Order], tuple[Any, tf.Variable]] = {}
+        self._variables: dict[tuple[Value, Order], tf.Variable] = {}
         self._is_known = False
 
     @property
     def weights(self) -> list[tf.Variable]:
         """The variables that were made."""
-        return [variable for _, variable in self._variables.values()]
+        return list(self._variables.values())
 
     def main(self, arguments: Sequence[Value]) -> list[tf.Tensor]:
         """Returns the outputs for `arguments`. Raises UntranslatableError."""
@@ -111,7 +125,7 @@ class Translator:
                 index = int(operands[0].tensor)
                 chosen = regions[index if 0 <= index < len(regions) else -1]
                 return self.run(chosen.blocks[0], dict(values))
-            case "stablehlo.custom_call" if operation.attributes["call_target_name"].value == "shape_assertion":
+            case "stablehlo.custom_call" if ANY_BATCH in str(operation):
                 return []
             case "stablehlo.optimization_barrier":
                 return operands
@@ -147,17 +161,19 @@ class Translator:
             tensor = (np if value.is_known else tf).transpose(tensor, places)
         order = order or value.order
         tensor = self._in_graph(tensor, value, order) if value.is_known else tensor
-        sizes: list[Any] = list(tensor.shape)
-        for axis in axes:
-            if (size := value.shape[axis]) is None and tensor.shape[order[axis]] == 1:
-                size = self._unknown_size(value, axis)
-            sizes[order[axis]] = size
-        if sizes == list(tensor.shape):
+        repeated = {order[axis]: axis for axis in axes if tensor.shape[order[axis]] == 1 and value.shape[axis] != 1}
+        if not repeated:
             return tensor
-        sizes = [tf.shape(tensor)[axis] if size is None else size for axis, size in enumerate(sizes)]
-        return tf.ensure_shape(
-            tf.broadcast_to(tensor, sizes), [size if isinstance(size, int) else None for size in sizes]
-        )
+        sides = [value.shape[repeated[place]] if place in repeated else size for place, size in enumerate(tensor.shape)]
+        sizes = [
+            side
+            if side is not None
+            else self._unknown_size(value, repeated[place])
+            if place in repeated
+            else tf.shape(tensor)[place]
+            for place, side in enumerate(sides)
+        ]
+        return tf.ensure_shape(tf.broadcast_to(tensor, sizes), sides)
 
     def whole(self, value: Value) -> tf.Tensor:
         """Returns `value` as it is, with all its axes in order and nothing left to repeat."""
@@ -171,12 +187,11 @@ class Translator:
     def _in_graph(self, array: Any, value: Value, order: Order) -> Any:
         if self._is_known or array.size < MIN_VARIABLE:
             return tf.constant(array)
-        key = id(value.tensor), order
-        if key not in self._variables:
+        if (value, order) not in self._variables:
             with tf.init_scope():
                 # Not tf.Variable, which a function being traced makes only once.
-                self._variables[key] = value.tensor, ResourceVariable(array, trainable=False)
-        return self._variables[key][1].read_value()
+                self._variables[value, order] = ResourceVariable(array, trainable=False)
+        return self._variables[value, order].read_value()
 
 
 def _known_of(value: Value) -> Value:

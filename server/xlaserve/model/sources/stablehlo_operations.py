@@ -13,6 +13,7 @@ from jax.extend.mlir.dialects import stablehlo
 from xlaserve.model.sources import stablehlo_windows
 from xlaserve.model.sources.stablehlo_values import (
     Order,
+    Shape,
     UntranslatableError,
     Value,
     array,
@@ -53,9 +54,7 @@ def elementwise(compute: Callable[..., Any]) -> Translate:
 
 
 def _by_type(of_numbers: Callable[..., Any], of_booleans: Callable[..., Any]) -> Translate:
-    return elementwise(
-        lambda *tensors: of_booleans(*tensors) if tensors[0].dtype == tf.bool else of_numbers(*tensors)
-    )
+    return elementwise(lambda *tensors: of_booleans(*tensors) if tensors[0].dtype == tf.bool else of_numbers(*tensors))
 
 
 def _divide(first: Any, second: Any) -> Any:
@@ -151,25 +150,39 @@ def _slice(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
 
 def _dynamic_slice(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     (operand, *starts), sides = operands, shape(operation.results[0])
-    if not all(start.is_known for start in starts) or None in operand.shape:
+    if not all(start.is_known for start in starts):
         raise UntranslatableError("a slice from a computed place is not translated")
-    tensor = graph.whole(operand)
-    sizes = zip(tensor.shape, sides, strict=True)
-    begin = [
-        int(np.clip(start.tensor, 0, size - taken)) for start, (size, taken) in zip(starts, sizes, strict=True)
-    ]
-    return Value(tf.slice(tensor, begin, sides), sides, identity(sides))
+    places = {axis: start.tensor for axis, start in enumerate(starts)}
+    return _slice_from(graph, operand, places, sides, (), sides)
 
 
 def _gather(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
-    """Translates what JAX makes of `x[:, 1:, 1:]` where the batch's size is unknown: one slice from a known place."""
+    """Translates what JAX makes of indexing: one slice from a known place, or slices of whole sides."""
     (operand, starts, *_), sides = operands, shape(operation.results[0])
     axes = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
-    if not starts.is_known or len(starts.shape) != 1 or axes.operand_batching_dims:
-        raise UntranslatableError("a gathering of several slices, or from computed places, is not translated")
-    dropped, kept = list(axes.collapsed_slice_dims), iter(sides)
+    if axes.operand_batching_dims or axes.index_vector_dim != len(starts.shape) - 1:
+        raise UntranslatableError("a gathering of this form is not translated")
+    dropped, kept = list(axes.collapsed_slice_dims), iter([sides[axis] for axis in axes.offset_dims])
     taken = [1 if axis in dropped else next(kept) for axis in range(len(operand.shape))]
-    places = dict(zip(axes.start_index_map, starts.tensor, strict=True))
+    if len(starts.shape) == 1 and starts.is_known:
+        return _slice_from(
+            graph, operand, dict(zip(axes.start_index_map, starts.tensor, strict=True)), taken, dropped, sides
+        )
+    others = [axis for axis in range(len(operand.shape)) if axis not in axes.start_index_map]
+    if dropped != sorted(axes.start_index_map) or any(operand.shape[axis] != taken[axis] for axis in others):
+        raise UntranslatableError("a gathering of parts is not translated")
+    places = [*axes.start_index_map, *others]
+    tensor = graph.tensor(operand, inverse(places), range(len(operand.shape)))
+    last = [(operand.shape[axis] or 0) - 1 for axis in axes.start_index_map]
+    indices = tf.clip_by_value(tf.cast(graph.whole(starts), tf.int32), 0, last)
+    batch = [axis for axis in range(len(sides)) if axis not in axes.offset_dims]
+    return Value(tf.gather_nd(tensor, indices), sides, inverse([*batch, *axes.offset_dims]))
+
+
+def _slice_from(
+    graph: Graph, operand: Value, places: Mapping[int, Any], taken: Shape, dropped: Sequence[int], sides: Shape
+) -> Value:
+    """Returns `taken` sizes of `operand` from `places` on, without the axes `dropped`."""
     cut = [axis for axis, size in enumerate(operand.shape) if size != taken[axis]]
     slices = [slice(None)] * len(taken)
     for axis in cut:
@@ -185,24 +198,21 @@ def _gather(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
 def _with_sides(tensor: Any, sides: Sequence[int | None], order: Order) -> Any:
     """Tells TensorFlow the sizes of `tensor` that StableHLO says, where it can't know them itself."""
     places = inverse(order)
-    known_sides = [
-        sides[axis] if size is None else size for axis, size in zip(places, tensor.shape, strict=True)
-    ]
+    known_sides = [sides[axis] if size is None else size for axis, size in zip(places, tensor.shape, strict=True)]
     return tf.ensure_shape(tensor, known_sides) if known_sides != list(tensor.shape) else tensor
 
 
 def _pad(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     (operand, fill), sides = operands, shape(operation.results[0])
     low, high, interior = (
-        integers(operation, name)
-        for name in ("edge_padding_low", "edge_padding_high", "interior_padding")
+        integers(operation, name) for name in ("edge_padding_low", "edge_padding_high", "interior_padding")
     )
     if any(interior):
         raise UntranslatableError("padding between elements is not translated")
     axes = [axis for axis in range(len(sides)) if low[axis] or high[axis]]
     tensor = graph.tensor(operand, axes=axes)
     pads = [(low[axis], high[axis]) for axis in inverse(operand.order)]
-    slices = tuple(slice(max(0, -first), -last if last < 0 else None) for first, last in pads)
+    slices = tuple(slice(max(0, -first), last if last < 0 else None) for first, last in pads)
     if min(*low, *high) < 0:
         tensor = tensor[slices]
     if max(*low, *high) > 0:
@@ -223,7 +233,11 @@ def _reduce(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
         reduced = combine(reduced, graph.tensor(first))
     kept = [operand.order[axis] for axis in range(len(operand.shape)) if axis not in axes]
     order = inverse(inverse(kept))
-    sizes = None if operand.sizes is None else tf.gather(operand.sizes, [a for a in range(len(operand.shape)) if a not in axes])
+    sizes = (
+        None
+        if operand.sizes is None
+        else tf.gather(operand.sizes, [a for a in range(len(operand.shape)) if a not in axes])
+    )
     return Value(reduced, shape(operation.results[0]), order, sizes)
 
 

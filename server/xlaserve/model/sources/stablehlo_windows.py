@@ -11,7 +11,15 @@ import tensorflow as tf
 from jax.extend.mlir.dialects import stablehlo
 
 from xlaserve.model.lowering.windows import same
-from xlaserve.model.sources.stablehlo_values import UntranslatableError, Value, dtype, identity, integers, inverse, shape
+from xlaserve.model.sources.stablehlo_values import (
+    UntranslatableError,
+    Value,
+    dtype,
+    identity,
+    integers,
+    inverse,
+    shape,
+)
 
 if TYPE_CHECKING:
     from xlaserve.model.sources.stablehlo_operations import Graph
@@ -85,9 +93,7 @@ def pooling(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     strides = integers(operation, "window_strides", [1] * rank)
     dilations = {*integers(operation, "base_dilations", [1]), *integers(operation, "window_dilations", [1])}
     pads = _pairs(operation, rank)
-    of_windows = [
-        axis for axis in range(rank) if (window[axis], strides[axis], pads[axis]) != (1, 1, (0, 0))
-    ]
+    of_windows = [axis for axis in range(rank) if (window[axis], strides[axis], pads[axis]) != (1, 1, (0, 0))]
     kind = of_region(operation)
     if rank != IMAGES or len(operands) != 2 or len(of_windows) > 2 or dilations != {1}:
         raise UntranslatableError("a reduction of windows of other than images is not translated")
