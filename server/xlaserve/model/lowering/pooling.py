@@ -45,7 +45,7 @@ def _average(images: tf.Tensor, windows: Windows) -> tf.Tensor:
 
 
 def _of_pixels(node: Node) -> tf.Tensor | None:
-    """Returns the mean or the sum of each channel, as sums of slices: in XLA's reductions, no activation is vectorized."""
+    """Returns each channel's mean or sum, as sums of slices: in XLA's own reductions, no activation is vectorized."""
     images, axes = node.inputs[0].tensor, node.inputs[1].known
     if axes is None or images.shape.rank != 4 or sorted(axes.numpy().ravel() % 4) != [1, 2]:
         return None

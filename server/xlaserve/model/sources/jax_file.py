@@ -1,8 +1,8 @@
 """Networks from what `jax.export` wrote.
 
 Its StableHLO is translated to TensorFlow's operations, so that it is lowered and runs in every mode like other models.
-What can't be translated runs as the operation XlaCallModule, which XLA compiles in every mode. Either way the weights are
-variables, and it takes every batch size that the export does. Saved so, it is a SavedModel like any other, which is
+What can't be translated runs as the operation XlaCallModule, which XLA compiles in every mode. Either way the weights
+are variables, and it takes every batch size that the export does. Saved so, it is a SavedModel like any other, which is
 served without JAX.
 """
 
@@ -143,9 +143,9 @@ def _translated(exported: ExportedModel, pixels: TensorShape, module: _Module) -
 
 def _compare(module: _Module, translated: Translated, pixels: TensorShape) -> None:
     """Raises ValueError where the two answer differently to random pixels."""
-    batch, *sides = pixels.shape or ()
+    shape = [side or 2 for side in pixels.shape or ()]
     largest_pixel = 255 if pixels.dtype == "uint8" else 1
-    images = tf.cast(np.random.default_rng(0).uniform(0, largest_pixel, (batch or 2, *sides)), pixels.dtype)
+    images = tf.cast(np.random.default_rng(0).uniform(0, largest_pixel, shape), pixels.dtype)
     expected = tf.function(module, autograph=False, jit_compile=True)(images)
     for index, (one, other) in enumerate(zip(translated.run(images), expected, strict=True)):
         got, wanted = (tf.cast(values, tf.float64).numpy() for values in (one, other))

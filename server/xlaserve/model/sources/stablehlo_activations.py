@@ -54,7 +54,7 @@ def _other(operands: Sequence[Any], number: float, values: Mapping[Any, Value], 
 
 def _operands(value: Any, name: str) -> list[Any]:
     """Returns the operands of the operation called `name` that gives `value`; none where another does."""
-    producer = None if value is None else value.owner
+    producer: Any = None if value is None else value.owner  # a block, where it is an argument
     return list(producer.operands) if getattr(producer, "name", None) == name else []
 
 

@@ -57,14 +57,15 @@ def translate(exported: ExportedModel, pixels: TensorShape) -> Translated:
     Raises UntranslatableError, and what TensorFlow raises.
     """
     platforms = exported.platforms
-    if exported.image.shape is None or None in exported.image.shape[1:]:
+    shape = tuple(exported.image.shape or ())
+    if not shape or None in shape[1:]:
         raise UntranslatableError("it takes images of any size")
     order = (0, 3, 1, 2) if pixels is not exported.image else (0, 1, 2, 3)
     with stablehlo_weights.parsed(exported.module) as module:
         translator = Translator(module, platforms.index("cpu") if "cpu" in platforms else 0)
 
         def main(images: tf.Tensor) -> list[tf.Tensor]:
-            image = Value(images, exported.image.shape or (), order)
+            image = Value(images, shape, order)
             return translator.main([image if one is None else known(one) for one in exported.arguments])
 
         spec = tf.TensorSpec(pixels.shape, pixels.dtype, name="pixels")
@@ -121,14 +122,15 @@ class Translator:
             case "stablehlo.composite":
                 return self.call(operation.attributes["decomposition"].value, operands)
             case "stablehlo.case" if operands[0].is_known:
-                regions = list(operation.regions)
-                index = int(operands[0].tensor)
-                chosen = regions[index if 0 <= index < len(regions) else -1]
-                return self.run(chosen.blocks[0], dict(values))
+                regions, index = list(operation.regions), int(operands[0].tensor)
+                return self.run(regions[index if 0 <= index < len(regions) else -1].blocks[0], dict(values))
             case "stablehlo.custom_call" if ANY_BATCH in str(operation):
                 return []
             case "stablehlo.optimization_barrier":
                 return operands
+        return [self._result(operation, operands, values)]
+
+    def _result(self, operation: Any, operands: Sequence[Value], values: dict[Any, Value]) -> Value:
         translate = stablehlo_operations.TABLE.get(operation.name)
         if translate is None:
             raise UntranslatableError(f"{operation.name} is not translated")
@@ -137,8 +139,8 @@ class Translator:
         data = operands[:1] if operation.name in stablehlo_operations.OF_A_SHAPE else operands
         if all(operand.is_known for operand in data):
             with suppress(UnknownSizeError), self._now():
-                return [_known_of(translate(self, operation, operands))]
-        return [translate(self, operation, operands)]
+                return _known_of(translate(self, operation, operands))
+        return translate(self, operation, operands)
 
     @contextmanager
     def _now(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -13,7 +13,6 @@ from jax.extend.mlir.dialects import stablehlo
 from xlaserve.model.sources import stablehlo_windows
 from xlaserve.model.sources.stablehlo_values import (
     Order,
-    Shape,
     UntranslatableError,
     Value,
     array,
@@ -32,7 +31,7 @@ Translate = Callable[["Graph", Any, Sequence[Value]], Value]
 class Graph(Protocol):
     """Where operations are made."""
 
-    def tensor(self, value: Value, order: Order | None = None, axes: Sequence[int] = ()) -> Any:
+    def tensor(self, value: Value, order: Order | None = None, axes: Iterable[int] = ()) -> Any:
         """Returns a value's tensor, its axes in `order`, as large as the value along `axes`."""
 
     def whole(self, value: Value) -> tf.Tensor:
@@ -77,7 +76,7 @@ def _constant(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
 
 def _iota(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     sides, axis = shape(operation.results[0]), int(operation.attributes["iota_dimension"])
-    sizes = graph.whole(operands[0]) if operands else None
+    sizes: Any = graph.whole(operands[0]) if operands else None
     count = sizes[axis] if sides[axis] is None else sides[axis]
     numbers = tf.cast(tf.range(count), dtype(operation.results[0]))
     compact = [-1 if one == axis else 1 for one in range(len(sides))]
@@ -153,36 +152,33 @@ def _dynamic_slice(graph: Graph, operation: Any, operands: Sequence[Value]) -> V
     if not all(start.is_known for start in starts):
         raise UntranslatableError("a slice from a computed place is not translated")
     places = {axis: start.tensor for axis, start in enumerate(starts)}
-    return _slice_from(graph, operand, places, sides, (), sides)
+    return Value(_slice_from(graph, operand, places, sides), sides, identity(sides))
 
 
 def _gather(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     """Translates what JAX makes of indexing: one slice from a known place, or slices of whole sides."""
     (operand, starts, *_), sides = operands, shape(operation.results[0])
     axes = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
-    if axes.operand_batching_dims or axes.index_vector_dim != len(starts.shape) - 1:
+    is_batched = bool(axes.operand_batching_dims) or any(operand.shape[axis] is None for axis in axes.start_index_map)
+    if is_batched or axes.index_vector_dim != len(starts.shape) - 1:
         raise UntranslatableError("a gathering of this form is not translated")
     dropped, kept = list(axes.collapsed_slice_dims), iter([sides[axis] for axis in axes.offset_dims])
     taken = [1 if axis in dropped else next(kept) for axis in range(len(operand.shape))]
     if len(starts.shape) == 1 and starts.is_known:
-        return _slice_from(
-            graph, operand, dict(zip(axes.start_index_map, starts.tensor, strict=True)), taken, dropped, sides
-        )
+        cut = _slice_from(graph, operand, dict(zip(axes.start_index_map, starts.tensor, strict=True)), taken)
+        return Value(tf.squeeze(cut, dropped) if dropped else cut, sides, identity(sides))
     others = [axis for axis in range(len(operand.shape)) if axis not in axes.start_index_map]
     if dropped != sorted(axes.start_index_map) or any(operand.shape[axis] != taken[axis] for axis in others):
         raise UntranslatableError("a gathering of parts is not translated")
-    places = [*axes.start_index_map, *others]
-    tensor = graph.tensor(operand, inverse(places), range(len(operand.shape)))
+    tensor = graph.tensor(operand, inverse([*axes.start_index_map, *others]), range(len(operand.shape)))
     last = [(operand.shape[axis] or 0) - 1 for axis in axes.start_index_map]
     indices = tf.clip_by_value(tf.cast(graph.whole(starts), tf.int32), 0, last)
     batch = [axis for axis in range(len(sides)) if axis not in axes.offset_dims]
     return Value(tf.gather_nd(tensor, indices), sides, inverse([*batch, *axes.offset_dims]))
 
 
-def _slice_from(
-    graph: Graph, operand: Value, places: Mapping[int, Any], taken: Shape, dropped: Sequence[int], sides: Shape
-) -> Value:
-    """Returns `taken` sizes of `operand` from `places` on, without the axes `dropped`."""
+def _slice_from(graph: Graph, operand: Value, places: Mapping[int, Any], taken: Sequence[int | None]) -> Any:
+    """Returns `taken` sizes of `operand` from `places` on."""
     cut = [axis for axis, size in enumerate(operand.shape) if size != taken[axis]]
     slices = [slice(None)] * len(taken)
     for axis in cut:
@@ -191,8 +187,7 @@ def _slice_from(
             raise UntranslatableError("a slice along a side of unknown size is not translated")
         start = int(np.clip(places.get(axis, 0), 0, size - count))
         slices[axis] = slice(start, start + count)
-    tensor = graph.tensor(operand, identity(operand.shape), cut)[tuple(slices)]
-    return Value(tf.squeeze(tensor, dropped) if dropped else tensor, sides, identity(sides))
+    return graph.tensor(operand, identity(operand.shape), cut)[tuple(slices)]
 
 
 def _with_sides(tensor: Any, sides: Sequence[int | None], order: Order) -> Any:

@@ -15,7 +15,6 @@ from xlaserve.model.sources.stablehlo_values import (
     UntranslatableError,
     Value,
     dtype,
-    identity,
     integers,
     inverse,
     shape,
@@ -34,33 +33,20 @@ def convolution(graph: Graph, operation: Any, operands: Sequence[Value]) -> Valu
     if len(sides) != IMAGES:
         raise UntranslatableError("a convolution of other than images is not translated")
     attributes = operation.attributes
-    if {1} != {*integers(operation, "lhs_dilation", [1]), int(attributes["batch_group_count"])} or any(
-        map(bool, attributes["window_reversal"] if "window_reversal" in attributes else ())
-    ):
+    reversals = attributes["window_reversal"] if "window_reversal" in attributes else ()  # noqa: SIM401 - no mapping
+    plain = {*integers(operation, "lhs_dilation", [1]), int(attributes["batch_group_count"])}
+    if plain != {1} or any(map(bool, reversals)):
         raise UntranslatableError("a transposed convolution is not translated")
     axes = stablehlo.ConvDimensionNumbers(attributes["dimension_numbers"])
-    images, kernel = operands
-    pixels = tf.cast(
-        graph.tensor(
-            images,
-            inverse([axes.input_batch_dimension, *axes.input_spatial_dimensions, axes.input_feature_dimension]),
-            range(IMAGES),
-        ),
-        to,
-    )
-    weights = tf.cast(
-        graph.tensor(
-            kernel,
-            inverse(
-                [
-                    *axes.kernel_spatial_dimensions,
-                    axes.kernel_input_feature_dimension,
-                    axes.kernel_output_feature_dimension,
-                ]
-            ),
-            range(IMAGES),
-        ),
-        to,
+    of_images = [axes.input_batch_dimension, *axes.input_spatial_dimensions, axes.input_feature_dimension]
+    of_kernel = [
+        *axes.kernel_spatial_dimensions,
+        axes.kernel_input_feature_dimension,
+        axes.kernel_output_feature_dimension,
+    ]
+    pixels, weights = (
+        tf.cast(graph.tensor(operand, inverse(places), range(IMAGES)), to)
+        for operand, places in zip(operands, (of_images, of_kernel), strict=True)
     )
     strides = integers(operation, "window_strides", [1, 1])
     dilations = integers(operation, "rhs_dilation", [1, 1])
