@@ -10,6 +10,7 @@ as TensorFlow's kernels and the lowerings want it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
 
 MIN_VARIABLE: Final = 4096
 """Numbers of a weight that becomes a variable; smaller ones are constants of the graph."""
-ANY_BATCH: Final = "Expected value >= 1 for dimension variable"
-"""What the assertion says that JAX begins a module for any batch size with."""
+ANY_BATCH: Final = re.compile(
+    r"Expected value >= 1 for dimension variable|Expected '\w+' to be greater or equal to [01],"
+)
+"""What the assertions say that a module for any batch size begins with, of JAX and of PyTorch."""
 PLATFORM: Final = "_platform_index"
 """How JAX marks the argument that says for which of its platforms a module runs."""
 
@@ -124,7 +127,7 @@ class Translator:
             case "stablehlo.case" if operands[0].is_known:
                 regions, index = list(operation.regions), int(operands[0].tensor)
                 return self.run(regions[index if 0 <= index < len(regions) else -1].blocks[0], dict(values))
-            case "stablehlo.custom_call" if ANY_BATCH in str(operation):
+            case "stablehlo.custom_call" if ANY_BATCH.search(str(operation)):
                 return []
             case "stablehlo.optimization_barrier":
                 return operands

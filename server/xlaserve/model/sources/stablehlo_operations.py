@@ -87,13 +87,16 @@ def _broadcast(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value
     """Only gives the sides of 1 along which the result repeats its operand."""
     (operand, *sizes), sides = operands, shape(operation.results[0])
     places = integers(operation, "broadcast_dimensions")
+    shape_of_result = graph.whole(sizes[0]) if sizes else operand.sizes
+    if places == list(range(len(sides))):
+        return Value(graph.tensor(operand), sides, operand.order, shape_of_result)
     tensor = graph.tensor(operand, identity(operand.shape))
     compact: list[Any] = [1] * len(sides)
     for axis, place in enumerate(places):
         compact[place] = tensor.shape[axis]
     if list(places) != sorted(places):
         tensor = tf.transpose(tensor, np.argsort(places))
-    return Value(_reshaped(tensor, compact), sides, identity(sides), graph.whole(sizes[0]) if sizes else operand.sizes)
+    return Value(_reshaped(tensor, compact), sides, identity(sides), shape_of_result)
 
 
 def _reshape(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:

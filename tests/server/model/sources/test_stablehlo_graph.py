@@ -168,6 +168,14 @@ def test_large_weights_become_variables() -> None:
     assert sorted(variable.shape.as_list() for variable in made.weights) == [[3, 2048], [2048, 3]]
 
 
+def test_a_batch_of_any_size_may_be_asserted_as_pytorch_does() -> None:
+    batch = export.symbolic_shape("b", constraints=["b >= 0"])
+    images = jax.ShapeDtypeStruct((*batch, *IMAGES.shape[1:]), jnp.float32)
+    model = jax_export.exported_model(export.export(jax.jit(jnp.tanh))(images), "it.jax", ())
+    (got,) = stablehlo_graph.translate(model, model.image).run(tf.constant(IMAGES))
+    np.testing.assert_allclose(got, np.tanh(IMAGES), atol=TOLERANCE)
+
+
 @pytest.mark.parametrize(
     ("function", "batch", "expected"),
     [
