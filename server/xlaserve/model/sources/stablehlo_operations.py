@@ -87,7 +87,7 @@ def _broadcast(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value
     """Only gives the sides of 1 along which the result repeats its operand."""
     (operand, *sizes), sides = operands, shape(operation.results[0])
     places = integers(operation, "broadcast_dimensions")
-    shape_of_result = graph.whole(sizes[0]) if sizes else operand.sizes
+    shape_of_result = graph.whole(sizes[0]) if sizes else None
     if places == list(range(len(sides))):
         return Value(graph.tensor(operand), sides, operand.order, shape_of_result)
     tensor = graph.tensor(operand, identity(operand.shape))
