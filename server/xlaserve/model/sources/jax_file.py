@@ -136,7 +136,7 @@ def _translated(exported: ExportedModel, pixels: TensorShape, module: _Module) -
         translated = stablehlo_graph.translate(exported, pixels)
         _compare(module, translated, pixels)
     except Exception as error:  # a module may hold anything
-        _log.info("the model stays StableHLO, which XLA runs in every mode, and is not lowered: %s", cause(error))
+        _log.warning("the model stays StableHLO, which XLA runs in every mode, and is not lowered: %s", cause(error))
         return None
     return translated
 
