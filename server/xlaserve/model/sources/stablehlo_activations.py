@@ -32,9 +32,8 @@ def of(operation: Any, values: Mapping[Any, Value]) -> Activation | None:
         case "stablehlo.divide":  # 1 / (1 + exp(-x)), which JAX makes of its logistic function
             total = _other(operation.operands, 1, values, is_first=True)
             exponential = _other(_operands(total, "stablehlo.add"), 1, values)
-            (negated, *_) = *_operands(exponential, "stablehlo.exponential"), None
-            (argument, *_) = *_operands(negated, "stablehlo.negate"), None
-            found = argument, tf.sigmoid
+            negated = _argument(exponential, "stablehlo.exponential")
+            found = _argument(negated, "stablehlo.negate"), tf.sigmoid
         case _:
             return None
     argument, compute = found
@@ -56,6 +55,11 @@ def _operands(value: Any, name: str) -> list[Any]:
     """Returns the operands of the operation called `name` that gives `value`; none where another does."""
     producer: Any = None if value is None else value.owner  # a block, where it is an argument
     return list(producer.operands) if getattr(producer, "name", None) == name else []
+
+
+def _argument(value: Any, name: str) -> Any:
+    """Returns the only operand of the operation called `name` that gives `value`, or None."""
+    return next(iter(_operands(value, name)), None)
 
 
 def _is_all(value: Value, number: float) -> bool:
