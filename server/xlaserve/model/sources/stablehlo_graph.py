@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+from tensorflow.python.ops import resource_variable_ops
 
 from xlaserve.model.networks.heads import TensorShape
 from xlaserve.model.sources import stablehlo_activations, stablehlo_operations, stablehlo_weights
@@ -195,7 +195,7 @@ class Translator:
         if (value, order) not in self._variables:
             with tf.init_scope():
                 # Not tf.Variable, which a function being traced makes only once.
-                self._variables[value, order] = ResourceVariable(array, trainable=False)
+                self._variables[value, order] = resource_variable_ops.ResourceVariable(array, trainable=False)
         return self._variables[value, order].read_value()
 
 
