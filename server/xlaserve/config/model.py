@@ -112,6 +112,8 @@ class Precision(StrEnum):
 class Lowering(StrEnum):
     """Another way to compute some operations, for XLA on a CPU; docs/lowering.md says what each brings."""
 
+    FLOAT32 = "float32"
+    """Models that compute in less, in float32: XLA on a CPU converts to it and back at each operation otherwise."""
     DEPTHWISE = "depthwise"
     """Depthwise and separable convolutions as sums of shifted products."""
     GROUPED = "grouped"
@@ -335,8 +337,8 @@ class ModelSettings(Frozen):
     a mean over the batch: `single` serves it in batches of one, `refuse` fails it, `allow` serves it as any other."""
     disable_lowerings: tuple[Lowering, ...] = ()
     """On a CPU, XLA runs some operations of models in another form, which is faster and gives the same result up to
-    rounding: `depthwise`, `grouped`, `stem`, `pointwise`, `winograd`, `normalization`, `pooling` and `resize`. Those
-    named here are left as they are."""
+    rounding: `float32` (of models that compute in less), `depthwise`, `grouped`, `stem`, `pointwise`, `winograd`,
+    `normalization`, `pooling` and `resize`. Those named here are left as they are."""
     default_mode: Mode | None = None
     """The mode of a request that names none; the first of `modes` by default."""
     buckets: tuple[BucketSettings, ...] = (BucketSettings(1), *map(BucketSettings, (2, 4, 8, 16)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from xlaserve.config import Bucket, Mode, ModelSettings, Precision
+from xlaserve.config import Bucket, Lowering, Mode, ModelSettings, Precision
 from xlaserve.engine.warmup.auto_buckets import Programs
 
 CLEARLY: Final = 1.5
@@ -18,17 +18,17 @@ def slower(settings: ModelSettings, programs: Programs, *, on_cpu: bool) -> list
     """Returns a sentence for each setting of a model that another would be faster than; none where `auto` decides."""
     if Mode.XLA not in settings.modes or settings.effective_default_mode is Mode.AUTO:
         return []
-    is_converted = on_cpu and settings.precision is not Precision.FLOAT32
+    is_widened = on_cpu and settings.precision is not Precision.FLOAT32
     measured = _measured(programs)
-    if is_converted:
-        found = (
-            f"{measured}; float32 may be faster than both"
-            if measured
-            else "in float32 MobileNetV2 ran seven times as many images a second, ResNet50 twice as many"
+    if is_widened:
+        what = (
+            "converts to float32 and back at each operation, which is several times slower"
+            if Lowering.FLOAT32 in settings.disable_lowerings
+            else "computes in float32 all the same"
         )
         return [
-            f"precision {settings.precision} in mode xla: on a CPU XLA converts to float32 and back: {found};"
-            " bfloat16 pays in mode graph, where the processor multiplies it"
+            f"precision {settings.precision} in mode xla: on a CPU XLA {what}{measured and ': '}{measured};"
+            " bfloat16 pays in the modes graph and openvino, where the processor multiplies it"
         ]
     is_default = settings.effective_default_mode is Mode.XLA
     return [f"mode xla, the default: {measured}; mode auto takes the faster one"] if is_default and measured else []

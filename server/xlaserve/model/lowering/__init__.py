@@ -14,12 +14,23 @@ from typing import Any, Final
 import tensorflow as tf
 
 from xlaserve.config import Lowering, ModelSettings
-from xlaserve.model.lowering import depthwise, grouped, normalization, pointwise, pooling, resize, stem, winograd
-from xlaserve.model.lowering.replay import Node, Substitute, replay
+from xlaserve.model.lowering import (
+    depthwise,
+    grouped,
+    normalization,
+    pointwise,
+    pooling,
+    resize,
+    stem,
+    widening,
+    winograd,
+)
+from xlaserve.model.lowering.replay import Node, Substitute, has_narrow, replay
 from xlaserve.runtimes.tf.executable import Lower, Lowered
 from xlaserve.runtimes.tf.frozen import assigns_variables
 
 SUBSTITUTES: Final[Mapping[Lowering, Substitute]] = {
+    Lowering.FLOAT32: widening.substitute,
     Lowering.DEPTHWISE: depthwise.substitute,
     Lowering.GROUPED: grouped.substitute,
     Lowering.STEM: stem.substitute,
@@ -65,14 +76,17 @@ def lower(function: Any, names: Collection[Lowering]) -> Lowered:
         graph: Any = tf.compat.v1.get_default_graph()
         for variable in function.variables:
             graph.watch_variable(variable)
-        return replay(function, substitute, pixels)
+        return replay(function, substitute, pixels, is_wide=is_wide)
 
+    is_wide = Lowering.FLOAT32 in names and has_narrow(function)
     spec, *_ = function.inputs
     if not assigns_variables(function):
         try:
             made = tf.function(lowered, autograph=False).get_concrete_function(tf.TensorSpec(spec.shape, spec.dtype))
         except Exception as error:  # a graph may hold anything
             _log.info("not lowered: %s", error)
+            if is_wide:  # which may be why
+                return lower(function, [name for name in names if name is not Lowering.FLOAT32])
         else:
             if counts:
                 return Lowered(made, ", ".join(f"{name} {counts[name]}" for name in SUBSTITUTES if counts[name]))

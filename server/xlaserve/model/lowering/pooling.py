@@ -20,9 +20,9 @@ MAX_SLICES: Final = 16
 
 
 def substitute(node: Node) -> tf.Tensor | None:
-    """Replaces maximum and average pooling over small windows, and means over all pixels."""
-    if node.kind == "Mean":
-        return _mean(node)
+    """Replaces maximum and average pooling over small windows, and means and sums over all pixels."""
+    if node.kind in {"Mean", "Sum"}:
+        return _of_pixels(node)
     found = pooling(node)
     if found is None or prod(found.windows.shape) > MAX_POSITIONS:
         return None
@@ -44,8 +44,8 @@ def _average(images: tf.Tensor, windows: Windows) -> tf.Tensor:
     return sums * tf.constant(1 / counts, images.dtype)
 
 
-def _mean(node: Node) -> tf.Tensor | None:
-    """Returns the mean of each channel, as sums of slices: in XLA's own reductions, no activation is vectorized."""
+def _of_pixels(node: Node) -> tf.Tensor | None:
+    """Returns each channel's mean or sum, as sums of slices: in XLA's own reductions, no activation is vectorized."""
     images, axes = node.inputs[0].tensor, node.inputs[1].known
     if axes is None or images.shape.rank != 4 or sorted(axes.numpy().ravel() % 4) != [1, 2]:
         return None
@@ -61,5 +61,7 @@ def _mean(node: Node) -> tf.Tensor | None:
             totals = tf.reduce_sum(totals, axis=1, keepdims=True)
         else:
             totals = total(tf.split(totals, parts, axis=1))
-    average = tf.cast(totals / (height * width), images.dtype)
-    return tf.reshape(average, [-1, 1, 1, channels]) if node.attribute("keep_dims") else average[:, 0]
+    if node.kind == "Mean":
+        totals /= height * width
+    totals = tf.cast(totals, images.dtype)
+    return tf.reshape(totals, [-1, 1, 1, channels]) if node.attribute("keep_dims") else totals[:, 0]

@@ -2,7 +2,7 @@
 
 Functions that it calls are built into it, for a SavedModel is little else. Bodies of loops and branches stay as they
 are. Weights stay arguments. What no output is computed from is left out, such as assertions, and so are edges that only
-order operations: nothing here changes a variable.
+order operations: nothing here changes a variable. What is narrower than float32 may become float32.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ PASSED_ON: Final = frozenset({"Identity", "IdentityN", "StopGradient", "PreventG
 """Operations whose outputs are their inputs."""
 OLD_CONTROL_FLOW: Final = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond"})
 """What TensorFlow 1 makes of branches and loops: cycles, and edges without data that matter."""
+
+NARROW: Final = frozenset({tf.bfloat16, tf.float16})
+_NARROW_NUMBERS: Final = frozenset(dtype.as_datatype_enum for dtype in NARROW)
+SOURCES: Final = frozenset({"Const", "ReadVariableOp"})
+"""Operations that give numbers of the type that they are stored in."""
 
 Substitute = Callable[["Node"], tf.Tensor | None]
 """Gives what an operation of one output is replaced by, made in the new graph; None leaves it as it is."""
@@ -42,18 +47,21 @@ class Value:
     def tensor(self) -> tf.Tensor:
         """The same in the new graph, made when it is first read: what nothing reads must not become an argument."""
         assert self.node is not None
+        if self.node.is_stored_narrow and self.known is not None:
+            return self.known
         pending = [self.node]
         while pending:  # and not by calls within calls, of which Python allows a thousand
             missing = [value.node for value in pending[-1].inputs if value.node is not None and not value.is_made]
             pending += missing
             if not missing:
                 pending.pop().copied  # noqa: B018
-        return self.node.copied[self.index]
+        made = self.node.copied[self.index]
+        return _wide_tensor(made) if self.node.is_wide else made
 
     @property
     def is_made(self) -> bool:
         """Whether the new graph has it."""
-        return "tensor" in vars(self) or "copied" in vars(self.node)
+        return "tensor" in vars(self) or "copied" in vars(self.node) or bool(self.node and self.node.is_stored_narrow)
 
     @property
     def is_of_weights(self) -> bool:
@@ -67,8 +75,10 @@ class Value:
             return None
         if self.node is None:
             return self.tensor
-        results = self.node.results
-        return None if results is None else results[self.index]
+        if (results := self.node.results) is None:
+            return None
+        with tf.init_scope():
+            return _wide_tensor(results[self.index]) if self.node.is_wide else results[self.index]
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -87,6 +97,8 @@ class Node:
     inputs: Sequence[Value]
     name: str
     """Its name in the new graph."""
+    is_wide: bool = False
+    """Whether it computes in float32 where it computed in less."""
 
     @property
     def kind(self) -> str:
@@ -104,22 +116,43 @@ class Node:
         return is_pure and all(value.is_of_weights for value in self.inputs)
 
     @cached_property
+    def is_widened(self) -> bool:
+        """Whether it computes in wider types than the old one."""
+        return self.is_wide and self.kind not in SOURCES
+
+    @cached_property
+    def is_stored_narrow(self) -> bool:
+        """Whether it gives numbers of a narrow type that are to be widened."""
+        return self.is_wide and self.kind in SOURCES and self.operation.outputs[0].dtype in NARROW
+
+    @cached_property
+    def _attributes(self) -> dict[str, Any]:
+        attributes = {name: value for name, value in self.operation.node_def.attr.items() if name[0] != "_"}
+        return {name: _wide(value) for name, value in attributes.items()} if self.is_widened else attributes
+
+    @cached_property
     def copied(self) -> Sequence[tf.Tensor]:
         """The outputs of the same operation in the new graph."""
         graph: Any = tf.compat.v1.get_default_graph()
-        attributes = {name: value for name, value in self.operation.node_def.attr.items() if name[0] != "_"}
+        attributes = self._attributes
         for function in _functions(self.operation, attributes.values()):
+            if self.is_wide and has_narrow(function):
+                raise ValueError("it has branches or loops in less than float32")
             graph._add_function_recursive(function)
         copy = graph.create_op(
             self.kind,
             [value.tensor for value in self.inputs],
-            [output.dtype for output in self.operation.outputs],
+            [tf.float32 if self.is_widened and each.dtype in NARROW else each.dtype for each in self.operation.outputs],
             attrs=attributes,
             name=self.name,
         )
         for made, original in zip(copy.outputs, self.operation.outputs, strict=True):
             made.set_shape(original.shape)  # which who wrote the model may have told TensorFlow
         return tuple(copy.outputs)
+
+    def _argument(self, name: str) -> Any:
+        value = self.attribute(name)
+        return tf.float32 if self.is_widened and isinstance(value, tf.DType) and value in NARROW else value
 
     @cached_property
     def results(self) -> Sequence[tf.Tensor] | None:
@@ -130,7 +163,7 @@ class Node:
         with tf.init_scope():
             if self.kind == "Const":
                 return [tf.constant(tf.make_ndarray(self.attribute("value")))]
-            attributes = ((name, self.attribute(name)) for name in self.operation.node_def.attr if name[0] != "_")
+            attributes = ((name, self._argument(name)) for name in self._attributes)
             try:
                 results: Sequence[tf.Tensor] = execute.quick_execute(
                     self.kind, len(self.operation.outputs), inputs, tuple(chain(*attributes)), context.context()
@@ -140,19 +173,54 @@ class Node:
         return results
 
 
-def replay(function: Any, substitute: Substitute, pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+def replay(function: Any, substitute: Substitute, pixels: tf.Tensor, *, is_wide: bool = False) -> tuple[tf.Tensor, ...]:
     """Builds a concrete function of one tensor into the graph that is being traced; returns its outputs for `pixels`.
 
-    Raises ValueError where its own control flow forbids that.
+    What is in bfloat16 or float16 becomes float32 with `is_wide`, other than the outputs. Raises ValueError where its
+    own control flow forbids that.
     """
-    arguments = [Value(tensor=tensor) for tensor in (pixels, *function.captured_inputs)]
-    outputs = _replay(function.graph, arguments, substitute, "")
+    captured = function.captured_inputs
+    if is_wide:
+        pixels = _wide_tensor(pixels)
+        with tf.init_scope():
+            captured = list(map(_wide_tensor, captured))
+    arguments = [Value(tensor=tensor) for tensor in (pixels, *captured)]
+    outputs = _replay(function.graph, arguments, substitute, "", is_wide=is_wide)
     if outputs is None:
         raise ValueError("it has branches or loops of TensorFlow 1")
-    return tuple(value.tensor for value in outputs)
+    return tuple(
+        tf.cast(value.tensor, output.dtype) if value.tensor.dtype != output.dtype else value.tensor
+        for value, output in zip(outputs, function.outputs, strict=True)
+    )
 
 
-def _replay(graph: Any, arguments: Iterable[Value], substitute: Substitute, scope: str) -> list[Value] | None:
+def has_narrow(function: Any) -> bool:
+    """Returns whether a concrete function, or one that it calls, computes in bfloat16 or float16."""
+    definition = function.graph.as_graph_def()
+    nodes = chain(definition.node, *(each.node_def for each in definition.library.function))
+    return any(value.type in _NARROW_NUMBERS for node in nodes for value in node.attr.values())
+
+
+def _wide_tensor(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tensor, tf.float32) if tensor.dtype in NARROW else tensor
+
+
+def _wide(attribute: Any) -> Any:
+    """Returns an attribute of an operation with float32 in the place of narrower types."""
+    if attribute.type not in _NARROW_NUMBERS and not _NARROW_NUMBERS & set(attribute.list.type):
+        return attribute
+    wide = tf.compat.v1.AttrValue()
+    wide.CopyFrom(attribute)
+    if attribute.type:
+        wide.type = tf.float32.as_datatype_enum
+    for index, each in enumerate(wide.list.type):
+        wide.list.type[index] = tf.float32.as_datatype_enum if each in _NARROW_NUMBERS else each
+    return wide
+
+
+def _replay(
+    graph: Any, arguments: Iterable[Value], substitute: Substitute, scope: str, *, is_wide: bool
+) -> list[Value] | None:
     operations = graph.get_operations()
     if any(operation.type in OLD_CONTROL_FLOW for operation in operations):
         return None
@@ -160,7 +228,8 @@ def _replay(graph: Any, arguments: Iterable[Value], substitute: Substitute, scop
     for operation in operations:
         if not operation.outputs or operation.outputs[0].ref() in values:  # nothing to give, or an argument
             continue
-        node = Node(operation, [values[tensor.ref()] for tensor in operation.inputs], scope + operation.name)
+        inputs = [values[tensor.ref()] for tensor in operation.inputs]
+        node = Node(operation, inputs, scope + operation.name, is_wide)
         outputs = _outputs(node, substitute)
         values |= {tensor.ref(): value for tensor, value in zip(operation.outputs, outputs, strict=False)}
     return [values[tensor.ref()] for tensor in graph.outputs]
@@ -171,7 +240,8 @@ def _outputs(node: Node, substitute: Substitute) -> Sequence[Value]:
         return node.inputs
     if node.kind in CALLS:
         (called,) = _functions(node.operation, [node.operation.node_def.attr["f"]])
-        if (inlined := _replay(called.graph, node.inputs, substitute, f"{node.name}/")) is not None:
+        inlined = _replay(called.graph, node.inputs, substitute, f"{node.name}/", is_wide=node.is_wide)
+        if inlined is not None:
             return inlined
     if not node.is_of_weights:
         with tf.name_scope(f"{node.name}/"):

@@ -7,7 +7,8 @@ SavedModel's variables, and XLA does not compute with them as it compiles.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import ml_dtypes
@@ -46,15 +47,21 @@ def separate(module: bytes) -> Separated:
     """
     written = _VERSION.search(module[:100])
     version = NEWEST if written is None else stablehlo.get_smaller_version(NEWEST, written[1].decode())
+    with parsed(module) as functions:
+        weights = _Functions(functions).separate("main")
+        values = tuple(value(constant.attributes["value"]) for constant in weights)
+        for constant in weights:
+            constant.erase()
+        return Separated(stablehlo.serialize_portable_artifact(functions, version), values)
+
+
+@contextmanager
+def parsed(module: bytes) -> Iterator[Any]:
+    """Yields `module`, serialized StableHLO. Raises what MLIR raises."""
     with ir.Context() as context, ir.Location.unknown():
         for dialect in (stablehlo, chlo, sdy):
             dialect.register_dialect(context)
-        parsed = stablehlo.deserialize_portable_artifact(context, module)
-        weights = _Functions(parsed).separate("main")
-        values = tuple(_value(constant.attributes["value"]) for constant in weights)
-        for constant in weights:
-            constant.erase()
-        return Separated(stablehlo.serialize_portable_artifact(parsed, version), values)
+        yield stablehlo.deserialize_portable_artifact(context, module)
 
 
 class _Functions:
@@ -133,7 +140,7 @@ def _call_with(call: Any, arguments: Sequence[Any]) -> None:
     call.erase()
 
 
-def _value(attribute: Any) -> NDArray[Any]:
+def value(attribute: Any) -> NDArray[Any]:
     """Returns the elements of a constant, which are not all the same."""
     kind = attribute.type
     dtype = np.dtype(DTYPES[str(kind.element_type)])

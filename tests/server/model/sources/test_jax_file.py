@@ -82,8 +82,21 @@ def test_an_export_answers_as_jax_does(tmp_path: Path, batch: object, mode: Mode
     np.testing.assert_allclose(run(settings(source), mode), net(PIXELS), atol=1e-6)
 
 
+def looped(images: Any) -> Any:
+    """Has a loop, which stays StableHLO."""
+    kernel = PARAMS["narrow"].astype(jnp.float32)
+    values = jnp.tile(images.mean((1, 2)) / 255, 22)[:, :64]
+    return jax.lax.fori_loop(0, 3, lambda _, x: jnp.tanh(x @ kernel), values)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in Mode if mode not in (Mode.AUTO, Mode.OPENVINO)])
+def test_what_stays_stablehlo_runs_in_all_modes_of_tensorflow(tmp_path: Path, mode: Mode) -> None:
+    source = write(tmp_path / "loop.jax", looped, image())
+    np.testing.assert_allclose(run(settings(source), mode), looped(PIXELS.astype(np.float32)), atol=1e-6)
+
+
 def test_openvino_says_that_it_runs_no_stablehlo(tmp_path: Path) -> None:
-    source = write(tmp_path / "net.jax", net, image())
+    source = write(tmp_path / "loop.jax", looped, image())
     with pytest.raises(ModelFailed, match="it has operations of XLA's own"):
         run(settings(source), Mode.OPENVINO)
 
@@ -110,18 +123,10 @@ def test_what_it_closes_over_becomes_arguments() -> None:
     assert len(model.module) < len(exported.mlir_module_serialized) - sum(weight.nbytes for weight in weights) // 2
 
 
-def test_weights_within_a_loop_become_arguments_too(tmp_path: Path) -> None:
-    kernel = PARAMS["narrow"].astype(jnp.float32)
-
-    def loop(images: Any) -> Any:
-        values = jnp.tile(images.mean((1, 2)) / 255, 22)[:, :64]
-        return jax.lax.fori_loop(0, 3, lambda _, x: jnp.tanh(x @ kernel), values)
-
-    exported = export.export(jax.jit(loop), platforms=["cpu"])(image())
+def test_weights_within_a_loop_become_arguments_too() -> None:
+    exported = export.export(jax.jit(looped), platforms=["cpu"])(image())
     arguments = jax_export.exported_model(exported, "loop.jax", ()).arguments
     assert [argument.shape for argument in arguments if argument is not None] == [(64, 64)]
-    source = write(tmp_path / "loop.jax", loop, image())
-    np.testing.assert_allclose(run(settings(source)), loop(PIXELS.astype(np.float32)), atol=1e-6)
 
 
 def composed(images: Any) -> Any:
