@@ -38,7 +38,7 @@ MOST: Final = 100
 YOLO: Final = "keras_cv:YOLOV8Detector-YOLOV8XS"
 D_FINE: Final = "keras_hub:DFineObjectDetector"
 LEAST_SCORE: Final = {YOLO: 0.5, D_FINE: 0.3}
-MODES: Final = {YOLO: ("graph", "xla", "openvino"), D_FINE: ("graph", "xla")}
+MODES: Final = ("graph", "xla", "openvino")
 
 
 def yolo(file: Path) -> Any:
@@ -102,7 +102,7 @@ def server(start_module_server: StartServer, detectors: dict[str, tuple[Any, str
             "weights": weights,
             "classes": CLASSES,
             "input_size": [SIDE, SIDE],
-            "modes": [*MODES[source], "auto"],
+            "modes": list(MODES),
             "buckets": [AT_ONCE],
             "score_threshold": LEAST_SCORE[source],
             "iou_threshold": IOU,
@@ -163,11 +163,6 @@ def test_a_served_detector_finds_what_its_library_predicts(
         assert 2 <= len(found.scores) <= MOST and len(all_found.scores) > 1.5 * len(found.scores), "suppression matters"
     expected = [found.within(SIDE) for found in whole]
     assert sum(np.any((found.boxes < 0) | (found.boxes > SIDE)) for found in whole) > len(whole) / 2, "the edge matters"
-    for mode in MODES[source]:
+    for mode in MODES:
         for ours, theirs in zip(served(server, source, mode), expected, strict=True):
             assert unlike(ours, theirs, pixels=0.02, score=1e-4) == [], mode
-
-
-def test_auto_does_without_openvino_where_that_can_not_translate_an_operation(server: Server) -> None:
-    assert "model keras_hub: auto does without openvino: OpenVINO has no translation of " in server.stderr
-    assert "model keras_cv: auto does without openvino" not in server.stderr

@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -48,6 +49,8 @@ EXHAUSTED: Final = "RESOURCE_EXHAUSTED"
 _XLA_ALONE: Final = "Xla"
 """What the names of operations begin with that have no other implementation."""
 
+_NOT_INLINED: Final = "_noinline"
+"""The attribute of functions that stay functions, as those do that XLA is to compile."""
 _FLOAT32: Final[int] = tf.float32.as_datatype_enum
 """A type as a graph has it."""
 _NARROW: Final = frozenset({tf.bfloat16.as_datatype_enum, tf.float16.as_datatype_enum})
@@ -140,13 +143,21 @@ def has_xla(function: Any) -> bool:
 def portable(function: Any) -> Any:
     """Returns the frozen graph of a concrete function for another runtime: TensorFlow's own kernels, no devices.
 
-    What it computes in less than float32 is in float32, for the runtime to narrow as it is told to. Raises
-    UnfreezableError.
+    What it computes in less than float32 is in float32, for the runtime to narrow as it is told to. Functions that XLA
+    was to compile are inlined, as others are. Raises UnfreezableError.
     """
     definition = _freeze(function)
     if not _left_out_xla(definition):
         raise UnfreezableError("it has operations of XLA's own")
     _widen(definition)
+    graph = _imported(definition)
+    if not definition.library.function:
+        return graph
+    named = SimpleNamespace(graph=graph, inputs=function.inputs, outputs=function.outputs)
+    return _imported(convert_to_constants._run_inline_graph_optimization(named, True, aggressive_inlining=False))
+
+
+def _imported(definition: Any) -> Any:
     graph = tf.Graph()
     with graph.as_default():
         tf.graph_util.import_graph_def(definition, name="")
@@ -179,6 +190,7 @@ def _left_out_xla(definition: Any) -> bool:
         return False
     for part in (*_nodes(definition), *definition.library.function):
         part.attr.pop(MUST_COMPILE, None)
+        part.attr.pop(_NOT_INLINED, None)
     return True
 
 
