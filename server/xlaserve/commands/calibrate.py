@@ -45,12 +45,13 @@ def run(invocation: Invocation) -> int:
     for package, said in (("openvino", executable.NOT_INSTALLED), ("nncf", quantize.NOT_INSTALLED)):
         if importlib.util.find_spec(package) is None:
             raise ConfigError(said)
-    loaded = subject.load(invocation.settings, own.model, own.bucket, Mode.OPENVINO, _FLOAT32).model
-    if loaded.settings.precision is not Precision.FLOAT32:
-        raise ConfigError(f"precision: expected float32, which int8 is made of, got {loaded.settings.precision}")
-    out: Path = own.out or Path(f"{loaded.settings.name}-int8")
+    settings = subject.model_settings(invocation.settings, own.model)
+    if settings.precision is not Precision.FLOAT32:
+        raise ConfigError(f"precision: expected float32, which int8 is made of, got {settings.precision}")
+    out: Path = own.out or Path(f"{settings.name}-int8")
     if out.exists():
         raise ConfigError(f"--out: expected a folder that is to be made, got {out}, which exists")
+    loaded = subject.load(invocation.settings, own.model, own.bucket, Mode.OPENVINO, _FLOAT32).model
     from xlaserve.model import calibration  # noqa: PLC0415 - TensorFlow had to be set up first
 
     folder = calibration.Folder(own.images, own.most_images, loaded, ImageLimits.of(invocation.settings))
