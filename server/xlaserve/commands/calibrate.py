@@ -66,7 +66,9 @@ def run(invocation: Invocation) -> int:
         except (OSError, RequestError) as error:
             raise ConfigError(f"--images: one could be decoded before and can't now: {error}") from None
         console.stdout(140).print(_table(made))
-        text = _write(partial, own, loaded.settings.source, made, images=len(folder.calibrating), held=len(folder.held_out))
+        text = _write(
+            partial, own, loaded.settings.source, made, images=len(folder.calibrating), held=len(folder.held_out)
+        )
     sys.stdout.write(f"\n{text}; written: {out}\n\n{_fields(out)}")
     return 0
 
@@ -158,7 +160,9 @@ def _table(made: Sequence[Int8]) -> Table:
 
 def _fields(out: Path) -> str:
     """Returns what to add to the model's settings, as YAML."""
-    return yaml.safe_dump({"modes": ["openvino"], "openvino_precision": "int8", "calibration": str(out)}, sort_keys=False)
+    return yaml.safe_dump(
+        {"modes": ["openvino"], "openvino_precision": "int8", "calibration": str(out)}, sort_keys=False
+    )
 
 
 COMMAND = Command(

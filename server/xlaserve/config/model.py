@@ -451,7 +451,9 @@ class ModelSettings(Frozen):
         if self.calibration is not None and not is_int8:
             raise ValueError(f"calibration: expected openvino_precision: int8 with it, got {self.openvino_precision}")
         if is_int8 and self.precision is not Precision.FLOAT32:
-            raise ValueError(f"openvino_precision int8 is made of float32: expected that precision, got {self.precision}")
+            raise ValueError(
+                f"openvino_precision int8 is made of float32: expected that precision, got {self.precision}"
+            )
 
     def _check_shadow(self, shadow: ShadowSettings) -> None:
         if shadow.version not in (None, self.version):

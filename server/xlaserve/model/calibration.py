@@ -74,7 +74,9 @@ class Folder:
         self._model = model
         self._limits = limits
         if not folder.is_dir():
-            raise ConfigError(f"--images: expected a folder, got {folder}{'' if folder.exists() else ', which is none'}")
+            raise ConfigError(
+                f"--images: expected a folder, got {folder}{'' if folder.exists() else ', which is none'}"
+            )
         files = _evenly(sorted(_files(folder)), most)
         self.skipped: dict[Path, str] = {}
         """Files that are no images that the server takes, and why."""

@@ -93,7 +93,9 @@ def test_what_agrees_too_little_is_shown_and_not_written(
     agree: Callable[[float], None], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     agree(0.95)
-    with pytest.raises(ModelFailed, match=r"int8 agrees with float32 on 0\.9500 .* at least 0\.99 .*nothing is written"):
+    with pytest.raises(
+        ModelFailed, match=r"int8 agrees with float32 on 0\.9500 .* at least 0\.99 .*nothing is written"
+    ):
         run()
     assert left(folder) == ["images"]
     assert "0.9500" in capsys.readouterr().out

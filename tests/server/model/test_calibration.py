@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,15 @@ import pytest
 from PIL import Image
 
 from xlaserve.config import BucketSettings, ModelSettings, Precision
+from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import ConfigError, ModelFailed
 from xlaserve.image import ImageLimits
 from xlaserve.model import calibration, catalog
 from xlaserve.model.calibration import MIN_IMAGES, Folder
 from xlaserve.model.catalog import Model
 from xlaserve.model.networks.keras_runtime import keras
+from xlaserve.model.task import Detection
+from xlaserve.runtimes.openvino.executable import ConvertedGraph
 
 LIMITS = ImageLimits(max_image_bytes=100_000, max_image_pixels=1_000_000)
 SIZE = (32, 32)
@@ -75,7 +79,9 @@ def test_too_few_images_are_refused(count: int, model: Model, tmp_path: Path) ->
     for number in range(count):
         save(tmp_path / f"{number}.png", number)
     (tmp_path / "notes.txt").write_text("no image")
-    with pytest.raises(ConfigError, match=rf"at least 50 images in .*, got {count} and 1 other files; notes.txt: image: "):
+    with pytest.raises(
+        ConfigError, match=rf"at least 50 images in .*, got {count} and 1 other files; notes.txt: image: "
+    ):
         Folder(tmp_path, 500, model, LIMITS)
 
 
@@ -112,9 +118,26 @@ def test_each_size_that_has_buckets_is_made_and_measured(images: Path, tmp_path:
         assert all(speed.seconds > 0 for speed in one.speeds.values())
 
 
-@pytest.mark.skipif(importlib.util.find_spec("nncf") is None, reason="needs nncf")
-def test_a_detector_that_finds_nothing_is_refused_as_its_agreement_would_say_nothing(images: Path) -> None:
-    settings = ModelSettings(name="shapes", source="builtin:shapes-detector", buckets=(1,), score_threshold=0.999)
-    model = catalog.load(settings)
+def test_a_detector_that_finds_nothing_is_refused_as_its_agreement_would_say_nothing(
+    images: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = np.zeros(1, np.int32)
+
+    def answer(pixels: Images) -> Outputs:
+        return np.zeros((1, 3, 4), np.float32), np.zeros((1, 3), np.float32), np.full((1, 3), -1, np.int32), found
+
+    monkeypatch.setattr(calibration, "_compiled", lambda *_: answer)
+    detector = replace(model, task=Detection(2, max_detections=3))
+    folder = Folder(images, 500, model, LIMITS)
+    graph = ConvertedGraph(None)
     with pytest.raises(ModelFailed, match="finds no objects in the held-out images"):
-        list(calibration.make(model, Folder(images, 500, model, LIMITS)))
+        calibration._compare(detector, folder, SIZE, graph, graph)
+    found[:] = 1
+    assert calibration._compare(detector, folder, SIZE, graph, graph)[1] is None
+
+
+def test_nan_is_no_agreement(images: Path, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "_compiled", lambda *_: lambda pixels: (np.full((1, 10), np.nan, np.float32),))
+    graph = ConvertedGraph(None)
+    with pytest.raises(ModelFailed, match="its answers in float32 are NaN or infinite"):
+        calibration._compare(model, Folder(images, 500, model, LIMITS), SIZE, graph, graph)

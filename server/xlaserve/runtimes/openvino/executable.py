@@ -26,6 +26,8 @@ from xlaserve.errors import ModelFailed, cause
 TYPES: Final = {Precision.FLOAT32: "f32", Precision.BFLOAT16: "bf16", Precision.FLOAT16: "f16"}
 """What OpenVINO calls them. A model in int8 is another model, whose other layers compute in float32."""
 NOT_INSTALLED: Final = "mode openvino needs openvino; install xlaserve[openvino]"
+_LOOPS: Final = frozenset({"Loop", "TensorIterator"})
+"""Operations of OpenVINO's. 2026.4.1 ends the process by SIGSEGV when it runs `builtin:shapes-detector`."""
 _UNKNOWN: Final = re.compile(r"No conversion rule found for operations: *([^\n]+)")
 
 
@@ -69,11 +71,16 @@ def convert(graph: Any, outputs: Sequence[str]) -> ConvertedGraph:
     try:
         read = frontend.load(nodes)
         read.override_all_outputs([read.get_place_by_tensor_name(name) for name in outputs])
-        return ConvertedGraph(frontend.convert(read))
+        model = frontend.convert(read)
     except Exception as error:  # its kinds of error are not documented
         if found := _UNKNOWN.search(str(error)):
             raise UntranslatableError(found[1].strip().rstrip(".")) from error
         raise ModelFailed(f"OpenVINO can't convert it: {cause(error)}") from error
+    if any(operation.get_type_name() in _LOOPS for operation in model.get_ops()):
+        raise ModelFailed(
+            "OpenVINO may crash on its loops, as it does on those of a detector's non-maximum suppression"
+        )
+    return ConvertedGraph(model)
 
 
 class ConvertedGraph:

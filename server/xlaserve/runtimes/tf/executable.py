@@ -260,7 +260,9 @@ class TensorFlowProgram:
         Raises ModelFailed.
         """
         shape = (*bucket, CHANNELS)
-        return self.converted(bucket).compile(shape, self._openvino_precision, openvino_threads(), is_profiled=is_profiled)
+        return self.converted(bucket).compile(
+            shape, self._openvino_precision, openvino_threads(), is_profiled=is_profiled
+        )
 
     def converted(self, bucket: Bucket) -> ConvertedGraph:
         """Returns what OpenVINO compiles for images of the size of `bucket`. Raises ModelFailed."""
@@ -269,7 +271,9 @@ class TensorFlowProgram:
         size = (bucket.height, bucket.width)
         if size not in self._converted:
             graph = _convert(self.trace(Mode.OPENVINO, bucket))
-            self._converted[size] = graph if self._calibration is None else calibrated.load(self._calibration, size, graph)
+            self._converted[size] = (
+                graph if self._calibration is None else calibrated.load(self._calibration, size, graph)
+            )
         return self._converted[size]
 
 

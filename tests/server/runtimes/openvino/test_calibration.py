@@ -38,16 +38,6 @@ def network(*, weight: float = 1.0, stride: int = 1, name: str = "conv") -> Forw
     return forward
 
 
-def looping(factor: float) -> Forward:
-    def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        total = tf.reduce_mean(tf.cast(pixels, tf.float32), axis=(1, 2))
-        count = tf.cast(tf.reduce_max(pixels), tf.int32)
-        (_, total) = tf.while_loop(lambda i, _: i < count, lambda i, x: (i + 1, x * factor), (0, total))
-        return (total,)
-
-    return forward
-
-
 def digest(forward: Forward) -> str:
     return TensorFlowProgram(forward).converted(BUCKET).digest
 
@@ -94,14 +84,11 @@ def test_a_graph_is_known_by_what_it_computes_and_not_by_names() -> None:
     assert len({digest(network()), digest(network(weight=1.0001)), digest(network(stride=2))}) == 3
 
 
-def test_what_is_computed_in_a_loop_counts() -> None:
-    assert digest(looping(0.99)) == digest(looping(0.99))
-    assert digest(looping(0.99)) != digest(looping(0.98))
-
-
 def test_another_model_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path / "made", network())
-    with pytest.raises(CalibrationError, match=r"calibration: made was made of another model than this one, of net") as e:
+    with pytest.raises(
+        CalibrationError, match=r"calibration: made was made of another model than this one, of net"
+    ) as e:
         load(folder, network(weight=2.0))
     assert "OpenVINO" not in str(e.value)
     assert str(tmp_path) not in str(e.value)

@@ -24,7 +24,7 @@ from xlaserve.engine.program import Executable
 from xlaserve.errors import ModelFailed
 from xlaserve.model import catalog
 from xlaserve.model.networks.keras_runtime import keras
-from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph
+from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph, convert
 from xlaserve.runtimes.tf import executable as tf_executable
 from xlaserve.runtimes.tf.executable import Forward, TensorFlowProgram
 
@@ -135,12 +135,11 @@ def test_compiling_counts_as_compiling_and_converting_as_tracing() -> None:
 def test_a_graph_is_converted_once_for_all_batch_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     converted = []
 
-    class Counted(ConvertedGraph):
-        def __init__(self, *given: Any) -> None:
-            converted.append(given)
-            super().__init__(*given)
+    def counted(*given: Any) -> ConvertedGraph:
+        converted.append(given)
+        return convert(*given)
 
-    monkeypatch.setattr(tf_executable, "ConvertedGraph", Counted)
+    monkeypatch.setattr(tf_executable, "convert", counted)
     program = TensorFlowProgram(sums)
     for batch in (1, 2):
         compiled(program, BUCKET._replace(batch=batch))
@@ -168,6 +167,16 @@ def test_an_operation_that_openvino_does_not_know_is_named() -> None:
     with pytest.raises(ModelFailed, match="OpenVINO has no translation of Zeta") as failed:
         TensorFlowProgram(forward).compile(Mode.OPENVINO, BUCKET)
     assert explain(failed.value).operation == "Zeta"
+
+
+def test_a_loop_is_refused_as_it_may_crash_the_process() -> None:
+    def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        total = tf.reduce_mean(tf.cast(pixels, tf.float32), axis=(1, 2))
+        count = tf.cast(tf.reduce_max(pixels), tf.int32)
+        return (tf.while_loop(lambda i, _: i < count, lambda i, x: (i + 1, x * 0.5), (0, total))[1],)
+
+    with pytest.raises(ModelFailed, match="OpenVINO may crash on its loops"):
+        TensorFlowProgram(forward).compile(Mode.OPENVINO, BUCKET)
 
 
 def test_loggers_are_left_as_they_are() -> None:
