@@ -1,4 +1,4 @@
-"""`xlaserve calibrate`: makes a model int8 for the mode `openvino`, on images of the user's, where it stays the same."""
+"""`xlaserve calibrate`: makes a model int8 for the mode `openvino`, on a user's images, where it stays the same."""
 
 from __future__ import annotations
 
@@ -124,7 +124,10 @@ def _write(partial: Path, own: argparse.Namespace, source: str, made: Sequence[I
 
 @contextmanager
 def _made(out: Path) -> Iterator[Path]:
-    """Yields a folder that becomes `out` at once where nothing is raised, and is removed otherwise. Raises ConfigError."""
+    """Yields a folder that becomes `out` at once where nothing is raised, and is removed otherwise.
+
+    Raises ConfigError.
+    """
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         partial.mkdir()

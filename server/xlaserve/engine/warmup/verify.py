@@ -60,8 +60,8 @@ class Verifier:
     """Verifies one model's programs. Safe to use from several threads, which take turns.
 
     `reference` gives the answers that are right; programs of the modes in `narrow` compute in less than float32, may be
-    off by the share of the largest number that it says, and are never refused. `buckets` are those that the reference may be made for. `warn` is
-    called with what users should know.
+    off by the share of the largest number that it says, and are never refused. `buckets` are those that the reference
+    may be made for. `warn` is called with what users should know.
     """
 
     def __init__(

@@ -83,7 +83,10 @@ def read(folder: Path) -> Calibration:
 
 
 def load(folder: Path, size: Size, graph: ConvertedGraph) -> ConvertedGraph:
-    """Returns `graph`, which takes images of `size`, in int8. Raises CalibrationError where the folder has another's."""
+    """Returns `graph`, which takes images of `size`, in int8.
+
+    Raises CalibrationError where the folder has another's, or is damaged.
+    """
     calibration = read(folder)
     found = next((model for model in calibration.models if model.size == size), None)
     if found is None:
