@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import yaml
 from PIL import Image
 
+from xlaserve.commands import subject
 from xlaserve.commands.calibrate import COMMAND
 from xlaserve.commands.command import Invocation
-from xlaserve.config import ModelSettings, Precision, Settings
+from xlaserve.commands.subject import Subject
+from xlaserve.config import Mode, ModelSettings, Precision, Settings
 from xlaserve.errors import ConfigError, ModelFailed
-from xlaserve.model import calibration
+from xlaserve.model import calibration, catalog
 from xlaserve.model.calibration import Folder, Int8, Speed
 from xlaserve.model.catalog import Model
 from xlaserve.runtimes.openvino import quantize
 from xlaserve.runtimes.openvino.calibration import read
+from xlaserve.runtimes.tf.device import Device
 from xlaserve.runtimes.tf.executable import TensorFlowProgram
 
 DIGITS = ModelSettings(name="mine", source="builtin:digits")
@@ -44,6 +48,17 @@ def find(monkeypatch: pytest.MonkeyPatch) -> None:
     found = ModuleSpec("nncf", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: found if name == "nncf" else real(name))
     monkeypatch.setattr(quantize, "version", lambda: "3.4.0")
+
+
+@pytest.fixture(autouse=True)
+def load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads digits without configuring TensorFlow, which this process has done."""
+
+    def load(settings: Settings, name: str, bucket: object, mode: Mode, changes: Mapping[str, object]) -> Subject:
+        model = catalog.load(settings.models[0].model_copy(update={**changes, "modes": (mode,)}))
+        return Subject(model, model.buckets[0], cast(Device, None))
+
+    monkeypatch.setattr(subject, "load", load)
 
 
 @pytest.fixture
