@@ -6,6 +6,7 @@ read one.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -110,7 +111,11 @@ def load(folder: Path, size: Size, graph: ConvertedGraph) -> ConvertedGraph:
 
 def save(folder: Path, size: Size, quantized: ConvertedGraph) -> dict[str, str]:
     """Writes a model in int8 for images of `size`; returns the SHA-256 of its files by name. Raises OSError."""
-    executable.load().save_model(quantized.model, folder / f"{_by(size)}{_SUFFIXES[0]}", compress_to_fp16=False)
+    file = folder / f"{_by(size)}{_SUFFIXES[0]}"
+    try:
+        executable.load().save_model(quantized.model, file, compress_to_fp16=False)
+    except RuntimeError as error:
+        raise OSError(errno.EIO, cause(error)) from error
     names = [f"{_by(size)}{suffix}" for suffix in _SUFFIXES]
     return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
 
