@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -40,12 +41,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(start_module_server: StartServer, made: Path) -> Server:
+    damaged = shutil.copytree(made, made.with_name("damaged"))
+    (damaged / "32x32.bin").write_bytes((made / "32x32.bin").read_bytes()[:-1])
     int8 = {"source": "builtin:digits", "openvino_precision": "int8", "calibration": str(made), "buckets": [1, 32]}
     models = [
         {"name": "float32", "source": "builtin:digits", "modes": ["openvino"], "buckets": [32]},
         {**int8, "name": "int8", "modes": ["openvino"]},
         {**int8, "name": "chosen", "modes": ["auto"], "buckets": [32]},
-        {**int8, "name": "another", "source": "builtin:shapes-segmenter", "modes": ["auto"], "buckets": [1]},
+        {**int8, "name": "damaged", "calibration": str(damaged), "modes": ["auto"], "buckets": [32]},
     ]
     return start_module_server({"models": models, "exit_on_model_failure": False})
 
@@ -86,8 +89,8 @@ def test_the_agreement_is_stated_where_the_precision_is(server: Server, made: Pa
     assert server.metric("xlaserve_model_info", model="int8", mode="openvino", precision="int8") == 1
 
 
-def test_a_calibration_of_another_model_is_refused_by_auto_too(server: Server) -> None:
+def test_a_damaged_calibration_is_refused_by_auto_too(server: Server) -> None:
     with grpc.insecure_channel(server.grpc) as channel:
         models = pb_grpc.VisionStub(channel).ListModels(pb.ListModelsRequest()).models
-    (another,) = [model for model in models if model.name == "another"]
-    assert another.reason == "calibration: digits-int8 is for images of 32x32, expected 128x128"
+    (damaged,) = [model for model in models if model.name == "damaged"]
+    assert damaged.reason == "calibration: damaged/32x32.bin is damaged, or not the one that was written"

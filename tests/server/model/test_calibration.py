@@ -101,6 +101,7 @@ def test_of_too_many_images_as_many_are_taken_evenly(images: Path, model: Model)
     assert abs(sum(name.startswith("x") for name in names) - MIN_IMAGES // 2) <= 1
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")  # NNCF's
 @pytest.mark.skipif(importlib.util.find_spec("nncf") is None, reason="needs nncf")
 def test_each_size_that_has_buckets_is_made_and_measured(images: Path, tmp_path: Path) -> None:
     pixels = keras.Input((None, None, 3))
