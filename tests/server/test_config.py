@@ -242,7 +242,7 @@ models = st.builds(
 all_settings = st.builds(
     Settings,
     host=st.sampled_from(["127.0.0.1", "0.0.0.0", "::1"]),
-    grpc_port=st.integers(0, 65_535).filter(lambda port: port != 8002),
+    grpc_port=st.integers(0, 65_535).filter(lambda port: port not in (8000, 8002)),
     ready_file=st.sampled_from([None, Path("/run/ready.json")]),
     channelz=st.booleans(),
     performance_hint=st.sampled_from(PerformanceHint),
