@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from xlaserve import __version__, config
 from xlaserve.commands import (
     buckets,
+    calibrate,
     check,
     compare_versions,
     explain,
@@ -51,6 +52,7 @@ COMMANDS: Final = (
     fronts.COMMAND,
     fleet.COMMAND,
     compare_versions.COMMAND,
+    calibrate.COMMAND,
     check.COMMAND,
     explain.COMMAND,
     profile.COMMAND,

@@ -242,7 +242,7 @@ models = st.builds(
 all_settings = st.builds(
     Settings,
     host=st.sampled_from(["127.0.0.1", "0.0.0.0", "::1"]),
-    grpc_port=st.integers(0, 65_535).filter(lambda port: port != 8002),
+    grpc_port=st.integers(0, 65_535).filter(lambda port: port not in (8000, 8002)),
     ready_file=st.sampled_from([None, Path("/run/ready.json")]),
     channelz=st.booleans(),
     performance_hint=st.sampled_from(PerformanceHint),
@@ -334,11 +334,18 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
         ("buckets: [4, [4, 2, 3], [4, 2, 3]]", ["models.0.buckets: expected each once, 4x2x3 is repeated"]),
         ("resolutions: [[8, 9], [8, 9]]", ["models.0.resolutions: expected each once, 8x9 is repeated"]),
         ("disable_lowerings: [stem, stem]", ["models.0.disable_lowerings: expected each once, stem is repeated"]),
-        ("openvino_precision: half", ["models.0.openvino_precision: ", "'bfloat16' or 'float16'", "got 'half'"]),
+        ("openvino_precision: half", ["models.0.openvino_precision: ", "'float16' or 'int8'", "got 'half'"]),
         ("shadow: {share: 0.5}", ["models.0: shadow: expected another version, or a mode"]),
         ("shadow: {version: 1}", ["models.0: shadow: expected another version, or a mode"]),
         ("shadow: {mode: graph}", ["models.0: shadow.mode graph is not one of modes xla"]),
         ("shadow: {version: 2, share: 0}", ["models.0.shadow.share: ", "greater than 0", "got 0"]),
+        ("openvino_precision: int8", ["models.0: openvino_precision int8 needs a calibration"]),
+        ("calibration: a", ["models.0: calibration: expected openvino_precision: int8 with it, got None"]),
+        ("precision: int8", ["models.0: precision: expected float32, bfloat16 or float16; int8 is for openvino"]),
+        (
+            "openvino_precision: int8, calibration: a, precision: bfloat16",
+            ["models.0: openvino_precision int8 is made of float32: expected that precision, got bfloat16"],
+        ),
         ("modes: [xla], default_mode: graph", ["models.0: default_mode graph is not one of modes xla"]),
         ("buckets: 8", ["models.0.buckets: ", "got 8"]),
         ("buckets: []", ["models.0.buckets: expected auto, or a list of batch sizes", "got []"]),
@@ -433,6 +440,10 @@ def test_files_that_are_not_there_are_named_all_at_once(write: Write, tmp_path: 
         (
             "source: 'builtin:noop', buckets: auto, auto_buckets: {demand: folder}",
             ["auto_buckets.demand: expected a file, got ", "folder"],
+        ),
+        (
+            "source: 'builtin:digits', openvino_precision: int8, calibration: gone",
+            ["models.0.calibration: expected a folder that xlaserve calibrate wrote, got ", "gone"],
         ),
     ],
 )

@@ -63,6 +63,7 @@ NAMED_TUPLES: Final = {"_asdict", "_field_defaults", "_fields", "_replace"}
 PRIVATE_NAMES: Final = {
     "convert_to_constants._FunctionConverterDataInEager",
     "convert_to_constants._replace_variables_by_constants",
+    "convert_to_constants._run_inline_graph_optimization",
     "tensor._keras_history",
     "model._flatten_layers",
     "called._cached_graph",
@@ -235,6 +236,23 @@ def test_variables_become_constants_in_a_graph() -> None:
         with tf.compat.v1.Session(graph=graph) as session:
             run = session.make_callable([function.outputs[0].name], feed_list=[function.inputs[0].name])
             assert run(np.full((1, 2, 2, 3), 5, np.uint8))[0].max() == 15.0
+
+
+def test_functions_are_inlined_into_a_graph() -> None:
+    with needed(
+        "convert_to_constants._run_inline_graph_optimization",
+        by="runtimes/tf/frozen.py",
+        breaks="OpenVINO runs no model that XLA would compile a part of, such as convolutions with groups",
+    ):
+        graph = tf.Graph()
+        with graph.as_default():
+            given = tf.compat.v1.placeholder(tf.float32, (), "given")
+            result = tf.function(lambda x: 2.0 * x, autograph=False)(given)
+        assert any("PartitionedCall" in operation.type for operation in graph.get_operations())
+        named = SimpleNamespace(graph=graph, inputs=[given], outputs=[result])
+        definition = convert_to_constants._run_inline_graph_optimization(named, True, aggressive_inlining=False)
+        assert not any("PartitionedCall" in node.op for node in definition.node)
+        assert {given.op.name, result.op.name} <= {node.name for node in definition.node}
 
 
 def test_a_function_runs_on_without_pythons_half_of_the_graphs_that_it_calls() -> None:

@@ -137,7 +137,7 @@ def _with(model: ModelSettings, modes: tuple[Mode, ...], batches: Sequence[int])
     sizes = [bucket[1:] for bucket in model.buckets] or [*model.resolutions, (None, None)]
     buckets = tuple(BucketSettings(batch, *sizes[0]) for batch in batches)
     changes: dict[str, object] = {"modes": modes, "default_mode": None, "buckets": buckets, "resolutions": ()}
-    changes |= {"precision": Precision.FLOAT32, "openvino_precision": None}
+    changes |= {"precision": Precision.FLOAT32, "openvino_precision": None, "calibration": None}
     if model.weights == "random":
         changes["score_threshold"] = 0.0  # else a detector finds nothing, and all modes agree on that
     return model.model_copy(update=changes)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from xlaserve.check.refusal import explain
 from xlaserve.config import BUILTIN_MODELS, Bucket, BucketSettings, Mode, ModelSettings, Settings
@@ -38,12 +40,18 @@ class Subject:
             raise ModelFailed(f"model {name} does not compile for {mode}: {refusal.message}{origin}") from error
 
 
-def load(settings: Settings, name: str, bucket: BucketSettings | None, mode: Mode = Mode.XLA) -> Subject:
+def load(
+    settings: Settings,
+    name: str,
+    bucket: BucketSettings | None,
+    mode: Mode = Mode.XLA,
+    changes: Mapping[str, object] = MappingProxyType({}),
+) -> Subject:
     """Loads the configured model `name`, or the source `name` with random weights, for `bucket` or its first.
 
-    Raises ConfigError and ModelFailed.
+    `changes` are made to its settings. Raises ConfigError and ModelFailed.
     """
-    model = _settings(settings, name, bucket, mode)
+    model = _settings(settings, name, bucket, mode).model_copy(update=changes)
     if not catalog.uses_tensorflow(model):
         raise ConfigError(f"model: expected a TensorFlow model, got {model.source}, which XLA does not compile")
     device = configure(settings.model_copy(update={"models": (model,)}), uses_tensorflow=True)

@@ -132,6 +132,8 @@ def _missing(model: ModelSettings) -> Iterator[tuple[str, str, object]]:
         yield "source", "an existing path", source
     elif sources.kind_of(model.source) is None:
         yield "source", sources.PATHS, source
+    if model.calibration is not None and not model.calibration.is_dir():
+        yield "calibration", "a folder that xlaserve calibrate wrote", model.calibration
     for field, file in _files(model):
         if not file.is_file():
             yield field, "a file" if file.exists() else "an existing path", file

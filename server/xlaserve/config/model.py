@@ -107,6 +107,8 @@ class Precision(StrEnum):
     """Half the bits, with float32's range: faster where the device multiplies it (AVX512-BF16, AMX, newer GPUs)."""
     FLOAT16 = "float16"
     """Half the bits, with more digits and a small range: for GPUs. Large activations overflow."""
+    INT8 = "int8"
+    """A quarter of the bits, in ranges that `xlaserve calibrate` found: for the mode `openvino` alone."""
 
 
 class Lowering(StrEnum):
@@ -326,7 +328,9 @@ class ModelSettings(Frozen):
     float32. Warm-up measures how far its answers then are from those in float32."""
     openvino_precision: Precision | None = None
     """What the mode `openvino` computes in, for models from any source; `precision` by default. Warm-up measures how
-    far its answers then are from those in float32."""
+    far its answers then are from those in float32. `int8` needs a `calibration`."""
+    calibration: Path | None = None
+    """For `openvino_precision: int8`: the folder that `xlaserve calibrate` wrote for this very model."""
     verification: Literal["refuse", "warn", "off"] = "refuse"
     """Warm-up compares every program's answers to a few images with those that TensorFlow gives operation by operation.
     A program that is off by more than a thousandth of the largest number gets a warning. With `refuse`, a model fails
@@ -431,11 +435,27 @@ class ModelSettings(Frozen):
             raise ValueError(f"default_mode {self.default_mode} is not one of modes {', '.join(self.modes)}")
         if self.resolutions and self.input_size:
             raise ValueError("input_size and resolutions are both set; expected one of them")
+        self._check_int8()
         if self.max_queue_images is not None:
             self.check_queue(self.max_queue_images)
         if self.shadow is not None:
             self._check_shadow(self.shadow)
         return self
+
+    def _check_int8(self) -> None:
+        is_int8 = self.openvino_precision is Precision.INT8
+        if self.precision is Precision.INT8:
+            raise ValueError("precision: expected float32, bfloat16 or float16; int8 is for openvino_precision alone")
+        if is_int8 and self.calibration is None:
+            raise ValueError(
+                "openvino_precision int8 needs a calibration: the folder that xlaserve calibrate wrote for the model"
+            )
+        if self.calibration is not None and not is_int8:
+            raise ValueError(f"calibration: expected openvino_precision: int8 with it, got {self.openvino_precision}")
+        if is_int8 and self.precision is not Precision.FLOAT32:
+            raise ValueError(
+                f"openvino_precision int8 is made of float32: expected that precision, got {self.precision}"
+            )
 
     def _check_shadow(self, shadow: ShadowSettings) -> None:
         if shadow.version not in (None, self.version):

@@ -137,7 +137,7 @@ class Loader:
         settings = version.settings
         if narrow := verification.narrow(model, has_tf32=self.has_tf32):
             version.differences = verification.furthest(version.ledger, narrow)
-            is_large = any(found.is_large for found in version.differences.values())
+            is_large = any(found.is_large(narrow[mode]) for mode, found in version.differences.items())
             level = logging.WARNING if is_large else logging.INFO
             log.log(level, "model %s: precision %s", settings.title, version.precision_text)
         for advice in slower(settings, programs, on_cpu=self.on_cpu):
@@ -147,7 +147,7 @@ class Loader:
         """Logs how far answers are from those to images that are decoded exactly."""
         mode, limits = version.settings.effective_default_mode, ImageLimits.of(self.settings)
         found = version.decode_difference = await self._compile(fast_decoding.measure, model, programs, mode, limits)
-        level = logging.WARNING if found is not None and found.is_large else logging.INFO
+        level = logging.WARNING if found is not None and found.is_large() else logging.INFO
         log.log(level, "model %s: decode %s", version.title, version.decode_text)
 
     def _make_batcher(self, version: Version, programs: Programs) -> Batcher:

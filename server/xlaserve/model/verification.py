@@ -8,7 +8,7 @@ from typing import Final
 from xlaserve.config import Mode, Precision
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.engine.warmup.auto_buckets import Programs, Warm
-from xlaserve.engine.warmup.difference import Difference
+from xlaserve.engine.warmup.difference import MAX_RELATIVE, MAX_RELATIVE_INT8, Difference
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.engine.warmup.verify import Verifier
 from xlaserve.errors import ModelFailed, ShuttingDown
@@ -20,12 +20,14 @@ ONLY_IN_BATCHES: Final = (
 )
 
 
-def narrow(model: Model, *, has_tf32: bool) -> tuple[Mode, ...]:
-    """Returns the modes whose programs compute in less than float32."""
-    settings = model.settings
-    return tuple(
-        mode for mode in settings.compiled_modes if has_tf32 or settings.precision_in(mode) is not Precision.FLOAT32
-    )
+def narrow(model: Model, *, has_tf32: bool) -> dict[Mode, float]:
+    """Returns the modes whose programs compute in less than float32, and how far off they may be."""
+    precisions = {mode: model.settings.precision_in(mode) for mode in model.settings.compiled_modes}
+    return {
+        mode: MAX_RELATIVE_INT8 if precision is Precision.INT8 else MAX_RELATIVE
+        for mode, precision in precisions.items()
+        if has_tf32 or precision is not Precision.FLOAT32
+    }
 
 
 def verifier(

@@ -15,7 +15,7 @@ from xlaserve.engine.model_engine import ModelEngine
 from xlaserve.engine.warmup.background import Background
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.engine.warmup.ledger import Ledger
-from xlaserve.errors import InvalidArgument, ModelFailed, cause
+from xlaserve.errors import CalibrationError, InvalidArgument, ModelFailed, cause
 from xlaserve.frame import Frame, best_input, place
 from xlaserve.model.catalog import Model
 from xlaserve.telemetry.findings import Findings, Pair
@@ -86,7 +86,7 @@ class Version:
 
     def leave_out(self, mode: Mode, error: Exception) -> None:
         """Has `auto` choose from the other modes, as this one has failed. Raises `error` where that does not do."""
-        if self.settings.needs(mode):
+        if self.settings.needs(mode) or isinstance(error, CalibrationError):
             raise error
         self.left_out.add(mode)
         if isinstance(error, ModelFailed) and error.lacks_mode:  # which is no fault of the model
@@ -121,7 +121,10 @@ class Version:
         others = {mode: settings.precision_in(mode) for mode in self.compiled_modes}
         own = (f"{other} in {mode}" for mode, other in others.items() if other is not settings.precision)
         text = ", ".join([settings.precision, *own])
-        measured = "; ".join(f"{mode}: {difference}" for mode, difference in self.differences.items())
+        found = [f"{mode}: {difference}" for mode, difference in self.differences.items()]
+        if self.model is not None and self.model.calibrated and Mode.OPENVINO in others:
+            found.append(f"calibrated: {self.model.calibrated}")
+        measured = "; ".join(found)
         return f"{text} ({measured})" if measured else text
 
     @property

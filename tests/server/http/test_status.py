@@ -92,7 +92,11 @@ class House:
         version.model = cast(
             Any,
             SimpleNamespace(
-                task=SimpleNamespace(name="classification"), buckets=BUCKETS, weights="random", fit="resize"
+                task=SimpleNamespace(name="classification"),
+                buckets=BUCKETS,
+                weights="random",
+                calibrated="",
+                fit="resize",
             ),
         )
         self.versions.append(version)

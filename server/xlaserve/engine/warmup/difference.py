@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from xlaserve.engine.program import Images, Outputs
 
 MAX_RELATIVE: Final = 0.1
+MAX_RELATIVE_INT8: Final = 0.3
+"""Of int8: its ranges are those of a user's images, and the images here are noise and patches."""
 MIN_AGREEMENT: Final = 0.95
 _GRAINS: Final = (2, 4, 8, 16, 32)
 """How many patches the sides of the images are cut into; the other images are noise."""
@@ -40,11 +42,10 @@ class Difference:
     """The share of answers that are the same: a classifier's top class, a segmenter's pixels."""
     images: int
 
-    @property
-    def is_large(self) -> bool:
-        """Whether it deserves a warning."""
+    def is_large(self, most: float = MAX_RELATIVE) -> bool:
+        """Returns whether it deserves a warning, where rounding may make the largest difference `most`."""
         agrees = self.agreement is None or self.agreement >= MIN_AGREEMENT
-        return not agrees or not self.largest <= MAX_RELATIVE
+        return not agrees or not self.largest <= most
 
     @property
     def badness(self) -> tuple[float, float]:

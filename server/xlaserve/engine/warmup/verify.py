@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs
-from xlaserve.engine.warmup.difference import MAX_RELATIVE, Comparing, Difference, by_row, compare, make_images
+from xlaserve.engine.warmup.difference import Comparing, Difference, by_row, compare, make_images
 from xlaserve.errors import ModelFailed, cause
 
 log = logging.getLogger(__name__)
@@ -58,9 +59,9 @@ class Verified:
 class Verifier:
     """Verifies one model's programs. Safe to use from several threads, which take turns.
 
-    `reference` gives the answers that are right; programs of the modes `narrow` compute in less than float32, for which
-    none is refused. `buckets` are those that the reference may be made for. `warn` is
-    called with what users should know.
+    `reference` gives the answers that are right; programs of the modes in `narrow` compute in less than float32, may be
+    off by the share of the largest number that it says, and are never refused. `buckets` are those that the reference
+    may be made for. `warn` is called with what users should know.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Verifier:
         task: Comparing,
         reference: Callable[[Images], Outputs] | None,
         buckets: Iterable[Bucket],
-        narrow: Collection[Mode] = (),
+        narrow: Mapping[Mode, float] = MappingProxyType({}),
         verification: Literal["refuse", "warn", "off"] = "refuse",
         batch_dependence: Literal["single", "refuse", "allow"] = "single",
         warn: Callable[[str], object] = lambda warning: None,
@@ -133,7 +134,7 @@ class Verifier:
 
     def _verify(self, mode: Mode, bucket: Bucket, executable: Executable) -> Verified:
         images, wanted = self._sample(bucket)
-        most = MAX_RELATIVE if mode in self._narrow else EXACT
+        most = self._narrow.get(mode, EXACT)
         batches = [(np.arange(bucket.batch) + start) % len(images) for start in range(0, len(images), bucket.batch)]
         order = np.concatenate(batches)
         got = [executable(images[batch]) for batch in batches]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import tensorflow as tf
@@ -13,6 +15,7 @@ from xlaserve.model.networks import preprocess
 from xlaserve.model.networks.heads import Head, Raw, TensorShape
 from xlaserve.model.networks.network import Network
 from xlaserve.model.networks.preprocess import Preprocess
+from xlaserve.runtimes.openvino.calibration import read
 from xlaserve.runtimes.tf.executable import Lower, TensorFlowProgram
 
 Call = Callable[[tf.Tensor], Raw]
@@ -30,10 +33,12 @@ def assemble(
     weights: str = "",
     lower: Lower | None = None,
     openvino_precision: Precision = Precision.FLOAT32,
+    calibration: Path | None = None,
 ) -> Network:
     """Returns the network that calls `call` with preprocessed pixels and turns its answer into the head's outputs.
 
-    XLA runs what `lower` makes of it, OpenVINO computes in `openvino_precision`. Raises ModelFailed where `pixels` are
+    XLA runs what `lower` makes of it, OpenVINO computes in `openvino_precision`, in int8 as the folder
+    `calibration` has it. Raises ModelFailed where `pixels` are
     not `[None, height, width, 3]` of PIXEL_DTYPES.
     """
     batch, height, width = check_pixels(pixels)
@@ -47,8 +52,10 @@ def assemble(
             values = tf.ensure_shape(values, (batch, *values.shape[1:]))
         return head.finish(call(values), images)
 
-    program = TensorFlowProgram(forward, lower, openvino_precision)
-    return Network(program, (height, width), head.task, weights, batch=batch, reference=program.reference)
+    program = TensorFlowProgram(forward, lower, openvino_precision, calibration)
+    calibrated = "" if calibration is None else str(read(calibration))
+    network = Network(program, (height, width), head.task, weights, batch=batch, reference=program.reference)
+    return replace(network, calibrated=calibrated)
 
 
 def check_pixels(pixels: TensorShape) -> tuple[int | None, int | None, int | None]:

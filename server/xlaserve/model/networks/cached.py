@@ -76,7 +76,9 @@ def identity(settings: ModelSettings) -> dict[str, Any] | None:
         return None
     facts = settings.model_dump(mode="json", exclude=_IRRELEVANT)
     # Of labels too: where the outputs don't show how many classes there are, labels do.
-    for path in [Path(named) for named in (settings.source, settings.weights, settings.labels) if named]:
+    for path in [
+        Path(named) for named in (settings.source, settings.weights, settings.labels, settings.calibration) if named
+    ]:
         if path.is_file():
             facts[str(path)] = digest([path])
         elif path.is_dir():

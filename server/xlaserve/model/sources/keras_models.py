@@ -66,6 +66,7 @@ def assembled(
         preprocessing=preprocessing,
         lower=lower,
         openvino_precision=settings.precision_in(Mode.OPENVINO),
+        calibration=settings.calibration,
     )
     return precision.with_reference(built, model, settings.precision)
 

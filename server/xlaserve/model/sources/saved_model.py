@@ -53,6 +53,7 @@ def network(
         weights=weights,
         lower=lowering.for_settings(settings),
         openvino_precision=settings.precision_in(Mode.OPENVINO),
+        calibration=settings.calibration,
     )
 
 

@@ -7,6 +7,7 @@ lanes could share one for good.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 import time
@@ -23,7 +24,7 @@ from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import ModelFailed, cause, telling_line
 
 TYPES: Final = {Precision.FLOAT32: "f32", Precision.BFLOAT16: "bf16", Precision.FLOAT16: "f16"}
-"""What OpenVINO calls them."""
+"""What OpenVINO calls them. A model in int8 is another model, whose other layers compute in float32."""
 NOT_INSTALLED: Final = "mode openvino needs openvino; install xlaserve[openvino]"
 _UNKNOWN: Final = re.compile(r"(?:No conversion rule found for operations|Conversion is failed for): *([^\n]+)")
 """How OpenVINO lists operations that it does not know, and those that it knows otherwise than they are here."""
@@ -61,34 +62,61 @@ class Layer(NamedTuple):
     seconds: float
 
 
-class ConvertedGraph:
-    """A graph without variables, as OpenVINO reads it.
+def convert(graph: Any, outputs: Sequence[str]) -> ConvertedGraph:
+    """Converts a graph of TensorFlow's without variables; `outputs` are names of its tensors.
 
-    `graph` is TensorFlow's, `outputs` are names of its tensors. Raises ModelFailed where OpenVINO is not installed, or
-    can't convert an operation.
+    Raises ModelFailed where OpenVINO is not installed, or can't convert an operation.
     """
+    # Not `convert_model`, which also sets the level of all loggers, for good where it fails.
+    frontend = load().frontend.FrontEndManager().load_by_framework("tf")
+    from openvino.frontend.tensorflow.graph_iterator import GraphIteratorTFGraph  # noqa: PLC0415 - an extra
 
-    def __init__(self, graph: Any, outputs: Sequence[str]) -> None:
-        # Not `convert_model`, which also sets the level of all loggers, for good where it fails.
-        frontend = _openvino().frontend.FrontEndManager().load_by_framework("tf")
-        from openvino.frontend.tensorflow.graph_iterator import GraphIteratorTFGraph  # noqa: PLC0415 - an extra
+    nodes = GraphIteratorTFGraph(graph, share_weights=False)  # nothing else keeps it until it is converted
+    try:
+        read = frontend.load(nodes)
+        read.override_all_outputs([read.get_place_by_tensor_name(name) for name in outputs])
+        model = frontend.convert(read)
+    except Exception as error:  # its kinds of error are not documented
+        if found := _UNKNOWN.findall(str(error)):
+            raise UntranslatableError(", ".join(names.strip().rstrip(".") for names in found)) from error
+        raise ModelFailed(f"OpenVINO can't convert it: {_said(error)}") from error
+    _replace_batched_gathers(model)
+    return ConvertedGraph(model)
 
-        nodes = GraphIteratorTFGraph(graph, share_weights=False)  # nothing else keeps it until it is converted
-        try:
-            read = frontend.load(nodes)
-            read.override_all_outputs([read.get_place_by_tensor_name(name) for name in outputs])
-            self._model = frontend.convert(read)
-        except Exception as error:  # its kinds of error are not documented
-            if found := _UNKNOWN.findall(str(error)):
-                raise UntranslatableError(", ".join(names.strip().rstrip(".") for names in found)) from error
-            raise ModelFailed(f"OpenVINO can't convert it: {_said(error)}") from error
+
+class ConvertedGraph:
+    """A graph as OpenVINO has it, for any batch size: `model` is OpenVINO's, in int8 where `is_int8`."""
+
+    def __init__(self, model: Any, *, is_int8: bool = False) -> None:
+        self.model = model
+        self.is_int8 = is_int8
+
+    @property
+    def digest(self) -> str:
+        """A hash of what it computes, weights included, and of no names: those differ from process to process."""
+        seen: dict[Any, bytes] = {}
+        for operation in self.model.get_ordered_ops():
+            # Inputs come first, so that a result's hash is that of all that leads to it.
+            inputs = [_source(one) for one in operation.inputs()]
+            facts = (
+                operation.get_type_name(),
+                sorted((name, str(value)) for name, value in operation.get_attributes().items()),
+                [(str(output.get_element_type()), str(output.get_partial_shape())) for output in operation.outputs()],
+                [(seen[name].hex(), index) for name, index in inputs],
+            )
+            sha256 = hashlib.sha256(repr(facts).encode())
+            if operation.get_type_name() == "Constant":
+                sha256.update(np.ascontiguousarray(operation.data).reshape(-1).view(np.uint8).data)
+            seen[operation.get_name()] = sha256.digest()
+        results = [seen[result.get_name()] for result in self.model.get_results()]
+        return hashlib.sha256(b"".join(results)).hexdigest()
 
     def compile(
         self, shape: tuple[int, ...], precision: Precision, threads: Threads, *, is_profiled: bool = False
     ) -> CompiledModel:
         """Compiles it for images of one shape; `is_profiled` has it note what each layer takes."""
         settings = {
-            "INFERENCE_PRECISION_HINT": TYPES[precision],
+            "INFERENCE_PRECISION_HINT": TYPES[Precision.FLOAT32 if self.is_int8 else precision],
             "PERFORMANCE_HINT": "LATENCY" if threads.lanes == 1 else "THROUGHPUT",
             "NUM_STREAMS": threads.lanes,
             "INFERENCE_NUM_THREADS": threads.total,
@@ -97,11 +125,11 @@ class ConvertedGraph:
             "PERF_COUNT": is_profiled,
         }
         try:
-            model = self._model.clone()
+            model = self.model.clone()
             model.reshape(list(shape))
             began = time.perf_counter()
-            compiled = _core().compile_model(model, "CPU", settings)
-            return CompiledModel(compiled, time.perf_counter() - began)
+            compiled = core().compile_model(model, "CPU", settings)
+            return CompiledModel(compiled, time.perf_counter() - began, is_int8=self.is_int8)
         except RuntimeError as error:
             raise ModelFailed(f"OpenVINO can't compile it: {_said(error)}") from error
 
@@ -109,15 +137,18 @@ class ConvertedGraph:
 class CompiledModel:
     """Runs images of the shape that it was compiled for. Several threads may call it."""
 
-    def __init__(self, compiled: Any, compile_s: float) -> None:
+    def __init__(self, compiled: Any, compile_s: float, *, is_int8: bool = False) -> None:
         self.compile_s = compile_s
         """What compiling took."""
+        self._is_int8 = is_int8
         self._compiled = compiled
         self._idle: deque[Any] = deque()
 
     @property
     def precision(self) -> Precision:
         """What it computes in: float32 where the processor has nothing else that was asked for."""
+        if self._is_int8:
+            return Precision.INT8  # in instructions for float32 at worst
         name = self._compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
         return next(precision for precision, own in TYPES.items() if own == name)
 
@@ -162,11 +193,38 @@ class CompiledModel:
             return self._compiled.create_infer_request()
 
 
+def _replace_batched_gathers(model: Any) -> None:
+    """Has GatherND compute what Gather does within each image of a batch.
+
+    2026.4.1 ends the process by SIGSEGV where it runs such a Gather on a batch of one.
+    """
+    from openvino import opset13, utils  # noqa: PLC0415 - an extra
+
+    for gather in model.get_ordered_ops():
+        if gather.get_type_name() != "Gather" or not (batch_dims := gather.get_attributes()["batch_dims"]):
+            continue
+        values, places, axis = (one.get_source_output() for one in gather.inputs())
+        if int(axis.get_node().data) != batch_dims:
+            raise ModelFailed("OpenVINO may crash on how it gathers: expected axis and batch_dims to be the same")
+        indices = opset13.unsqueeze(places, opset13.constant(-1))
+        utils.replace_node(gather, opset13.gather_nd(values, indices, batch_dims))
+
+
 def _said(error: Exception) -> str:
     return telling_line(_PLACES.sub("", str(error))) or cause(error)
 
 
-def _openvino() -> Any:
+def _source(value: Any) -> tuple[str, int]:
+    """Returns which operation an input's value comes from, by its unique name, and which of its outputs it is."""
+    output = value.get_source_output()
+    return output.get_node().get_name(), output.get_index()
+
+
+def load() -> Any:
+    """Imports OpenVINO, and makes sure that nothing that reports what is done with it is ever imported.
+
+    Raises ModelFailed.
+    """
     # It would load this where it is installed, which starts processes that send what is done to Intel and Google.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type] # as if it were not
     try:
@@ -178,9 +236,10 @@ def _openvino() -> Any:
 
 def version() -> str:
     """Returns OpenVINO's version. Raises ModelFailed."""
-    return str(_openvino().__version__)
+    return str(load().__version__)
 
 
 @cache
-def _core() -> Any:
-    return _openvino().Core()
+def core() -> Any:
+    """Returns what reads and compiles models. Raises ModelFailed."""
+    return load().Core()

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import chain
+from pathlib import Path
 from typing import Any, Final, NamedTuple, assert_never
 
 import numpy as np
@@ -15,7 +16,8 @@ from tensorflow.python.framework import func_graph, ops
 from xlaserve.config import Bucket, Mode, Precision
 from xlaserve.engine.program import Compilation, Executable, FixedShape, Images, Outputs
 from xlaserve.errors import ModelFailed
-from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph, Threads
+from xlaserve.runtimes.openvino import calibration as calibrated
+from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph, Threads, convert
 from xlaserve.runtimes.tf.device import usable_cores
 from xlaserve.runtimes.tf.frozen import (
     CLUSTER_RUNS,
@@ -56,17 +58,23 @@ NOT_WITHOUT_XLA: Final = "unmatched: expected reject, as XLA would compile the m
 class TensorFlowProgram:
     """A `Program` whose computation is `forward`, preprocessing included.
 
-    XLA runs what `lower` makes of it once it is traced; OpenVINO computes in `openvino_precision`.
+    XLA runs what `lower` makes of it once it is traced; OpenVINO computes in `openvino_precision`, in int8 as the
+    folder `calibration` has it.
     """
 
     platform = "tensorflow"
 
     def __init__(
-        self, forward: Forward, lower: Lower | None = None, openvino_precision: Precision = Precision.FLOAT32
+        self,
+        forward: Forward,
+        lower: Lower | None = None,
+        openvino_precision: Precision = Precision.FLOAT32,
+        calibration: Path | None = None,
     ) -> None:
         self._forward = forward
         self._lower = lower
         self._openvino_precision = openvino_precision
+        self._calibration = calibration
         self._any_batch: dict[tuple[int, int], Forward] = {}
         self._lowered: dict[tuple[int, int], Lowered] = {}
         self._tracing = threading.Lock()
@@ -251,18 +259,28 @@ class TensorFlowProgram:
 
         Raises ModelFailed.
         """
+        shape = (*bucket, CHANNELS)
+        return self.converted(bucket).compile(
+            shape, self._openvino_precision, openvino_threads(), is_profiled=is_profiled
+        )
+
+    def converted(self, bucket: Bucket) -> ConvertedGraph:
+        """Returns what OpenVINO compiles for images of the size of `bucket`. Raises ModelFailed."""
         if tf.config.get_visible_devices("GPU"):
             raise ModelFailed(ON_CPU_ONLY, lacks_mode=True)
         size = (bucket.height, bucket.width)
         if size not in self._converted:
-            self._converted[size] = _convert(self.trace(Mode.OPENVINO, bucket))
-        # Those of TensorFlow, which were set when the device was chosen.
-        lanes = tf.config.threading.get_inter_op_parallelism_threads() or 1
-        total = max(lanes, tf.config.threading.get_intra_op_parallelism_threads() or usable_cores())
-        shape = (*bucket, CHANNELS)
-        return self._converted[size].compile(
-            shape, self._openvino_precision, Threads(lanes, total), is_profiled=is_profiled
-        )
+            graph = _convert(self.trace(Mode.OPENVINO, bucket))
+            self._converted[size] = (
+                graph if self._calibration is None else calibrated.load(self._calibration, size, graph)
+            )
+        return self._converted[size]
+
+
+def openvino_threads() -> Threads:
+    """Returns what OpenVINO may use: what TensorFlow was given when the device was chosen."""
+    lanes = tf.config.threading.get_inter_op_parallelism_threads() or 1
+    return Threads(lanes, max(lanes, tf.config.threading.get_intra_op_parallelism_threads() or usable_cores()))
 
 
 _SizeInMode = tuple[Mode, int, int]
@@ -274,7 +292,7 @@ def _convert(function: Any) -> ConvertedGraph:
         graph = portable(function)
     except UnfreezableError as error:
         raise ModelFailed(f"modes: {Mode.OPENVINO} runs frozen graphs alone, and this can be none: {error}") from error
-    converted = ConvertedGraph(graph, [output.name for output in function.outputs])
+    converted = convert(graph, [output.name for output in function.outputs])
     ops.dismantle_graph(graph)  # a copy of the weights
     return converted
 

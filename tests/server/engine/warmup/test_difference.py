@@ -37,7 +37,7 @@ def test_the_agreement_is_of_all_images() -> None:
 def test_what_is_no_number_is_infinitely_far(broken: float) -> None:
     found = compare(scores([1, 0]), scores([broken, 0]), TopClass())
     assert found.largest == np.inf
-    assert found.is_large
+    assert found.is_large()
 
 
 def test_whole_numbers_have_no_distance() -> None:
@@ -52,7 +52,7 @@ def test_whole_numbers_have_no_distance() -> None:
 def test_a_large_difference_or_a_small_agreement_deserves_a_warning(
     largest: float, agreement: float | None, is_large: bool
 ) -> None:
-    assert Difference(largest, agreement, 16).is_large is is_large
+    assert Difference(largest, agreement, 16).is_large() is is_large
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])

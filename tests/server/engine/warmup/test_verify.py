@@ -8,6 +8,7 @@ import pytest
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs, is_finite
+from xlaserve.engine.warmup.difference import MAX_RELATIVE, MAX_RELATIVE_INT8
 from xlaserve.engine.warmup.verify import EXACT, GROSS, SAMPLE_IMAGES, Verified, Verifier
 from xlaserve.errors import ModelFailed
 from xlaserve.model.task import Classification, Detection, Segmentation
@@ -128,15 +129,15 @@ def test_what_is_not_to_be_refused_is_said(settings: dict[str, Any], mode: Mode)
 
 
 def test_narrow_numbers_may_be_further_off_and_are_never_refused() -> None:
-    checked = Checked(narrow=(Mode.XLA,))
+    checked = Checked(narrow={Mode.XLA: MAX_RELATIVE})
     assert checked(lambda images: (scores(images)[0] * np.float32(1.05),), BUCKETS[1]).fault == ""
     assert checked(lambda images: (scores(images)[0] * np.float32(1.5),), BUCKETS[1]).fault
     assert len(checked.warnings) == 1
 
 
 def test_a_mode_that_is_narrow_does_not_make_another_less_exact() -> None:
-    checked = Checked(narrow=(Mode.OPENVINO,))
-    assert checked(lambda images: (scores(images)[0] * np.float32(1.05),), BUCKETS[1], Mode.OPENVINO).fault == ""
+    checked = Checked(narrow={Mode.OPENVINO: MAX_RELATIVE_INT8})
+    assert checked(lambda images: (scores(images)[0] * np.float32(1.2),), BUCKETS[1], Mode.OPENVINO).fault == ""
     with pytest.raises(ModelFailed, match="mode xla, bucket 2x12x12: it computes something other than its model"):
         checked(lambda images: (scores(images)[0] * np.float32(1.05),), BUCKETS[1], Mode.XLA)
 

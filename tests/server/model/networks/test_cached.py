@@ -16,7 +16,7 @@ from tests.required import required
 
 from xlaserve.cache.cache import CompileCache
 from xlaserve.cache.records import SUFFIX, Folder
-from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
+from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Precision
 from xlaserve.config.model import TRAITS, ModeTraits
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.errors import ConfigError
@@ -298,11 +298,20 @@ def test_what_makes_another_model_has_another_identity(tmp_path: Path) -> None:
     labels.write_text("1")
     folder.mkdir()
     (folder / "saved_model.pb").write_text("1")
-    settings = ModelSettings(name="a", source=str(folder), weights=str(file), labels=labels)
+    (calibration := tmp_path / "int8").mkdir()
+    (calibration / "calibration.json").write_text("1")
+    settings = ModelSettings(
+        name="a",
+        source=str(folder),
+        weights=str(file),
+        labels=labels,
+        openvino_precision=Precision.INT8,
+        calibration=calibration,
+    )
     before = cached.identity(settings)
     assert cached.identity(settings.model_copy(update={"name": "b", "max_queue_images": 3, "decode": "fast"})) == before
     assert cached.identity(settings.model_copy(update={"preprocess": "unit"})) != before
-    for path in (file, labels, folder / "saved_model.pb"):
+    for path in (file, labels, folder / "saved_model.pb", calibration / "calibration.json"):
         path.write_text("2")
         assert cached.identity(settings) != before
         path.write_text("1")

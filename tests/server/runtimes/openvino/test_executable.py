@@ -27,7 +27,7 @@ from xlaserve.engine.program import Executable, Images
 from xlaserve.errors import ModelFailed
 from xlaserve.model import catalog
 from xlaserve.model.networks.keras_runtime import keras
-from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph, Threads, UntranslatableError
+from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph, Threads, UntranslatableError, convert
 from xlaserve.runtimes.tf import executable as tf_executable
 from xlaserve.runtimes.tf.executable import Forward, TensorFlowProgram
 
@@ -164,12 +164,11 @@ def test_compiling_counts_as_compiling_and_converting_as_tracing() -> None:
 def test_a_graph_is_converted_once_for_all_batch_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     converted = []
 
-    class Counted(ConvertedGraph):
-        def __init__(self, *given: Any) -> None:
-            converted.append(given)
-            super().__init__(*given)
+    def counted(*given: Any) -> ConvertedGraph:
+        converted.append(given)
+        return convert(*given)
 
-    monkeypatch.setattr(tf_executable, "ConvertedGraph", Counted)
+    monkeypatch.setattr(tf_executable, "convert", counted)
     program = TensorFlowProgram(sums)
     for batch in (1, 2):
         compiled(program, BUCKET._replace(batch=batch))
@@ -244,8 +243,7 @@ def test_of_a_refusal_the_line_is_told_that_says_why() -> None:
                 "Unsupported operation of type: Convert name: Transpose_41912\n"
             )
 
-    converted = ConvertedGraph.__new__(ConvertedGraph)
-    converted._model = Refusing()
+    converted = ConvertedGraph(Refusing())
     with pytest.raises(ModelFailed, match="can't compile it: Unsupported operation of type: Convert name: Transpose"):
         converted.compile((1, 4, 5, 3), Precision.FLOAT32, Threads(1, 1))
 
@@ -253,6 +251,22 @@ def test_of_a_refusal_the_line_is_told_that_says_why() -> None:
 def test_the_operation_that_openvino_does_not_know_stays_named_in_another_process() -> None:
     error = pickle.loads(pickle.dumps(UntranslatableError("Zeta")))
     assert (str(error), error.operations) == ("OpenVINO has no translation of Zeta", "Zeta")
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_gathering_within_each_image_does_not_crash_the_process(batch: int) -> None:
+    def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        boxes = tf.reshape(tf.cast(pixels, tf.float32), (-1, 256, 3))
+        scores, places = tf.math.top_k(boxes[..., 0], 100)
+        return scores, tf.gather(boxes, places, batch_dims=1), tf.gather(boxes[..., 1], places, batch_dims=1)
+
+    bucket = Bucket(batch, 16, 16)
+    images = np.random.default_rng(0).permuted(np.tile(np.arange(256, dtype=np.uint8), (batch, 3, 1)), axis=2)
+    images = images.transpose(0, 2, 1).reshape(*bucket, 3)
+    for got, expected in zip(
+        compiled(TensorFlowProgram(forward), bucket)(images), forward(tf.constant(images)), strict=True
+    ):
+        np.testing.assert_array_equal(got, expected)
 
 
 def test_loggers_are_left_as_they_are() -> None:

@@ -1,0 +1,140 @@
+"""`xlaserve calibrate` with what it makes stood in for: what it refuses, and what it leaves behind."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from xlaserve.commands import subject
+from xlaserve.commands.calibrate import COMMAND
+from xlaserve.commands.command import Invocation
+from xlaserve.commands.subject import Subject
+from xlaserve.config import Mode, ModelSettings, Precision, Settings
+from xlaserve.errors import ConfigError, ModelFailed
+from xlaserve.model import calibration, catalog
+from xlaserve.model.calibration import Folder, Int8, Speed
+from xlaserve.model.catalog import Model
+from xlaserve.runtimes.openvino import quantize
+from xlaserve.runtimes.openvino.calibration import read
+from xlaserve.runtimes.tf.device import Device
+from xlaserve.runtimes.tf.executable import TensorFlowProgram
+
+DIGITS = ModelSettings(name="mine", source="builtin:digits")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (images := tmp_path / "images").mkdir()
+    for number in range(50):
+        levels = np.random.default_rng(number).integers(0, 256, (8, 8), np.uint8)
+        Image.fromarray(levels).save(images / f"{number}.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def find(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has NNCF be there, whether or not it is."""
+    real = importlib.util.find_spec
+    found = ModuleSpec("nncf", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found if name == "nncf" else real(name))
+    monkeypatch.setattr(quantize, "version", lambda: "3.4.0")
+
+
+@pytest.fixture(autouse=True)
+def load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads digits without configuring TensorFlow, which this process has done."""
+
+    def load(settings: Settings, name: str, bucket: object, mode: Mode, changes: Mapping[str, object]) -> Subject:
+        model = catalog.load(settings.models[0].model_copy(update={**changes, "modes": (mode,)}))
+        return Subject(model, model.buckets[0], cast(Device, None))
+
+    monkeypatch.setattr(subject, "load", load)
+
+
+@pytest.fixture
+def agree(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets how well int8, which is float32 here, agrees with float32."""
+
+    def set_agreement(agreement: float) -> None:
+        def make(model: Model, folder: Folder) -> Iterator[Int8]:
+            assert isinstance(model.program, TensorFlowProgram)
+            graph = model.program.converted(bucket := model.buckets[0])
+            speeds = {Precision.FLOAT32: Speed(0.2, 0.4), Precision.INT8: Speed(0.1, 0.1)}
+            yield Int8((32, 32), graph, graph.digest, agreement, 0.25, bucket, speeds)
+
+        monkeypatch.setattr(calibration, "make", make)
+
+    return set_agreement
+
+
+def run(*words: str, model: ModelSettings = DIGITS) -> int:
+    parser = argparse.ArgumentParser()
+    COMMAND.add_options(parser)
+    settings = Settings(models=(model,))
+    own = parser.parse_args(["mine", "--images", "images", *words])
+    return COMMAND.run(Invocation(own, settings, lambda: settings))
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+def test_what_agrees_is_written_with_what_was_measured_and_how_to_serve_it(
+    agree: Callable[[float], None], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agree(0.995)
+    assert run() == 0
+    made = read(folder / "mine-int8")
+    assert (made.source, made.images, made.held_out, made.agreement) == ("builtin:digits", 40, 10, 0.995)
+    assert left(folder / "mine-int8") == ["32x32.bin", "32x32.xml", "calibration.json"]
+    assert left(folder) == ["images", "mine-int8"]
+    table, said, fields = capsys.readouterr().out.split("\n\n")
+    assert "4.00" in table.splitlines()[-1]
+    assert said == "agreement 0.9950 of 10 held-out images; written: mine-int8"
+    ModelSettings.model_validate({"name": "mine", "source": "builtin:digits", **yaml.safe_load(fields)})
+
+
+def test_what_agrees_too_little_is_shown_and_not_written(
+    agree: Callable[[float], None], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agree(0.95)
+    with pytest.raises(
+        ModelFailed, match=r"int8 agrees with float32 on 0\.9500 .* at least 0\.99 .*nothing is written"
+    ):
+        run()
+    assert left(folder) == ["images"]
+    assert "0.9500" in capsys.readouterr().out
+    assert run("--least-agreement", "0.95", "--out", "made") == 0
+    assert left(folder) == ["images", "made"]
+
+
+def test_what_is_there_is_not_overwritten(folder: Path) -> None:
+    (folder / "mine-int8").mkdir()
+    with pytest.raises(ConfigError, match="--out: expected a folder that is to be made, got mine-int8, which exists"):
+        run()
+
+
+def test_a_place_that_can_not_be_written_is_refused_before_the_work(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="--out: no/made can't be written: No such file"):
+        run("--out", "no/made")
+
+
+def test_a_model_that_computes_in_less_already_is_refused() -> None:
+    with pytest.raises(ConfigError, match="precision: expected float32, which int8 is made of, got bfloat16"):
+        run(model=DIGITS.model_copy(update={"precision": Precision.BFLOAT16}))
+
+
+def test_without_nncf_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "nncf" else ModuleSpec(name, None))
+    with pytest.raises(ConfigError, match=r"calibrating needs nncf; install xlaserve\[calibrate\]"):
+        run()

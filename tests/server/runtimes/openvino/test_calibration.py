@@ -1,0 +1,146 @@
+"""What `xlaserve calibrate` writes, read: only for the very model that it was made of.
+
+The "models in int8" here are in float32: reading them is the same, and needs no NNCF.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from xlaserve.config import Bucket, Mode, Precision
+from xlaserve.errors import CalibrationError
+from xlaserve.runtimes.openvino import calibration
+from xlaserve.runtimes.openvino.calibration import FILE, Calibrated, Calibration
+from xlaserve.runtimes.openvino.executable import ConvertedGraph, version
+from xlaserve.runtimes.tf.executable import Forward, TensorFlowProgram
+
+BUCKET = Bucket(2, 8, 9)
+SIZE = (8, 9)
+IMAGES = np.random.default_rng(0).integers(0, 256, (*BUCKET, 3), np.uint8)
+
+
+def network(*, weight: float = 1.0, stride: int = 1, name: str = "conv") -> Forward:
+    kernel: NDArray[np.float32] = np.random.default_rng(1).normal(size=(3, 3, 3, 4)).astype(np.float32)
+    kernel[0, 0, 0, 0] = weight
+
+    def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        values = tf.nn.conv2d(tf.cast(pixels, tf.float32), kernel, stride, "SAME", name=name)
+        return (tf.reduce_mean(values, axis=(1, 2)),)
+
+    return forward
+
+
+def digest(forward: Forward) -> str:
+    return TensorFlowProgram(forward).converted(BUCKET).digest
+
+
+def written(folder: Path, forward: Forward, **changes: Any) -> Path:
+    """Writes a calibration made of `forward`; returns its folder."""
+    folder.mkdir()
+    graph = TensorFlowProgram(forward).converted(BUCKET)
+    facts = {"size": SIZE, "graph": graph.digest, "files": calibration.save(folder, SIZE, graph), "agreement": 0.9975}
+    calibrated = Calibrated(**{**facts, "difference": 0.01})
+    given = {"source": "net", "images": 80, "held_out": 20, "least_agreement": 0.99, "xlaserve": "0.1.0", "nncf": "3"}
+    made = Calibration(**{**given, "openvino": version(), "models": (calibrated,), **changes})
+    (folder / FILE).write_text(made.model_dump_json())
+    return folder
+
+
+def load(folder: Path, forward: Forward, size: tuple[int, int] = SIZE) -> ConvertedGraph:
+    program = TensorFlowProgram(forward, openvino_precision=Precision.INT8, calibration=folder)
+    return program.converted(Bucket(1, *size))
+
+
+def test_it_is_read_and_run_in_place_of_the_graph_that_it_was_made_of(tmp_path: Path) -> None:
+    folder = written(tmp_path / "made", network())
+    program = TensorFlowProgram(network(), openvino_precision=Precision.INT8, calibration=folder)
+    compilation = program.compile(Mode.OPENVINO, BUCKET)
+    (wanted,) = TensorFlowProgram(network()).compile(Mode.OPENVINO, BUCKET).executable(IMAGES)
+    np.testing.assert_array_equal(compilation.executable(IMAGES)[0], wanted)
+    assert compilation.warnings == ()
+    assert program.in_openvino(BUCKET).precision is Precision.INT8
+    assert str(calibration.read(folder)) == "agreement 0.9975 of 20 held-out images"
+
+
+def test_it_serves_on_when_its_files_are_gone(tmp_path: Path) -> None:
+    folder = written(tmp_path / "made", network())
+    model = TensorFlowProgram(network(), openvino_precision=Precision.INT8, calibration=folder).in_openvino(BUCKET)
+    (before,) = model(IMAGES)
+    for file in folder.iterdir():
+        file.write_bytes(b"\0" * 100)
+    np.testing.assert_array_equal(model(IMAGES)[0], before)
+
+
+def test_a_graph_is_known_by_what_it_computes_and_not_by_names() -> None:
+    assert digest(network()) == digest(network(name="other"))
+    assert len({digest(network()), digest(network(weight=1.0001)), digest(network(stride=2))}) == 3
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    folder = written(tmp_path / "made", network())
+    with pytest.raises(
+        CalibrationError, match=r"calibration: made was made of another model than this one, of net"
+    ) as e:
+        load(folder, network(weight=2.0))
+    assert "OpenVINO" not in str(e.value)
+    assert str(tmp_path) not in str(e.value)
+
+
+def test_another_version_of_openvino_is_named(tmp_path: Path) -> None:
+    folder = written(tmp_path / "made", network(), openvino="2025.1")
+    with pytest.raises(CalibrationError, match=r"or by another version of OpenVINO \(2025\.1, this is 2026"):
+        load(folder, network(weight=2.0))
+
+
+def test_another_size_is_refused(tmp_path: Path) -> None:
+    folder = written(tmp_path / "made", network())
+    with pytest.raises(CalibrationError, match="calibration: made is for images of 8x9, expected 16x9"):
+        load(folder, network(), (16, 9))
+
+
+def remove(file: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / file).unlink()
+
+
+def flip(file: str) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        contents = bytearray((folder / file).read_bytes())
+        contents[len(contents) // 2] ^= 1
+        (folder / file).write_bytes(contents)
+
+    return change
+
+
+def without(folder: Path) -> None:
+    kept = json.loads((folder / FILE).read_text())
+    del kept["models"][0]["graph"]
+    (folder / FILE).write_text(json.dumps(kept))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (remove(FILE), r"made/calibration\.json can't be read: No such file"),
+        (remove("8x9.bin"), r"made/8x9\.bin can't be read: No such file"),
+        (flip("8x9.bin"), r"made/8x9\.bin is damaged"),
+        (flip("8x9.xml"), r"made/8x9\.xml is damaged"),
+        (without, r"expected what xlaserve calibrate wrote in made/calibration\.json, got Field required"),
+        (lambda folder: (folder / FILE).write_bytes(b"\xff{"), "expected what xlaserve calibrate wrote"),
+        (lambda folder: (folder / FILE).write_text("[]"), "expected what xlaserve calibrate wrote"),
+    ],
+)
+def test_what_is_missing_or_damaged_is_refused(change: Callable[[Path], object], said: str, tmp_path: Path) -> None:
+    folder = written(tmp_path / "made", network())
+    change(folder)
+    with pytest.raises(CalibrationError, match=f"calibration: {said}") as failed:
+        load(folder, network())
+    assert "\n" not in str(failed.value)
+    assert str(tmp_path) not in str(failed.value)
