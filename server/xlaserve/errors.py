@@ -93,10 +93,6 @@ class ModelFailed(ModelError):
             self.lacks_mode = True
 
 
-class CalibrationError(ModelFailed):
-    """What was to be the model in int8 is none, or another's: a mode that could do without it may not."""
-
-
 class ExecutionFailed(ModelError):
     """Running a batch raised; the details are in the log only."""
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import pytest
 from PIL import Image
 from scripts.digits_data import digit_images
 from tests.integration.conftest import COMPILES, StartServer
@@ -135,6 +136,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from xlaserve.config import Bucket, Mode
@@ -177,6 +179,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 double = tf.function(lambda pixels: 2 * pixels, jit_compile=True)
@@ -186,6 +189,7 @@ for batch in (1, 1, 2, 1, 3):
 """
 
 
+@pytest.mark.slow
 def test_the_dump_sees_each_new_shape_of_a_function_without_buckets(tmp_path: Path) -> None:
     env = {**os.environ, **xla_flags(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-c", UNBUCKETED, str(tmp_path)]

@@ -174,6 +174,7 @@ def test_an_executable_that_tensorflow_can_not_load_is_compiled_anew(config: Pat
     assert (fourth.compiled, fourth.from_cache) == (0, [True] * len(BUCKETS))
 
 
+@pytest.mark.slow
 def test_two_processes_may_fill_one_folder_at_once(tmp_path: Path) -> None:
     config = configure(tmp_path)
     both = [Warm(config), Warm(config)]

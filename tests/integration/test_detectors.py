@@ -28,6 +28,7 @@ from xlaserve.model.sources.keras_cv_table import BACKBONES
 from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc as pb_grpc
 
+pytestmark = pytest.mark.slow
 SIDE: Final = 128
 CLASSES: Final = 5
 AT_ONCE: Final = 4

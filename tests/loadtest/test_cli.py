@@ -119,6 +119,7 @@ def test_arms_are_measured_in_mirrored_rounds_beside_a_control(
     assert str(ran.run.path) in ran.out
 
 
+@pytest.mark.slow
 def test_every_arm_has_several_processes_of_its_own_and_its_control_too(
     loadtest: Loadtest, embedded_puppet: UsePuppet
 ) -> None:
@@ -645,6 +646,7 @@ def test_scenarios_have_their_rules(
     assert "measuring xla: about 1 s; getting ready took" in ran.err, "a scenario does not end before its time"
 
 
+@pytest.mark.slow
 def test_the_highest_rate_is_searched_and_every_rate_that_was_tried_is_kept(
     loadtest: Loadtest, start_puppet: StartPuppet
 ) -> None:

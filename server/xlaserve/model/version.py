@@ -15,7 +15,7 @@ from xlaserve.engine.model_engine import ModelEngine
 from xlaserve.engine.warmup.background import Background
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.engine.warmup.ledger import Ledger
-from xlaserve.errors import CalibrationError, InvalidArgument, ModelFailed, cause
+from xlaserve.errors import InvalidArgument, ModelFailed, cause
 from xlaserve.frame import Frame, best_input, place
 from xlaserve.model.catalog import Model
 from xlaserve.telemetry.findings import Findings, Pair
@@ -86,10 +86,12 @@ class Version:
 
     def leave_out(self, mode: Mode, error: Exception) -> None:
         """Has `auto` choose from the other modes, as this one has failed. Raises `error` where that does not do."""
-        if self.settings.needs(mode) or isinstance(error, CalibrationError):
+        lacks_mode = isinstance(error, ModelFailed) and error.lacks_mode  # which is no fault of the model
+        is_calibrated = mode is Mode.OPENVINO and self.settings.calibration is not None
+        if self.settings.needs(mode) or (is_calibrated and not lacks_mode):
             raise error
         self.left_out.add(mode)
-        if isinstance(error, ModelFailed) and error.lacks_mode:  # which is no fault of the model
+        if lacks_mode:
             log.info("model %s: auto does without %s: %s", self.title, mode, error)
         else:
             self.warn(f"auto does without {mode}: {cause(error)}")

@@ -15,7 +15,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from xlaserve.config.frozen import Frozen
-from xlaserve.errors import CalibrationError, cause
+from xlaserve.errors import ModelFailed, cause
 from xlaserve.runtimes.openvino import executable
 from xlaserve.runtimes.openvino.executable import ConvertedGraph
 
@@ -71,14 +71,14 @@ class Calibration(Frozen):
 
 
 def read(folder: Path) -> Calibration:
-    """Returns what a calibration says of itself. Raises CalibrationError."""
+    """Returns what a calibration says of itself. Raises ModelFailed."""
     try:
         return Calibration.model_validate_json((folder / FILE).read_bytes())
     except OSError as error:
-        raise CalibrationError(f"calibration: {folder.name}/{FILE} can't be read: {error.strerror}") from None
+        raise ModelFailed(f"calibration: {folder.name}/{FILE} can't be read: {error.strerror}") from None
     except ValidationError as error:
         got = error.errors()[0]["msg"]
-        raise CalibrationError(
+        raise ModelFailed(
             f"calibration: expected what xlaserve calibrate wrote in {folder.name}/{FILE}, got {got}"
         ) from None
 
@@ -86,18 +86,18 @@ def read(folder: Path) -> Calibration:
 def load(folder: Path, size: Size, graph: ConvertedGraph) -> ConvertedGraph:
     """Returns `graph`, which takes images of `size`, in int8.
 
-    Raises CalibrationError where the folder has another's, or is damaged.
+    Raises ModelFailed where the folder has another's, or is damaged.
     """
     calibration = read(folder)
     found = next((model for model in calibration.models if model.size == size), None)
     if found is None:
         sizes = ", ".join(_by(model.size) for model in calibration.models)
-        raise CalibrationError(f"calibration: {folder.name} is for images of {sizes}, expected {_by(size)}")
+        raise ModelFailed(f"calibration: {folder.name} is for images of {sizes}, expected {_by(size)}")
     if found.graph != graph.digest:
         hint = ""
         if calibration.openvino != (version := executable.version()):
             hint = f", or by another version of OpenVINO ({calibration.openvino}, this is {version})"
-        raise CalibrationError(
+        raise ModelFailed(
             f"calibration: {folder.name} was made of another model than this one, of {calibration.source}"
             f" perhaps with other weights or settings{hint}; run xlaserve calibrate again"
         )
@@ -106,7 +106,7 @@ def load(folder: Path, size: Size, graph: ConvertedGraph) -> ConvertedGraph:
         # From memory: what is mapped would change with the files, under requests.
         return ConvertedGraph(executable.core().read_model(xml, weights), is_int8=True)
     except RuntimeError as error:
-        raise CalibrationError(f"calibration: OpenVINO can't read {folder.name}: {cause(error)}") from error
+        raise ModelFailed(f"calibration: OpenVINO can't read {folder.name}: {cause(error)}") from error
 
 
 def save(folder: Path, size: Size, quantized: ConvertedGraph) -> dict[str, str]:
@@ -124,9 +124,9 @@ def _contents(folder: Path, name: str, digests: Mapping[str, str]) -> bytes:
     try:
         contents = (folder / name).read_bytes()
     except OSError as error:
-        raise CalibrationError(f"calibration: {folder.name}/{name} can't be read: {error.strerror}") from None
+        raise ModelFailed(f"calibration: {folder.name}/{name} can't be read: {error.strerror}") from None
     if hashlib.sha256(contents).hexdigest() != digests.get(name):
-        raise CalibrationError(f"calibration: {folder.name}/{name} is damaged, or not the one that was written")
+        raise ModelFailed(f"calibration: {folder.name}/{name} is damaged, or not the one that was written")
     return contents
 
 

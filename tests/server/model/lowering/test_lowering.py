@@ -127,7 +127,7 @@ def test_a_program_takes_no_weights_but_those_that_it_reads() -> None:
         ("MobileNetV2", {"alpha": 0.35}),
         ("MobileNetV3Small", {"alpha": 0.75, "minimalistic": True}),
         ("EfficientNetV2B0", {}),
-        ("Xception", {"include_top": False, "pooling": "max"}),
+        pytest.param("Xception", {"include_top": False, "pooling": "max"}, marks=pytest.mark.slow),
         *(
             pytest.param(name, {}, marks=pytest.mark.slow)
             for name in ("MobileNetV3Large", "EfficientNetB0", "NASNetMobile", "ConvNeXtTiny", "ResNet50")

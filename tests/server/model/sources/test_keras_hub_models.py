@@ -430,6 +430,7 @@ def test_a_classifiers_preset_answers_as_kerashubs_predict(made: list[Any], tmp_
     np.testing.assert_allclose(run(model)[0], tf.nn.softmax(task.predict(PIXELS, verbose=0)), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_detectors_preset_finds_what_kerashubs_predict_finds(made: list[Any], tmp_path: Path) -> None:
     task = save(made, "RetinaNetObjectDetector", tmp_path, classes=3)
     found = task.predict(PIXELS, batch_size=BATCH, verbose=0)

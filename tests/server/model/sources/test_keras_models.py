@@ -297,7 +297,9 @@ def test_what_is_no_model_fails_with_its_name_and_not_its_folder(tmp_path: Path)
     assert f"expected {forms}" in reason(from_file(str(tmp_path)))
 
 
-@pytest.mark.parametrize("source", ["keras_cv:ResNet18", "keras_hub:DenseNetImageClassifier"])
+@pytest.mark.parametrize(
+    "source", [pytest.param("keras_cv:ResNet18", marks=pytest.mark.slow), "keras_hub:DenseNetImageClassifier"]
+)
 def test_the_users_choice_of_a_backend_has_no_say(source: str, tmp_path: Path) -> None:
     (tmp_path / "keras.json").write_text('{"backend": "torch", "floatx": "float16"}')
     program = f"""

@@ -16,7 +16,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from xlaserve.config import Bucket, Mode, Precision
-from xlaserve.errors import CalibrationError
+from xlaserve.errors import ModelFailed
 from xlaserve.runtimes.openvino import calibration
 from xlaserve.runtimes.openvino.calibration import FILE, Calibrated, Calibration
 from xlaserve.runtimes.openvino.executable import ConvertedGraph, version
@@ -86,9 +86,7 @@ def test_a_graph_is_known_by_what_it_computes_and_not_by_names() -> None:
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path / "made", network())
-    with pytest.raises(
-        CalibrationError, match=r"calibration: made was made of another model than this one, of net"
-    ) as e:
+    with pytest.raises(ModelFailed, match=r"calibration: made was made of another model than this one, of net") as e:
         load(folder, network(weight=2.0))
     assert "OpenVINO" not in str(e.value)
     assert str(tmp_path) not in str(e.value)
@@ -96,13 +94,13 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_another_version_of_openvino_is_named(tmp_path: Path) -> None:
     folder = written(tmp_path / "made", network(), openvino="2025.1")
-    with pytest.raises(CalibrationError, match=r"or by another version of OpenVINO \(2025\.1, this is 2026"):
+    with pytest.raises(ModelFailed, match=r"or by another version of OpenVINO \(2025\.1, this is 2026"):
         load(folder, network(weight=2.0))
 
 
 def test_another_size_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path / "made", network())
-    with pytest.raises(CalibrationError, match="calibration: made is for images of 8x9, expected 16x9"):
+    with pytest.raises(ModelFailed, match="calibration: made is for images of 8x9, expected 16x9"):
         load(folder, network(), (16, 9))
 
 
@@ -140,7 +138,7 @@ def without(folder: Path) -> None:
 def test_what_is_missing_or_damaged_is_refused(change: Callable[[Path], object], said: str, tmp_path: Path) -> None:
     folder = written(tmp_path / "made", network())
     change(folder)
-    with pytest.raises(CalibrationError, match=f"calibration: {said}") as failed:
+    with pytest.raises(ModelFailed, match=f"calibration: {said}") as failed:
         load(folder, network())
     assert "\n" not in str(failed.value)
     assert str(tmp_path) not in str(failed.value)
