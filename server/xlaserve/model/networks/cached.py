@@ -75,6 +75,8 @@ def identity(settings: ModelSettings) -> dict[str, Any] | None:
     if not catalog.can_be_kept(settings):
         return None
     facts = settings.model_dump(mode="json", exclude=_IRRELEVANT)
+    # The description of a network says what is lowered for XLA, where a mode is XLA's.
+    facts["has_jit"] = any(mode.traits.is_jit for mode in settings.compiled_modes)
     # Of labels too: where the outputs don't show how many classes there are, labels do.
     for path in [
         Path(named) for named in (settings.source, settings.weights, settings.labels, settings.calibration) if named

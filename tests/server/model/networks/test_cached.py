@@ -311,6 +311,8 @@ def test_what_makes_another_model_has_another_identity(tmp_path: Path) -> None:
     before = cached.identity(settings)
     assert cached.identity(settings.model_copy(update={"name": "b", "max_queue_images": 3, "decode": "fast"})) == before
     assert cached.identity(settings.model_copy(update={"preprocess": "unit"})) != before
+    both, graph = (settings.model_copy(update={"modes": modes}) for modes in ((Mode.GRAPH, Mode.XLA), (Mode.GRAPH,)))
+    assert cached.identity(both) == before != cached.identity(graph), "what is lowered for XLA is not known of this one"
     for path in (file, labels, folder / "saved_model.pb", calibration / "calibration.json"):
         path.write_text("2")
         assert cached.identity(settings) != before
