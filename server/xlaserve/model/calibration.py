@@ -23,6 +23,7 @@ from xlaserve.image import Decoded, ImageLimits, decode
 from xlaserve.model.catalog import Model
 from xlaserve.model.likeness import OfImage, likeness
 from xlaserve.model.task import Detection
+from xlaserve.runtimes.openvino.calibration import Size
 from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph
 from xlaserve.runtimes.openvino.quantize import quantize
 from xlaserve.runtimes.tf.executable import CHANNELS, TensorFlowProgram, openvino_threads
@@ -34,8 +35,6 @@ MIN_IMAGES: Final = 50
 MIN_ROUNDS: Final = 5
 MAX_ROUNDS: Final = 25
 TIMING_BUDGET_S: Final = 5.0
-
-Size = tuple[int, int]
 
 
 class Speed(NamedTuple):

@@ -137,11 +137,10 @@ async def main():
         process = await asyncio.create_subprocess_exec("true")
         assert await process.wait() == 0
     await channel.close()
-    await server.stop(None)
+    await server.stop(10)  # without a grace it cancels what the channel has not closed yet, and gRPC logs that
 
 uvloop.run(main())
 """
     without = {key: value for key, value in os.environ.items() if key != "GRPC_ENABLE_FORK_SUPPORT"}
     done = subprocess.run([sys.executable, "-c", script], env=without, stderr=subprocess.PIPE, timeout=60, check=True)
-    # A connection that ends on a busy machine may be logged, which is something else.
-    assert b"fork" not in done.stderr
+    assert done.stderr == b""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -53,9 +52,15 @@ def assemble(
         return head.finish(call(values), images)
 
     program = TensorFlowProgram(forward, lower, openvino_precision, calibration)
-    calibrated = "" if calibration is None else str(read(calibration))
-    network = Network(program, (height, width), head.task, weights, batch=batch, reference=program.reference)
-    return replace(network, calibrated=calibrated)
+    return Network(
+        program,
+        (height, width),
+        head.task,
+        weights,
+        batch=batch,
+        reference=program.reference,
+        calibrated="" if calibration is None else str(read(calibration)),
+    )
 
 
 def check_pixels(pixels: TensorShape) -> tuple[int | None, int | None, int | None]:
