@@ -435,7 +435,7 @@ os.environ.update(TF_CPP_MIN_LOG_LEVEL="0", TF_CPP_VMODULE=xla_log.VMODULE)
 import numpy as np
 import tensorflow as tf
 
-from xlaserve.runtimes.tf.frozen import CLUSTER_RUNS, MAX_CLUSTERED, FrozenGraph
+from xlaserve.runtimes.tf.frozen import CLUSTER_RUNS, MAX_CLUSTERED, FrozenGraph, freeze
 
 # A constant, for the watch, and what is kept of a function, for the compile cache.
 def probed(images, size):
@@ -448,7 +448,7 @@ def clustered(pixels):
     values = tf.cast(pixels, tf.float32)
     return (tf.reduce_sum(tf.sin(values) * tf.cos(values) + 1, axis=(1, 2)),)
 spec = tf.TensorSpec((None, 4, 4, 3), tf.uint8)
-graph = FrozenGraph(tf.function(clustered, autograph=False).get_concrete_function(spec), has_clusters=True)
+graph = FrozenGraph(freeze(tf.function(clustered, autograph=False).get_concrete_function(spec)), has_clusters=True)
 def run_all():
     for batch in range(1, MAX_CLUSTERED + 1):
         graph(np.zeros((batch, 4, 4, 3), np.uint8))

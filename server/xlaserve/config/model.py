@@ -26,6 +26,8 @@ class ModeTraits(NamedTuple):
     is_jit: bool = False
     """XLA compiles each as one program: several at a time, with lowerings, and, where a compile cache is filled, in
     `model.networks.cached`."""
+    is_kept: bool = False
+    """The compile cache keeps what they are made of, so that a later start need not build the model."""
     choice: tuple[Mode, ...] = ()
     """The modes of which it runs each bucket in the fastest, in the first unless another is clearly faster; it then has
     no programs of its own."""
@@ -60,10 +62,10 @@ class Mode(StrEnum):
 
 TRAITS: Final = {
     Mode.EAGER: ModeTraits(),
-    Mode.GRAPH: ModeTraits(),
+    Mode.GRAPH: ModeTraits(is_kept=True),
     Mode.AUTOCLUSTER: ModeTraits(uses_compiler=True, is_checked=False),
-    Mode.XLA: ModeTraits(uses_compiler=True, is_jit=True),
-    Mode.OPENVINO: ModeTraits(uses_compiler=True, is_checked=False, is_optional=True),
+    Mode.XLA: ModeTraits(uses_compiler=True, is_jit=True, is_kept=True),
+    Mode.OPENVINO: ModeTraits(uses_compiler=True, is_kept=True, is_checked=False, is_optional=True),
     Mode.AUTO: ModeTraits(choice=(Mode.XLA, Mode.GRAPH, Mode.OPENVINO)),
 }
 

@@ -177,7 +177,7 @@ def can_be_prepared(model: ModelSettings) -> bool:
     """Returns whether all that serves the model can be kept in a compile cache, as far as its settings tell."""
     return (
         catalog.uses_tensorflow(model)
-        and all(mode.traits.is_jit for mode in model.compiled_modes)
+        and all(mode.traits.is_kept for mode in model.compiled_modes)
         and model.unmatched == "reject"
         and not model.has_auto_buckets  # most candidates are not kept
         and catalog.can_be_kept(model)

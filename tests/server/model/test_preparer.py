@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import json
 import logging
 import os
 import subprocess
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,14 +21,15 @@ from unittest.mock import Mock
 import pytest
 
 from xlaserve.cache.cache import CompileCache
-from xlaserve.config import BucketSettings, Mode, ModelSettings, Settings
+from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Settings
 from xlaserve.errors import ModelFailed, ShuttingDown
+from xlaserve.model import catalog
 from xlaserve.model.changes import Stop
 from xlaserve.model.held_folder import held_folder
 from xlaserve.model.networks import cached
 from xlaserve.model.preparer import PROCESS, Preparer, can_be_prepared
 from xlaserve.priority import NICE, Starvation
-from xlaserve.runtimes.tf.device import Device
+from xlaserve.runtimes.tf.device import Device, cpu_name
 
 PATIENCE_S = 60
 MODEL = ModelSettings(name="digits", source="builtin:digits", buckets=(BucketSettings(1),))
@@ -315,6 +318,23 @@ async def test_a_thread_that_goes_on_after_its_load_was_cancelled_removes_its_fo
     assert not prepared_folders(tmp_path)
 
 
+async def test_nothing_is_built_in_the_server_for_modes_that_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    device = Device("cpu", cpu_name(), 2, 1)
+    model = MODEL.model_copy(update={"modes": (Mode.AUTO,)})
+    monkeypatch.setattr("xlaserve.model.sources.digits.load", None)
+    async with Preparer(Settings(), device, Stop()).prepare(model) as prepared:
+        assert prepared is not None
+        (environment,) = prepared.root.rglob("environment.json")
+        for name in ("TF_XLA_FLAGS", "XLA_FLAGS"):  # as a server sets them for its device
+            monkeypatch.setenv(name, json.loads(environment.read_text())[name])
+        program = catalog.load(model, partial(cached.network, prepared, device)).program
+        made = [program.compile(mode, Bucket(1, 32, 32)) for mode in model.compiled_modes]
+    assert [one.from_cache for one in made] == [True] * 3
+
+
 def test_the_process_ends_with_the_server(tmp_path: Path) -> None:
     process = subprocess.Popen(PROCESS, stdin=subprocess.PIPE)
     assert process.stdin
@@ -328,8 +348,9 @@ def test_the_process_ends_with_the_server(tmp_path: Path) -> None:
     [
         ({}, True),
         ({"buckets": "auto"}, False),
-        ({"modes": (Mode.XLA, Mode.GRAPH)}, False),
-        ({"modes": (Mode.AUTO,)}, False),
+        ({"modes": (Mode.XLA, Mode.GRAPH)}, True),
+        ({"modes": (Mode.AUTO,)}, True),
+        ({"modes": (Mode.XLA, Mode.EAGER)}, False),
         ({"unmatched": "background"}, False),
         ({"source": "builtin:noop"}, False),
         ({"source": "kagglehub:google/mobilenet"}, False),

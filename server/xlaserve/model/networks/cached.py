@@ -1,8 +1,9 @@
 """Models from the compile cache: what was built, traced, compiled and timed before, without Keras.
 
 A model's folder holds what its source gave (`network`), its weights (`weights-<digest>`), a program for each bucket
-(`<mode>-<bucket>`: StableHLO and XLA's executable) and what each costs (`cost-<lanes>x<threads>-<mode>-<bucket>`). Only
-programs of modes that XLA compiles as a whole are kept; for others the model is built as usual.
+(`<mode>-<bucket>`: StableHLO and XLA's executable) and what each costs (`cost-<lanes>x<threads>-<mode>-<bucket>`). Of
+modes that have one graph for all buckets of a size it holds that (`<mode>-<height>x<width>`); for what is left, which
+is kept nowhere, the model is built as usual.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final, get_args, get_type_hints
+from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
 import numpy as np
 import tensorflow as tf
@@ -26,16 +27,18 @@ from pydantic import TypeAdapter
 from xlaserve.cache.cache import CompileCache
 from xlaserve.cache.environment import digest
 from xlaserve.cache.records import Folder, Record, RecordError
-from xlaserve.config import Bucket, Mode, ModelSettings
+from xlaserve.config import Bucket, Mode, ModelSettings, Precision
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Compilation, Executable, FixedShape, Images, Outputs
 from xlaserve.errors import cause
 from xlaserve.model import catalog
+from xlaserve.model.networks.kept_graphs import KINDS, Prepare
 from xlaserve.model.networks.network import Network
 from xlaserve.model.task import Task
 from xlaserve.runtimes.tf import persistent_cache, stablehlo
 from xlaserve.runtimes.tf.device import Device
-from xlaserve.runtimes.tf.executable import CHANNELS, Function, TensorFlowProgram
+from xlaserve.runtimes.tf.executable import CHANNELS, Function, TensorFlowProgram, run_first
+from xlaserve.runtimes.tf.frozen import FrozenGraph, UnfreezableError
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +101,7 @@ def network(cache: CompileCache, device: Device, settings: ModelSettings, build:
         folder = None
     if folder is None:
         return build()
-    program = CachedProgram(cache, folder, device, build, settings.name)
+    program = CachedProgram(cache, folder, device, build, settings.name, settings.precision_in(Mode.OPENVINO))
     reference = partial(_reference, folder, program)
     if (described := folder.read(NETWORK, lambda record: _described(record.header, program))) is not None:
         return replace(described, reference=reference)
@@ -179,6 +182,14 @@ def _weights_name(kinds: object, contents: Sequence[memoryview]) -> str:
     return f"{WEIGHTS}-{sha256.hexdigest()[:24]}"
 
 
+class _KeptGraph(NamedTuple):
+    """A graph that is in the cache."""
+
+    prepare: Prepare
+    from_cache: bool
+    """Whether it was there at the start."""
+
+
 @dataclass(eq=False)
 class CachedProgram:
     """A `Program` that reads what was compiled before, and keeps what it compiles.
@@ -191,14 +202,17 @@ class CachedProgram:
     device: Device
     build: Callable[[], Network]
     model: str
+    openvino_precision: Precision = Precision.FLOAT32
 
     platform = TensorFlowProgram.platform
 
     def __post_init__(self) -> None:
-        self.not_kept = False
-        """Whether a program was seen that can't be kept."""
+        self.not_kept: set[Mode] = set()
+        """Modes of which a program was seen that can't be kept."""
         self._lock = threading.Lock()
         self._weights: dict[str, tuple[tf.Tensor, ...]] = {}
+        self._graphs: dict[str, _KeptGraph] = {}
+        self._running: set[FrozenGraph] = set()
         self._forgotten: set[str] = set()
 
     @cached_property
@@ -210,9 +224,12 @@ class CachedProgram:
         """Makes the executable for `mode` and `bucket`, from the cache if it can. Raises what TensorFlow raises."""
         name = f"cost-{self.device.lanes}x{self.device.threads_per_lane}-{mode}-{bucket}"
         cost = self.folder.read(name, _cost)
-        compilation = (
-            self._compile_jit(mode, bucket, cost) if mode.traits.is_jit else self._program.compile(mode, bucket)
-        )
+        if mode.traits.is_jit:
+            compilation = self._compile_jit(mode, bucket, cost)
+        elif mode in KINDS and mode not in self.not_kept:
+            compilation = self._compile_graph(mode, bucket, cost)
+        else:
+            compilation = self._program.compile(mode, bucket)
         persistent_cache.sweep()
         return replace(compilation, cost=cost, keep_cost=partial(self._keep_cost, name))
 
@@ -222,6 +239,15 @@ class CachedProgram:
             self._program.seal()
             self.built = replace(self.built, reference=None)
         self._weights.clear()
+        self._graphs.clear()
+
+    def dismantle(self) -> None:
+        """Undoes the cycles in Python's half of each graph; none can run any more."""
+        self.seal()
+        if "built" in self.__dict__:
+            self._program.dismantle()
+        for graph in self._running:
+            graph.dismantle()
 
     def any_size(self) -> Executable:
         """Makes what runs images of any size. It is not cached, so that the source has to build the network."""
@@ -244,12 +270,45 @@ class CachedProgram:
             log.info("compile cache: %s is not kept", name)
             return self._program.compile(mode, bucket)
         program = self._program  # its errors are the model's own
-        if not self.not_kept:
+        if mode not in self.not_kept:
             try:
                 return self._compile_and_keep(program, mode, bucket, cost)
             except Exception as error:
-                self._give_up(name, error)
+                self._give_up(mode, name, error)
         return program.compile(mode, bucket)
+
+    def _compile_graph(self, mode: Mode, bucket: Bucket, cost: Cost | None) -> Compilation:
+        began = time.perf_counter()
+        name = f"{mode}-{bucket.height}x{bucket.width}"
+        if name not in self._graphs:
+            try:
+                self._graphs[name] = self._graph(mode, bucket, name)
+            except UnfreezableError as error:
+                self._give_up(mode, name, error)
+                return self._program.compile(mode, bucket)
+        graph = self._graphs[name]
+        prepared = graph.prepare(bucket)
+        if isinstance(prepared, FrozenGraph):
+            self._running.add(prepared)
+        compilation = run_first(prepared, bucket, began, run_s=cost and cost.alone_s)
+        return replace(compilation, from_cache=graph.from_cache, forget=partial(self._forget, name))
+
+    def _graph(self, mode: Mode, bucket: Bucket, name: str) -> _KeptGraph:
+        """Reads the graph that all buckets of a size share, or makes and keeps it. Raises UnfreezableError."""
+        kind = KINDS[mode]
+        kind.check()
+        graph = None if name in self._forgotten else self.folder.read(name, kind.read)
+        if from_cache := graph is not None:
+            return _KeptGraph(kind.start(graph, self.openvino_precision), from_cache)
+        graph = kind.make(self._program, bucket)
+        if self.cache.is_filling:
+            try:
+                self.folder.write(name, *kind.write(graph))
+            except Exception as error:
+                self._give_up(mode, name, error)
+        else:
+            log.info("compile cache: %s is not kept", name)
+        return _KeptGraph(kind.start(graph, self.openvino_precision), from_cache)
 
     def _compile_and_keep(
         self, program: TensorFlowProgram, mode: Mode, bucket: Bucket, cost: Cost | None
@@ -263,10 +322,11 @@ class CachedProgram:
         self._keep(f"{mode}-{bucket}", traced, executables)
         return compilation
 
-    def _give_up(self, name: str, error: Exception) -> None:
-        """Says, once for all buckets, that the model's programs can't be kept."""
+    def _give_up(self, mode: Mode, name: str, error: Exception) -> None:
+        """Says, once for all buckets, that the model's programs in a mode can't be kept."""
         with self._lock:
-            is_first, self.not_kept = not self.not_kept, True
+            is_first = mode not in self.not_kept
+            self.not_kept.add(mode)
         if is_first:
             log.warning(
                 "model %s: compile_cache can't keep its programs, each start compiles them: %s",
@@ -291,6 +351,7 @@ class CachedProgram:
         return replace(compilation, from_cache=from_cache, forget=partial(self._forget, name))
 
     def _forget(self, name: str) -> None:
+        self._graphs.pop(name, None)
         self._forgotten.add(name)  # what is read-only stays where it is
         self.folder.discard(name, "its answers are not the model's")
 

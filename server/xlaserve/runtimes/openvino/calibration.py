@@ -103,8 +103,7 @@ def load(folder: Path, size: Size, graph: ConvertedGraph) -> ConvertedGraph:
         )
     xml, weights = (_contents(folder, f"{_by(size)}{suffix}", found.files) for suffix in _SUFFIXES)
     try:
-        # From memory: what is mapped would change with the files, under requests.
-        return ConvertedGraph(executable.core().read_model(xml, weights), is_int8=True)
+        return ConvertedGraph.from_bytes(xml, weights, is_int8=True)
     except RuntimeError as error:
         raise ModelFailed(f"calibration: OpenVINO can't read {folder.name}: {cause(error)}") from error
 

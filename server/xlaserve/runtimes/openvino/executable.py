@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -91,6 +93,19 @@ class ConvertedGraph:
         self.model = model
         self.is_int8 = is_int8
 
+    @classmethod
+    def from_bytes(cls, operations: bytes, weights: bytes, *, is_int8: bool = False) -> ConvertedGraph:
+        """Returns what `to_bytes` was asked of. Raises what OpenVINO does, and ModelFailed without OpenVINO."""
+        # From memory: what is mapped would change with the files, under requests.
+        return cls(core().read_model(operations, weights), is_int8=is_int8)
+
+    def to_bytes(self) -> tuple[bytes, bytes]:
+        """Returns it as OpenVINO saves it: its operations, as XML, and its weights. Raises what OpenVINO does."""
+        with tempfile.TemporaryDirectory() as folder:  # OpenVINO writes files alone
+            file = Path(folder) / "model.xml"
+            load().save_model(self.model, file, compress_to_fp16=False)
+            return file.read_bytes(), file.with_suffix(".bin").read_bytes()
+
     @property
     def digest(self) -> str:
         """A hash of what it computes, weights included, and of no names: those differ from process to process."""
@@ -129,7 +144,7 @@ class ConvertedGraph:
             model.reshape(list(shape))
             began = time.perf_counter()
             compiled = core().compile_model(model, "CPU", settings)
-            return CompiledModel(compiled, time.perf_counter() - began, is_int8=self.is_int8)
+            return CompiledModel(compiled, time.perf_counter() - began, Precision.INT8 if self.is_int8 else precision)
         except RuntimeError as error:
             raise ModelFailed(f"OpenVINO can't compile it: {_said(error)}") from error
 
@@ -137,20 +152,28 @@ class ConvertedGraph:
 class CompiledModel:
     """Runs images of the shape that it was compiled for. Several threads may call it."""
 
-    def __init__(self, compiled: Any, compile_s: float, *, is_int8: bool = False) -> None:
+    def __init__(self, compiled: Any, compile_s: float, wanted: Precision) -> None:
         self.compile_s = compile_s
         """What compiling took."""
-        self._is_int8 = is_int8
+        self._wanted = wanted
         self._compiled = compiled
         self._idle: deque[Any] = deque()
 
     @property
     def precision(self) -> Precision:
         """What it computes in: float32 where the processor has nothing else that was asked for."""
-        if self._is_int8:
+        if self._wanted is Precision.INT8:
             return Precision.INT8  # in instructions for float32 at worst
         name = self._compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
         return next(precision for precision, own in TYPES.items() if own == name)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What users should know about how it computes."""
+        precision = self.precision
+        if precision is self._wanted:
+            return ()
+        return (f"mode openvino computes in {precision}: this processor has no {self._wanted}",)
 
     def __call__(self, images: Images) -> Outputs:
         """Runs `images`; blocks. What it returns owns its memory."""

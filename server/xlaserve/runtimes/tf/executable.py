@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple, assert_never
@@ -18,13 +19,16 @@ from xlaserve.engine.program import Compilation, Executable, FixedShape, Images,
 from xlaserve.errors import ModelFailed
 from xlaserve.runtimes.openvino import calibration as calibrated
 from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph, Threads, convert
+from xlaserve.runtimes.openvino.executable import load as load_openvino
 from xlaserve.runtimes.tf.device import usable_cores
 from xlaserve.runtimes.tf.frozen import (
     CLUSTER_RUNS,
     MAX_CLUSTERED,
+    Frozen,
     FrozenGraph,
     UnfreezableError,
     assigns_variables,
+    freeze,
     has_xla,
     memory_named,
     portable,
@@ -89,29 +93,15 @@ class TensorFlowProgram:
 
     def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
         """Makes the executable for `mode` and `bucket` and runs it. Raises what TensorFlow raises."""
-        shape = (*bucket, CHANNELS)
         began = time.perf_counter()
-        executable = FixedShape(prepared := self._prepare(mode, bucket), shape)
-        traced = time.perf_counter()
-        blank = np.zeros(shape, np.uint8)
-        first_runs = CLUSTER_RUNS if mode is Mode.AUTOCLUSTER else 1
-        for _ in range(first_runs):
-            executable(blank)
-        compiled = time.perf_counter()
-        if isinstance(prepared, CompiledModel):
-            traced -= prepared.compile_s
-        warnings = self._warnings(mode, bucket, prepared)
+        prepared = self._prepare(mode, bucket)
         if mode is Mode.EAGER:
-            return Compilation(executable, trace_s=0.0, compile_s=0.0, warnings=warnings)
-        executable(blank)
-        later_run_s = time.perf_counter() - compiled
-        trim_heap()
-        return Compilation(
-            executable,
-            trace_s=traced - began,
-            compile_s=max(0.0, compiled - traced - first_runs * later_run_s),
-            warnings=warnings,
-        )
+            executable = FixedShape(prepared, (*bucket, CHANNELS))
+            executable(np.zeros(executable.shape, np.uint8))
+            return Compilation(executable, trace_s=0.0, compile_s=0.0, warnings=self._warnings(mode, bucket))
+        runs = CLUSTER_RUNS if mode is Mode.AUTOCLUSTER else 1
+        compilation = run_first(prepared, bucket, began, runs=runs)
+        return replace(compilation, warnings=(*compilation.warnings, *self._warnings(mode, bucket)))
 
     def reference(self, images: Images) -> Outputs:
         """Runs `images` operation by operation, without XLA and TensorFloat-32.
@@ -166,12 +156,12 @@ class TensorFlowProgram:
         if not has_xla(function):
             return Function(function)
         try:
-            graph = FrozenGraph(function)
+            frozen = freeze(function)
         except UnfreezableError as error:
             raise ModelFailed(f"{NOT_WITHOUT_XLA}: {error}") from error
-        if graph.has_xla:
+        if frozen.has_xla:
             raise ModelFailed(f"{NOT_WITHOUT_XLA}: it has operations of XLA's own")
-        return graph
+        return FrozenGraph(frozen)
 
     def seal(self) -> None:
         """Drops the network and Python's half of its graphs. Keeps the variables, which functions only refer to."""
@@ -215,16 +205,12 @@ class TensorFlowProgram:
             case _:
                 assert_never(mode)
 
-    def _warnings(self, mode: Mode, bucket: Bucket, prepared: Executable) -> tuple[str, ...]:
+    def _warnings(self, mode: Mode, bucket: Bucket) -> tuple[str, ...]:
         warnings = []
         if self.assigns_variables:
             warnings.append(ASSIGNS_VARIABLES)
         if reason := self._unfreezable.get((mode, bucket.height, bucket.width)):
             warnings.append(f"graph mode runs slower than it could, with its weights as variables: {reason}")
-        if isinstance(prepared, CompiledModel) and prepared.precision is not self._openvino_precision:
-            warnings.append(
-                f"mode openvino computes in {prepared.precision}: this processor has no {self._openvino_precision}"
-            )
         return tuple(warnings)
 
     def _jit(self, mode: Mode, bucket: Bucket) -> Executable:
@@ -235,21 +221,19 @@ class TensorFlowProgram:
     def _graph(self, mode: Mode, bucket: Bucket) -> Executable:
         size = (mode, bucket.height, bucket.width)
         if size not in self._graphs:
-            any_batch = self.trace(mode, bucket)
             try:
-                self._graphs[size] = FrozenGraph(any_batch)
+                self._graphs[size] = FrozenGraph(self.frozen(bucket))
             except UnfreezableError as error:
                 self._unfreezable[size] = str(error)
-                self._graphs[size] = Function(any_batch)
+                self._graphs[size] = Function(self.trace(mode, bucket))
         return self._graphs[size]
 
     def _clusters(self, mode: Mode, bucket: Bucket) -> Executable:
         """Returns a graph that has not yet clustered as many shapes as it may."""
         taken = self._clustered.setdefault((mode, bucket.height, bucket.width), [])
         used = len(taken) % MAX_CLUSTERED
-        any_batch = self.trace(mode, bucket)
         try:
-            taken.append(taken[-1] if used else FrozenGraph(any_batch, has_clusters=True))
+            taken.append(taken[-1] if used else FrozenGraph(self.frozen(bucket), has_clusters=True))
         except UnfreezableError as error:
             raise ModelFailed(f"modes: {mode} runs frozen graphs alone, and this can be none: {error}") from error
         return taken[-1]
@@ -259,15 +243,15 @@ class TensorFlowProgram:
 
         Raises ModelFailed.
         """
-        shape = (*bucket, CHANNELS)
-        return self.converted(bucket).compile(
-            shape, self._openvino_precision, openvino_threads(), is_profiled=is_profiled
-        )
+        return in_openvino(self.converted(bucket), self._openvino_precision, bucket, is_profiled=is_profiled)
+
+    def frozen(self, bucket: Bucket) -> Frozen:
+        """Returns what graph mode runs for images of the size of `bucket`. Raises UnfreezableError."""
+        return freeze(self.trace(Mode.GRAPH, bucket))
 
     def converted(self, bucket: Bucket) -> ConvertedGraph:
         """Returns what OpenVINO compiles for images of the size of `bucket`. Raises ModelFailed."""
-        if tf.config.get_visible_devices("GPU"):
-            raise ModelFailed(ON_CPU_ONLY, lacks_mode=True)
+        check_openvino()
         size = (bucket.height, bucket.width)
         if size not in self._converted:
             graph = _convert(self.trace(Mode.OPENVINO, bucket))
@@ -275,6 +259,45 @@ class TensorFlowProgram:
                 graph if self._calibration is None else calibrated.load(self._calibration, size, graph)
             )
         return self._converted[size]
+
+
+def run_first(
+    prepared: Executable, bucket: Bucket, began: float, *, runs: int = 1, run_s: float | None = None
+) -> Compilation:
+    """Runs what was `prepared` for a bucket since `began`; `runs` runs of it may compile.
+
+    `run_s` is what a later run takes; it is measured if that is not known.
+    """
+    executable = FixedShape(prepared, (*bucket, CHANNELS))
+    traced = time.perf_counter()
+    blank = np.zeros(executable.shape, np.uint8)
+    for _ in range(runs):
+        executable(blank)
+    compiled = time.perf_counter()
+    if run_s is None:
+        executable(blank)
+        run_s = time.perf_counter() - compiled
+    trim_heap()
+    warnings: tuple[str, ...] = ()
+    if isinstance(prepared, CompiledModel):
+        traced -= prepared.compile_s
+        warnings = prepared.warnings
+    compile_s = max(0.0, compiled - traced - runs * run_s)
+    return Compilation(executable, traced - began, compile_s, warnings)
+
+
+def check_openvino() -> None:
+    """Raises ModelFailed where OpenVINO can't be used."""
+    if tf.config.get_visible_devices("GPU"):
+        raise ModelFailed(ON_CPU_ONLY, lacks_mode=True)
+    load_openvino()
+
+
+def in_openvino(
+    converted: ConvertedGraph, precision: Precision, bucket: Bucket, *, is_profiled: bool = False
+) -> CompiledModel:
+    """Compiles a converted graph for a bucket; `is_profiled` has it note what each layer takes. Raises ModelFailed."""
+    return converted.compile((*bucket, CHANNELS), precision, openvino_threads(), is_profiled=is_profiled)
 
 
 def openvino_threads() -> Threads:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import psutil
@@ -60,24 +60,50 @@ class UnfreezableError(Exception):
     """A graph can't be frozen; the message says why."""
 
 
+class Frozen(NamedTuple):
+    """A concrete function of one tensor, frozen."""
+
+    definition: Any
+    """A GraphDef."""
+    pixels: str
+    outputs: tuple[str, ...]
+    """What its tensors are called."""
+
+    @property
+    def has_xla(self) -> bool:
+        """Whether XLA has to run some of it."""
+        return any(node.op.startswith(_XLA_ALONE) for node in _nodes(self.definition))
+
+
+def freeze(function: Any) -> Frozen:
+    """Freezes a concrete function. TensorFlow's own kernels run what it holds, unless it `has_xla`.
+
+    Raises UnfreezableError.
+    """
+    outputs = tuple(output.name for output in function.outputs)
+    frozen = Frozen(_freeze(function), function.inputs[0].name, outputs)
+    if not frozen.has_xla:
+        for part in (*_nodes(frozen.definition), *frozen.definition.library.function):
+            part.attr.pop(MUST_COMPILE, None)
+            part.attr.pop(_NOT_INLINED, None)
+    return frozen
+
+
 class FrozenGraph:
-    """A concrete function of one tensor, run as a frozen graph. Several threads may call it.
+    """Runs a frozen graph. Several threads may call it.
 
     With `has_clusters` TensorFlow compiles parts of it with XLA, at the CLUSTER_RUNS-th run of a batch size at the
     latest, for MAX_CLUSTERED batch sizes; on a CPU only where TF_XLA_FLAGS held
-    --tf_xla_cpu_global_jit when TensorFlow was first used. Raises UnfreezableError.
+    --tf_xla_cpu_global_jit when TensorFlow was first used.
     """
 
-    def __init__(self, function: Any, *, has_clusters: bool = False) -> None:
-        graph, definition = tf.Graph(), _freeze(function)
-        self.has_xla = not _left_out_xla(definition)
-        """Whether XLA has to run some of it all the same, other than clusters."""
+    def __init__(self, frozen: Frozen, *, has_clusters: bool = False) -> None:
+        graph = tf.Graph()
         # A graph does not say where its function was made: on which of several devices its replica belongs.
         with graph.as_default(), tf.device(context.context().device_name or None):
-            tf.graph_util.import_graph_def(definition, name="")
+            tf.graph_util.import_graph_def(frozen.definition, name="")
         self._session = tf.compat.v1.Session(graph=graph, config=_session_config(has_clusters))
-        fetches = [output.name for output in function.outputs]
-        self._run = self._session.make_callable(fetches, feed_list=[function.inputs[0].name])
+        self._run = self._session.make_callable(frozen.outputs, feed_list=[frozen.pixels])
 
     def dismantle(self) -> None:
         """Undoes the cycles in Python's half of the graph; it can't run any more."""
@@ -146,9 +172,10 @@ def portable(function: Any) -> Any:
     What it computes in less than float32 is in float32, for the runtime to narrow as it is told to. Functions that XLA
     was to compile are inlined, as others are. Raises UnfreezableError.
     """
-    definition = _freeze(function)
-    if not _left_out_xla(definition):
+    frozen = freeze(function)
+    if frozen.has_xla:
         raise UnfreezableError("it has operations of XLA's own")
+    definition = frozen.definition
     _widen(definition)
     graph = _imported(definition)
     if not definition.library.function:
@@ -182,16 +209,6 @@ def _widen(definition: Any) -> None:
 
 def _widened(number: int) -> int:
     return _FLOAT32 if number in _NARROW else number
-
-
-def _left_out_xla(definition: Any) -> bool:
-    """Has TensorFlow's own kernels run a graph. Returns whether they can; else it stays as it is."""
-    if any(node.op.startswith(_XLA_ALONE) for node in _nodes(definition)):
-        return False
-    for part in (*_nodes(definition), *definition.library.function):
-        part.attr.pop(MUST_COMPILE, None)
-        part.attr.pop(_NOT_INLINED, None)
-    return True
 
 
 def _nodes(definition: Any) -> Iterator[Any]:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import shutil
+import sys
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,12 +22,15 @@ from xlaserve.cache.records import SUFFIX, Folder
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Precision
 from xlaserve.config.model import TRAITS, ModeTraits
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.errors import ConfigError
+from xlaserve.engine.program import Compilation
+from xlaserve.errors import ConfigError, ModelFailed
 from xlaserve.model import catalog
 from xlaserve.model.networks import cached
+from xlaserve.model.networks.kept_graphs import KINDS
 from xlaserve.model.networks.keras_runtime import keras
 from xlaserve.model.networks.network import Network
 from xlaserve.model.task import Classification, Detection, Task
+from xlaserve.runtimes.openvino.executable import UntranslatableError
 from xlaserve.runtimes.tf import stablehlo
 from xlaserve.runtimes.tf.device import Device
 from xlaserve.runtimes.tf.executable import Forward, Lowered, TensorFlowProgram
@@ -33,13 +39,15 @@ DEVICE = Device("cpu", "a processor", 2, 1)
 BUCKET = Bucket(2, 4, 5)
 SETTINGS = ModelSettings(name="model", source="keras.applications:ResNet50")
 COST = Cost(0.5, 0.75)
+GRAPHS = tuple(KINDS)
 
 
 class Source:
     """Builds a network whose scores are a product with `weight`, and counts."""
 
-    def __init__(self, weight: float = 1.0, task: Task | None = None) -> None:
+    def __init__(self, weight: float = 1.0, task: Task | None = None, openvino_knows_it: bool = True) -> None:
         self.built = 0
+        self._activation = tf.identity if openvino_knows_it else partial(tf.math.zeta, q=1.0)
         self._weight = tf.Variable(tf.fill((3, 7), weight))
         self._task = task or Classification(7, tuple("abcdefg"))
 
@@ -47,7 +55,8 @@ class Source:
         self.built += 1
 
         def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            return (tf.reduce_mean(tf.cast(pixels, tf.float32), axis=(1, 2)) @ self._weight,)
+            means = tf.reduce_mean(tf.cast(pixels, tf.float32), axis=(1, 2))
+            return (self._activation(means) @ self._weight,)
 
         program = TensorFlowProgram(forward)
         return Network(
@@ -69,9 +78,13 @@ def open_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     return open_cache
 
 
-def scores(network: Network, mode: Mode = Mode.XLA) -> np.ndarray:
-    pixels = np.random.default_rng(0).integers(0, 256, (*BUCKET, 3), np.uint8)
-    (output,) = network.program.compile(mode, BUCKET).executable(pixels)
+def scores(network: Network, mode: Mode = Mode.XLA, bucket: Bucket = BUCKET) -> np.ndarray:
+    return answers(network.program.compile(mode, bucket), bucket)
+
+
+def answers(compilation: Compilation, bucket: Bucket = BUCKET) -> np.ndarray:
+    pixels = np.random.default_rng(0).integers(0, 256, (*bucket, 3), np.uint8)
+    (output,) = compilation.executable(pixels)
     return output
 
 
@@ -97,7 +110,7 @@ def test_the_task_comes_back(open_cache: Callable[..., CompileCache], task: Task
         assert cached.network(open_cache(), DEVICE, SETTINGS, Source(task=task)).task == task
 
 
-@pytest.mark.parametrize("mode", [Mode.GRAPH, Mode.EAGER])
+@pytest.mark.parametrize("mode", [Mode.AUTOCLUSTER, Mode.EAGER])
 def test_other_modes_build_the_model_when_they_need_it(open_cache: Callable[..., CompileCache], mode: Mode) -> None:
     expected = scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)))
     source = Source(2.0)
@@ -105,6 +118,118 @@ def test_other_modes_build_the_model_when_they_need_it(open_cache: Callable[...,
     assert source.built == 0
     np.testing.assert_allclose(scores(network, mode), expected, rtol=1e-6)
     assert source.built == 1
+
+
+@pytest.mark.parametrize("mode", GRAPHS)
+def test_a_mode_with_a_graph_for_all_buckets_of_a_size_needs_no_model_at_a_later_start(
+    open_cache: Callable[..., CompileCache], tmp_path: Path, mode: Mode
+) -> None:
+    larger = BUCKET._replace(batch=5)
+    first = cached.network(open_cache(), DEVICE, SETTINGS, source := Source(2.0)).program
+    made = [first.compile(mode, bucket) for bucket in (BUCKET, larger)]
+    later = cached.network(open_cache(), DEVICE, SETTINGS, other := Source(3.0)).program
+    read = [later.compile(mode, bucket) for bucket in (BUCKET, larger)]
+    assert (source.built, other.built) == (1, 0)
+    assert [one.from_cache for one in (*made, *read)] == [False, False, True, True]
+    for before, after, bucket in zip(made, read, (BUCKET, larger), strict=True):
+        np.testing.assert_array_equal(answers(before, bucket), answers(after, bucket))
+    assert file_of(tmp_path, f"{mode}-").name == f"{mode}-4x5{SUFFIX}"
+
+
+def test_the_modes_that_are_kept_are_those_that_can_be() -> None:
+    assert {mode for mode in Mode if mode.traits.is_kept} == {Mode.XLA, *KINDS}
+
+
+@pytest.mark.parametrize("mode", GRAPHS)
+def test_a_graph_that_was_found_to_be_wrong_is_made_anew(open_cache: Callable[..., CompileCache], mode: Mode) -> None:
+    scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)), mode)
+    program = cached.network(open_cache(), DEVICE, SETTINGS, source := Source(3.0)).program
+    program.compile(mode, BUCKET).forget()
+    again = program.compile(mode, BUCKET)
+    assert (again.from_cache, source.built) == (False, 1)
+    np.testing.assert_array_equal(
+        scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)), mode), answers(again)
+    )
+
+
+@pytest.mark.parametrize("mode", GRAPHS)
+def test_a_graph_that_can_not_be_written_serves(
+    open_cache: Callable[..., CompileCache],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    mode: Mode,
+) -> None:
+    def fail(graph: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setitem(KINDS, mode, KINDS[mode]._replace(write=fail))
+    network = cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0))
+    for _ in range(2):
+        assert scores(network, mode).shape == (2, 7)
+    assert caplog.text.count("can't keep its programs") == 1
+
+
+def test_a_graph_that_can_not_be_frozen_serves_and_keeps_no_other_mode_from_being_kept(
+    open_cache: Callable[..., CompileCache], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("xlaserve.runtimes.tf.frozen.MAX_BYTES", 0)
+    for from_cache in (False, True):
+        caplog.clear()
+        program = cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)).program
+        (warning,) = program.compile(Mode.GRAPH, BUCKET).warnings
+        assert "graph mode runs slower than it could" in warning
+        assert program.compile(Mode.GRAPH, BUCKET._replace(batch=1)).warnings == (warning,)
+        assert caplog.text.count("can't keep its programs") == 1
+        assert program.compile(Mode.XLA, BUCKET).from_cache is from_cache
+
+
+def test_that_openvino_does_not_know_an_operation_is_kept(open_cache: Callable[..., CompileCache]) -> None:
+    for built in (1, 0):
+        source = Source(openvino_knows_it=False)
+        program = cached.network(open_cache(), DEVICE, SETTINGS, source).program
+        with pytest.raises(UntranslatableError, match="OpenVINO has no translation of Zeta") as refused:
+            program.compile(Mode.OPENVINO, BUCKET)
+        assert (refused.value.operations, source.built) == ("Zeta", built)
+
+
+def test_without_openvino_the_model_is_not_built_for_it(
+    open_cache: Callable[..., CompileCache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores(cached.network(open_cache(), DEVICE, SETTINGS, Source()))
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    program = cached.network(open_cache(), DEVICE, SETTINGS, source := Source()).program
+    with pytest.raises(ModelFailed, match="needs openvino"):
+        program.compile(Mode.OPENVINO, BUCKET)
+    assert source.built == 0
+
+
+@pytest.mark.parametrize("mode", GRAPHS)
+def test_what_is_compiled_beside_traffic_is_not_kept(
+    open_cache: Callable[..., CompileCache], tmp_path: Path, mode: Mode
+) -> None:
+    cache = open_cache()
+    cache.stop_filling()
+    assert scores(cached.network(cache, DEVICE, SETTINGS, Source()), mode).shape == (2, 7)
+    assert list((tmp_path / "cache").rglob(f"{mode}-*{SUFFIX}")) == []
+
+
+def test_graphs_from_the_cache_go_on_once_it_is_sealed_and_are_gone_once_it_is_dismantled(
+    open_cache: Callable[..., CompileCache],
+) -> None:
+    scores(cached.network(open_cache(), DEVICE, SETTINGS, Source()), Mode.GRAPH)
+    program = cached.network(open_cache(), DEVICE, SETTINGS, Source()).program
+    assert isinstance(program, cached.CachedProgram)
+    compilation = program.compile(Mode.GRAPH, BUCKET)
+    program.seal()
+    assert answers(compilation).shape == (2, 7)
+    graph = weakref.ref(compilation.executable.run._session.graph)  # type: ignore[attr-defined]
+    gc.disable()
+    try:
+        program.dismantle()
+        del compilation, program
+        assert graph() is None
+    finally:
+        gc.enable()
 
 
 def test_costs_are_kept_for_each_number_of_lanes(open_cache: Callable[..., CompileCache]) -> None:
@@ -118,20 +243,25 @@ def test_costs_are_kept_for_each_number_of_lanes(open_cache: Callable[..., Compi
     assert other.compile(Mode.XLA, BUCKET).cost is None
 
 
-@pytest.mark.parametrize("name", ["network", "weights-", "xla-"])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [(name, Mode.XLA) for name in ("network", "weights-", "xla-")] + [(f"{one}-", one) for one in GRAPHS],
+)
 def test_any_file_may_be_lost_or_damaged(
-    open_cache: Callable[..., CompileCache], tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+    open_cache: Callable[..., CompileCache], tmp_path: Path, name: str, mode: Mode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)))
+    expected = scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)), mode)
 
     def cut(file: Path) -> None:
         file.write_bytes(file.read_bytes()[:-1])
 
     for damage in (Path.unlink, cut):
         damage(file_of(tmp_path, name))
-        np.testing.assert_array_equal(scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0))), expected)
+        np.testing.assert_array_equal(
+            scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)), mode), expected
+        )
         source = Source(3.0)
-        np.testing.assert_array_equal(scores(cached.network(open_cache(), DEVICE, SETTINGS, source)), expected)
+        np.testing.assert_array_equal(scores(cached.network(open_cache(), DEVICE, SETTINGS, source), mode), expected)
         assert source.built == 0
     assert "is damaged" in caplog.text
 
@@ -166,7 +296,7 @@ def test_weights_of_other_contents_than_their_name_says_are_made_anew(
     assert "its name is not that of its contents" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["network", "weights-", "xla-", "cost-", "reference-"])
+@pytest.mark.parametrize("name", ["network", "weights-", "xla-", "cost-", "reference-", "graph-", "openvino-"])
 @pytest.mark.parametrize(
     "header",
     [
@@ -191,6 +321,8 @@ def test_any_record_may_hold_something_else(
         assert network.reference is not None
         compilation = network.program.compile(Mode.XLA, BUCKET)
         required(compilation.keep_cost)(COST)
+        for mode in GRAPHS:
+            np.testing.assert_allclose(scores(network, mode), scores(network), rtol=1e-5)
         return scores(network), network.reference(pixels)
 
     expected, (reference,) = start()

@@ -328,7 +328,7 @@ class SlowAtFirst:
 
 
 def test_first_runs_do_not_count_in_what_a_layer_takes() -> None:
-    slow = CompiledModel(SlowAtFirst([900, 100, 10, 30], [0, 0, 0, 0], [7, 1, 0, 0]), compile_s=0.0)
+    slow = CompiledModel(SlowAtFirst([900, 100, 10, 30], [0, 0, 0, 0], [7, 1, 0, 0]), 0.0, Precision.FLOAT32)
     layers = slow.layers(noise(SMALL), runs=2)
     assert {layer.name: layer.seconds for layer in layers} == pytest.approx({"0": 20e-6})
 

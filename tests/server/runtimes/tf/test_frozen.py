@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from xlaserve.config import Bucket, Mode
 from xlaserve.runtimes.tf import frozen
 from xlaserve.runtimes.tf.executable import Forward, TensorFlowProgram
-from xlaserve.runtimes.tf.frozen import FrozenGraph, UnfreezableError
+from xlaserve.runtimes.tf.frozen import FrozenGraph, UnfreezableError, freeze
 
 BUCKET = Bucket(2, 8, 8)
 
@@ -59,7 +59,7 @@ def operations(graph: FrozenGraph, pixels: NDArray[np.uint8]) -> set[str]:
 
 def test_a_frozen_graph_computes_what_the_function_does_for_every_batch_size(normalized: Normalized) -> None:
     function = concrete(normalized)
-    graph = FrozenGraph(function)
+    graph = FrozenGraph(freeze(function))
     for batch in (1, 2, 5):
         (expected,) = function(tf.constant(images(batch)))
         (got,) = graph(images(batch))
@@ -67,13 +67,13 @@ def test_a_frozen_graph_computes_what_the_function_does_for_every_batch_size(nor
 
 
 def test_batch_normalization_is_folded_and_what_follows_a_convolution_is_fused(normalized: Normalized) -> None:
-    ran = operations(FrozenGraph(concrete(normalized)), images())
+    ran = operations(FrozenGraph(freeze(concrete(normalized))), images())
     assert any("FusedConv2D" in operation for operation in ran), ran
     assert not any("BatchNorm" in operation or operation in ("Relu", "Mul", "ReadVariableOp") for operation in ran), ran
 
 
 def test_the_values_of_variables_are_those_of_the_moment(normalized: Normalized) -> None:
-    graph = FrozenGraph(concrete(normalized))
+    graph = FrozenGraph(freeze(concrete(normalized)))
     (before,) = graph(images())
     normalized.weights.assign(normalized.weights * 0)
     (after,) = graph(images())
@@ -82,7 +82,7 @@ def test_the_values_of_variables_are_those_of_the_moment(normalized: Normalized)
 
 def test_outputs_own_their_memory_even_where_they_are_constants() -> None:
     constant = tf.constant([[1.0], [2.0]])
-    graph = FrozenGraph(concrete(lambda pixels: (constant,)))
+    graph = FrozenGraph(freeze(concrete(lambda pixels: (constant,))))
     (first,) = graph(images())
     assert first.flags.owndata
     first[:] = 7
@@ -97,7 +97,7 @@ def looked_up() -> Forward:
 
 def test_what_is_no_variable_can_not_be_frozen() -> None:
     with pytest.raises(UnfreezableError, match="neither a variable nor a constant"):
-        FrozenGraph(concrete(looked_up()))
+        freeze(concrete(looked_up()))
 
 
 def test_weights_beyond_what_a_graph_holds_can_not_be_frozen(
@@ -105,7 +105,7 @@ def test_weights_beyond_what_a_graph_holds_can_not_be_frozen(
 ) -> None:
     monkeypatch.setattr(frozen, "MAX_BYTES", 100)
     with pytest.raises(UnfreezableError, match="GiB of weights"):
-        FrozenGraph(concrete(normalized))
+        freeze(concrete(normalized))
 
 
 def test_weights_that_freezing_has_no_memory_for_are_not_frozen(
@@ -113,7 +113,7 @@ def test_weights_that_freezing_has_no_memory_for_are_not_frozen(
 ) -> None:
     monkeypatch.setattr(frozen, "PEAK_COPIES", 2**50)
     with pytest.raises(UnfreezableError, match=r"GiB for a moment, and .* are free"):
-        FrozenGraph(concrete(normalized))
+        freeze(concrete(normalized))
 
 
 def test_graph_mode_runs_what_can_not_be_frozen_all_the_same_and_says_so() -> None:

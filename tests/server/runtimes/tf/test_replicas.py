@@ -124,8 +124,8 @@ load = digits.load
 digits.load = lambda: built.append(load()) or built[-1]
 
 frozen = []
-freeze = FrozenGraph.__init__
-FrozenGraph.__init__ = lambda self, function: frozen.append(self) or freeze(self, function)
+start = FrozenGraph.__init__
+FrozenGraph.__init__ = lambda self, graph: frozen.append(self) or start(self, graph)
 
 ran = collections.Counter()
 on = replicas.Replicas.on
