@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -159,7 +159,7 @@ def test_a_graph_that_can_not_be_written_serves(
     caplog: pytest.LogCaptureFixture,
     mode: Mode,
 ) -> None:
-    def fail(graph: object) -> None:
+    def fail(graph: object) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setitem(KINDS, mode, KINDS[mode]._replace(write=fail))
