@@ -84,6 +84,38 @@ def test_a_graph_is_known_by_what_it_computes_and_not_by_names() -> None:
     assert len({digest(network()), digest(network(weight=1.0001)), digest(network(stride=2))}) == 3
 
 
+def branching(weight: float, *, is_swapped: bool = False) -> Forward:
+    kernels: list[NDArray[np.float32]] = [np.full((3, 3, 3, 4), factor * weight, np.float32) for factor in (1, 2)]
+    first, second = reversed(kernels) if is_swapped else kernels
+
+    def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        values = tf.cast(pixels, tf.float32)
+        branches = [lambda kernel=kernel: tf.nn.conv2d(values, kernel, 1, "SAME") for kernel in (first, second)]
+        return (tf.reduce_mean(tf.cond(tf.reduce_mean(values) > 100, *branches), axis=(1, 2)),)
+
+    return forward
+
+
+def looping(weight: float, runs: int = 3) -> Forward:
+    kernel: NDArray[np.float32] = np.full((3, 3, 3, 3), weight, np.float32)
+
+    def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        def step(run: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            return run + 1, tf.nn.conv2d(values, kernel, 1, "SAME")
+
+        first = tf.constant(0), tf.cast(pixels, tf.float32)
+        return (tf.reduce_mean(tf.while_loop(lambda run, values: run < runs, step, first)[1], axis=(1, 2)),)
+
+    return forward
+
+
+def test_what_branches_and_loops_compute_counts_as_well() -> None:
+    assert digest(branching(1.0)) == digest(branching(1.0))
+    assert digest(looping(1.0)) == digest(looping(1.0))
+    different = branching(1.0), branching(2.0), branching(1.0, is_swapped=True), looping(1.0), looping(2.0)
+    assert len({*map(digest, different), digest(looping(1.0, runs=4))}) == 6
+
+
 def test_another_model_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path / "made", network())
     with pytest.raises(ModelFailed, match=r"calibration: made was made of another model than this one, of net") as e:
