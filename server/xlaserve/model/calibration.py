@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from xlaserve.runtimes.openvino.quantize import quantize
 from xlaserve.runtimes.tf.executable import CHANNELS, TensorFlowProgram, openvino_threads
 
 HELD_OUT_OF: Final = 5
-"""Every so manieth image is held out."""
+"""One image of so many is held out."""
 MIN_IMAGES: Final = 50
 """With fewer, the ranges and the agreement would be chance."""
 MIN_ROUNDS: Final = 5
@@ -65,22 +66,26 @@ class Int8:
 class Folder:
     """The images in a folder and in those in it, as the server would decode them for a model.
 
-    Every HELD_OUT_OF-th is held out. Of more than `most`, as many are taken, evenly over their names. Raises
-    ConfigError where less than MIN_IMAGES can be decoded.
+    One of HELD_OUT_OF is held out. Of more than `most`, as many are taken. Both are chosen by chance, the same ones
+    each time. Raises ConfigError where less than MIN_IMAGES can be decoded.
     """
 
     def __init__(self, folder: Path, most: int, model: Model, limits: ImageLimits) -> None:
         self._model = model
         self._limits = limits
-        if not folder.is_dir():
+        if most < MIN_IMAGES:
+            raise ConfigError(f"--most-images: expected at least {MIN_IMAGES}, got {most}")
+        if not os.path.isdir(folder):  # noqa: PTH112 - Path's raises where permissions are lacking
             raise ConfigError(
-                f"--images: expected a folder, got {folder}{'' if folder.exists() else ', which is none'}"
+                f"--images: expected a folder, got {folder}{'' if os.path.lexists(folder) else ', which is none'}"
             )
-        files = _evenly(sorted(_files(folder)), most)
+        files = sorted(_files(folder))
+        # Names may go round, by class or by kind of file, and what was chosen evenly would be all of one.
+        random.Random(0).shuffle(files)
         self.skipped: dict[Path, str] = {}
         """Files that are no images that the server takes, and why."""
         size = model.buckets[0][1:]
-        taken = [file for file in files if self._decodes(file, size)]
+        taken = list(islice((file for file in files if self._decodes(file, size)), most))
         if len(taken) < MIN_IMAGES:
             why = next((f"; {file.name}: {reason}" for file, reason in self.skipped.items()), "")
             raise ConfigError(
@@ -208,9 +213,6 @@ def _files(folder: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
-            if not name.startswith(".") and (file := Path(parent, name)).is_file():
+            file = Path(parent, name)
+            if not name.startswith(".") and os.path.isfile(file):  # noqa: PTH113 - Path's raises, as above
                 yield file
-
-
-def _evenly(files: list[Path], most: int) -> list[Path]:
-    return [files[number * len(files) // most] for number in range(most)] if len(files) > most else files
