@@ -7,11 +7,12 @@ import importlib.util
 import logging
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import yaml
 from rich.table import Table
@@ -49,7 +50,7 @@ def run(invocation: Invocation) -> int:
     if settings.precision is not Precision.FLOAT32:
         raise ConfigError(f"precision: expected float32, which int8 is made of, got {settings.precision}")
     out: Path = own.out or Path(f"{settings.name}-int8")
-    if out.exists():
+    if os.path.lexists(out):  # a link to nothing as well
         raise ConfigError(f"--out: expected a folder that is to be made, got {out}, which exists")
     loaded = subject.load(invocation.settings, own.model, own.bucket, Mode.OPENVINO, _FLOAT32).model
     from xlaserve.model import calibration  # noqa: PLC0415 - TensorFlow had to be set up first
@@ -85,7 +86,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--least-agreement", type=arguments.share, default=LEAST_AGREEMENT, metavar="SHARE", help=least_help
     )
-    most_help = "of more, take as many, evenly over their names (%(default)s)"
+    most_help = "of more, take as many, chosen by chance, the same each time (%(default)s)"
     parser.add_argument("--most-images", type=arguments.count, default=MOST_IMAGES, metavar="N", help=most_help)
 
 
@@ -118,7 +119,7 @@ def _write(partial: Path, own: argparse.Namespace, source: str, made: Sequence[I
         nncf=quantize.version(),
         models=models,
     )
-    (partial / record.FILE).write_text(calibration.model_dump_json(indent=2) + "\n")
+    (partial / record.FILE).write_text(calibration.model_dump_json(indent=2) + "\n", "utf-8")
     return str(calibration)
 
 
@@ -129,6 +130,12 @@ def _made(out: Path) -> Iterator[Path]:
     Raises ConfigError.
     """
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+
+    def end(number: int, _: object) -> NoReturn:
+        shutil.rmtree(partial, ignore_errors=True)
+        os._exit(128 + number)  # an exception would get lost where OpenVINO or NNCF has called Python
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         partial.mkdir()
         yield partial
@@ -137,6 +144,8 @@ def _made(out: Path) -> Iterator[Path]:
         raise ConfigError(f"--out: {out} can't be written: {error.strerror}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _table(made: Sequence[Int8]) -> Table:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
+import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -122,6 +125,36 @@ def test_what_is_there_is_not_overwritten(folder: Path) -> None:
     (folder / "mine-int8").mkdir()
     with pytest.raises(ConfigError, match="--out: expected a folder that is to be made, got mine-int8, which exists"):
         run()
+
+
+def test_a_link_to_nothing_is_not_overwritten_either(folder: Path) -> None:
+    (folder / "mine-int8").symlink_to("nothing")
+    with pytest.raises(ConfigError, match="--out: expected a folder that is to be made, got mine-int8, which exists"):
+        run()
+
+
+def test_a_name_that_is_too_long_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--out: x+ can't be written: File name too long"):
+        run("--out", "x" * 300)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_was_begun_is_removed_where_it_is_told_to_end(
+    number: signal.Signals, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(*_: object) -> Iterator[Int8]:
+        assert len(left(folder)) == 2
+        os.kill(os.getpid(), number)
+        yield from ()
+
+    before = signal.getsignal(number)
+    monkeypatch.setattr(calibration, "make", make)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 128 + number
+    assert left(folder) == ["images"]
+    assert signal.getsignal(number) is before
 
 
 def test_a_place_that_can_not_be_written_is_refused_before_the_work(folder: Path) -> None:

@@ -97,8 +97,9 @@ def load(folder: Path, size: Size, graph: ConvertedGraph) -> ConvertedGraph:
         hint = ""
         if calibration.openvino != (version := executable.version()):
             hint = f", or by another version of OpenVINO ({calibration.openvino}, this is {version})"
+        source = Path(calibration.source).name or calibration.source
         raise ModelFailed(
-            f"calibration: {folder.name} was made of another model than this one, of {calibration.source}"
+            f"calibration: {folder.name} was made of another model than this one, of {source}"
             f" perhaps with other weights or settings{hint}; run xlaserve calibrate again"
         )
     xml, weights = (_contents(folder, f"{_by(size)}{suffix}", found.files) for suffix in _SUFFIXES)
