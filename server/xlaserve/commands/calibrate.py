@@ -67,9 +67,7 @@ def run(invocation: Invocation) -> int:
         except (OSError, RequestError) as error:
             raise ConfigError(f"--images: one could be decoded before and can't now: {error}") from None
         console.stdout(140).print(_table(made))
-        text = _write(
-            partial, own, loaded.settings.source, made, images=len(folder.calibrating), held=len(folder.held_out)
-        )
+        text = _write(partial, own, loaded.settings.source, made, images=len(folder.calibrating))
     sys.stdout.write(f"\n{text}; written: {out}\n\n{_fields(out)}")
     return 0
 
@@ -90,7 +88,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--most-images", type=arguments.count, default=MOST_IMAGES, metavar="N", help=most_help)
 
 
-def _write(partial: Path, own: argparse.Namespace, source: str, made: Sequence[Int8], *, images: int, held: int) -> str:
+def _write(partial: Path, own: argparse.Namespace, source: str, made: Sequence[Int8], *, images: int) -> str:
     """Writes the calibration; returns what is to be said of it. Raises ModelFailed where it agrees too little."""
     least: float = own.least_agreement
     for one in made:
@@ -104,6 +102,7 @@ def _write(partial: Path, own: argparse.Namespace, source: str, made: Sequence[I
             size=one.size,
             graph=one.digest,
             files=record.save(partial, one.size, one.graph),
+            held_out=one.held_out,
             agreement=one.agreement,
             difference=one.difference,
         )
@@ -112,7 +111,6 @@ def _write(partial: Path, own: argparse.Namespace, source: str, made: Sequence[I
     calibration = record.Calibration(
         source=source,
         images=images,
-        held_out=held,
         least_agreement=least,
         xlaserve=__version__,
         openvino=executable.version(),
@@ -173,7 +171,7 @@ def _table(made: Sequence[Int8]) -> Table:
 def _fields(out: Path) -> str:
     """Returns what to add to the model's settings, as YAML."""
     return yaml.safe_dump(
-        {"modes": ["openvino"], "openvino_precision": "int8", "calibration": str(out)}, sort_keys=False
+        {"modes": ["openvino"], "openvino_precision": "int8", "calibration": str(out.absolute())}, sort_keys=False
     )
 
 

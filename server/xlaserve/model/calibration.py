@@ -28,6 +28,7 @@ from xlaserve.runtimes.openvino.calibration import Size
 from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph
 from xlaserve.runtimes.openvino.quantize import quantize
 from xlaserve.runtimes.tf.executable import CHANNELS, TensorFlowProgram, openvino_threads
+from xlaserve.telemetry.findings import Likeness
 
 HELD_OUT_OF: Final = 5
 """One image of so many is held out."""
@@ -54,8 +55,10 @@ class Int8:
     graph: ConvertedGraph
     digest: str
     """That of the graph in float32."""
+    held_out: int
+    """How many images it was compared on."""
     agreement: float
-    """The mean of `Likeness.agreement` over the held-out images."""
+    """The mean of `Likeness.agreement` over them."""
     difference: float | None
     """The largest `Likeness.difference` of them."""
     bucket: Bucket
@@ -128,8 +131,11 @@ def make(model: Model, folder: Folder) -> Iterator[Int8]:
     for size, bucket in largest.items():
         exact = program.converted(bucket)
         graph = quantize(exact, _Batches(model, folder, size), -(-len(folder.calibrating) // (model.batch or 1)))
-        agreement, difference = _compare(model, folder, size, exact, graph)
-        yield Int8(size, graph, exact.digest, agreement, difference, bucket, _time(exact, graph, bucket))
+        found = _compare(model, folder, size, exact, graph)
+        agreement = statistics.fmean(one.agreement for one in found)
+        difference = max((one.difference for one in found if one.difference is not None), default=None)
+        speeds = _time(exact, graph, bucket)
+        yield Int8(size, graph, exact.digest, len(found), agreement, difference, bucket, speeds)
 
 
 class _Batches:
@@ -145,29 +151,25 @@ class _Batches:
             yield images
 
 
-def _compare(
-    model: Model, folder: Folder, size: Size, exact: ConvertedGraph, graph: ConvertedGraph
-) -> tuple[float, float | None]:
-    """Returns the mean agreement over the held-out images and the largest difference. Raises ModelFailed."""
+def _compare(model: Model, folder: Folder, size: Size, exact: ConvertedGraph, graph: ConvertedGraph) -> list[Likeness]:
+    """Returns how alike answers to held-out images are: to all, or to those with objects. Raises ModelFailed."""
     batch = model.batch or 1
     bucket = Bucket(batch, *size)
     arms = [_compiled(exact, Precision.FLOAT32, bucket), _compiled(graph, Precision.INT8, bucket)]
     found = []
-    has_objects = not isinstance(model.task, Detection)
     for images, frames in _batched(folder.decode(folder.held_out, size), batch):
-        wanted, got = (arm(images) for arm in arms)
-        for name, outputs in ((Precision.FLOAT32, wanted), (Precision.INT8, got)):
+        answers = [arm(images) for arm in arms]
+        for name, outputs in zip((Precision.FLOAT32, Precision.INT8), answers, strict=True):
             if not all(np.isfinite(output).all() for output in outputs):
                 raise ModelFailed(f"its answers in {name} are NaN or infinite for some of the images")
         for row, frame in enumerate(frames):
-            ours, theirs = (OfImage(_row(outputs, row), frame) for outputs in (wanted, got))
-            found.append(likeness(model.task, ours, theirs))
-            if isinstance(model.task, Detection):
-                has_objects |= bool(ours.outputs[-1][0])
-    if not has_objects:
+            ours, theirs = (OfImage(_row(outputs, row), frame) for outputs in answers)
+            # That no objects are found where there are none would hide that those that are there get lost.
+            if not isinstance(model.task, Detection) or ours.outputs[-1][0] or theirs.outputs[-1][0]:
+                found.append(likeness(model.task, ours, theirs))
+    if not found:
         raise ModelFailed("it finds no objects in the held-out images, so that nothing can be said of int8")
-    differences = [one.difference for one in found if one.difference is not None]
-    return statistics.fmean(one.agreement for one in found), max(differences, default=None)
+    return found
 
 
 def _time(exact: ConvertedGraph, graph: ConvertedGraph, bucket: Bucket) -> dict[Precision, Speed]:

@@ -73,7 +73,7 @@ def agree(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
             assert isinstance(model.program, TensorFlowProgram)
             graph = model.program.converted(bucket := model.buckets[0])
             speeds = {Precision.FLOAT32: Speed(0.2, 0.4), Precision.INT8: Speed(0.1, 0.1)}
-            yield Int8((32, 32), graph, graph.digest, agreement, 0.25, bucket, speeds)
+            yield Int8((32, 32), graph, graph.digest, len(folder.held_out), agreement, 0.25, bucket, speeds)
 
         monkeypatch.setattr(calibration, "make", make)
 
@@ -97,14 +97,16 @@ def test_what_agrees_is_written_with_what_was_measured_and_how_to_serve_it(
 ) -> None:
     agree(0.995)
     assert run() == 0
-    made = read(folder / "mine-int8")
-    assert (made.source, made.images, made.held_out, made.agreement) == ("builtin:digits", 40, 10, 0.995)
+    made = read(folder / "mine-int8").calibration
+    (model,) = made.models
+    assert (made.source, made.images, model.held_out, model.agreement) == ("builtin:digits", 40, 10, 0.995)
     assert left(folder / "mine-int8") == ["32x32.bin", "32x32.xml", "calibration.json"]
     assert left(folder) == ["images", "mine-int8"]
     table, said, fields = capsys.readouterr().out.split("\n\n")
     assert "4.00" in table.splitlines()[-1]
     assert said == "agreement 0.9950 of 10 held-out images; written: mine-int8"
-    ModelSettings.model_validate({"name": "mine", "source": "builtin:digits", **yaml.safe_load(fields)})
+    given = {"name": "mine", "source": "builtin:digits", **yaml.safe_load(fields)}
+    assert ModelSettings.model_validate(given).calibration == folder / "mine-int8"  # wherever the configuration is
 
 
 def test_what_agrees_too_little_is_shown_and_not_written(

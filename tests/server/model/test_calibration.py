@@ -147,27 +147,44 @@ def test_each_size_that_has_buckets_is_made_and_measured(images: Path, tmp_path:
     assert [(one.size, one.bucket.batch) for one in made] == [((16, 16), 2), ((16, 24), 1)]
     for one in made:
         assert one.graph.is_int8
+        assert one.held_out == MIN_IMAGES // 5
         assert 0.8 <= one.agreement <= 1
         assert {Precision.FLOAT32, Precision.INT8} <= one.speeds.keys()
         assert all(speed.seconds > 0 for speed in one.speeds.values())
 
 
+class Detects:
+    """A compiled detector of batches of one, which finds one object in some of the images."""
+
+    def __init__(self, *finds: int) -> None:
+        self._finds = finds
+        self._runs = 0
+
+    def __call__(self, pixels: Images) -> Outputs:
+        count = int(self._runs in self._finds)
+        self._runs += 1
+        boxes, scores = np.zeros((1, 3, 4), np.float32), np.zeros((1, 3), np.float32)
+        boxes[0, :count], scores[0, :count] = (0, 0, 8, 8), 0.5
+        return boxes, scores, np.where(scores > 0, 0, -1).astype(np.int32), np.array([count], np.int32)
+
+
+def test_only_images_with_objects_say_how_well_a_detector_agrees(
+    images: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arms = {Precision.FLOAT32: Detects(2, 3), Precision.INT8: Detects(3, 5)}
+    monkeypatch.setattr(calibration, "_compiled", lambda graph, precision, bucket: arms[precision])
+    folder, graph = Folder(images, 500, model, LIMITS), ConvertedGraph(None)
+    found = calibration._compare(replace(model, task=Detection(2, max_detections=3)), folder, SIZE, graph, graph)
+    assert [one.agreement for one in found] == [0.0, 1.0, 0.0]
+
+
 def test_a_detector_that_finds_nothing_is_refused_as_its_agreement_would_say_nothing(
     images: Path, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = np.zeros(1, np.int32)
-
-    def answer(pixels: Images) -> Outputs:
-        return np.zeros((1, 3, 4), np.float32), np.zeros((1, 3), np.float32), np.full((1, 3), -1, np.int32), found
-
-    monkeypatch.setattr(calibration, "_compiled", lambda *_: answer)
-    detector = replace(model, task=Detection(2, max_detections=3))
-    folder = Folder(images, 500, model, LIMITS)
-    graph = ConvertedGraph(None)
+    monkeypatch.setattr(calibration, "_compiled", lambda *_: Detects())
+    folder, graph = Folder(images, 500, model, LIMITS), ConvertedGraph(None)
     with pytest.raises(ModelFailed, match="finds no objects in the held-out images"):
-        calibration._compare(detector, folder, SIZE, graph, graph)
-    found[:] = 1
-    assert calibration._compare(detector, folder, SIZE, graph, graph)[1] is None
+        calibration._compare(replace(model, task=Detection(2, max_detections=3)), folder, SIZE, graph, graph)
 
 
 def test_nan_is_no_agreement(images: Path, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

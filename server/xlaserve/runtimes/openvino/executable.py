@@ -98,8 +98,11 @@ class ConvertedGraph:
     @classmethod
     def from_bytes(cls, operations: bytes, weights: bytes, *, is_int8: bool = False) -> ConvertedGraph:
         """Returns what `to_bytes` was asked of. Raises what OpenVINO does, and ModelFailed without OpenVINO."""
-        # From memory: what is mapped would change with the files, under requests.
-        return cls(core().read_model(operations, weights), is_int8=is_int8)
+        # From memory: what is mapped would change with the files, under requests. And from OpenVINO's own, or it would
+        # copy the weights while it holds the interpreter's lock.
+        own = load().Tensor(load().Type.u8, load().Shape([len(weights)]))
+        own.data[:] = np.frombuffer(weights, np.uint8)
+        return cls(core().read_model(operations.decode(errors="replace"), own), is_int8=is_int8)
 
     def to_bytes(self) -> tuple[bytes, bytes]:
         """Returns it as OpenVINO saves it: its operations, as XML, and its weights. Raises what OpenVINO does."""
