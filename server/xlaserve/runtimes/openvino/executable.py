@@ -36,6 +36,9 @@ _BODIES: Final[Mapping[str, Sequence[tuple[int, ...]]]] = {"If": ((0,), (1,)), "
 """Operations that run other graphs, and what OpenVINO asks for to name each of those."""
 
 
+Buffer = bytes | memoryview
+
+
 @dataclass(frozen=True, slots=True)
 class Threads:
     """What OpenVINO may use of the processor."""
@@ -96,13 +99,13 @@ class ConvertedGraph:
         self.is_int8 = is_int8
 
     @classmethod
-    def from_bytes(cls, operations: bytes, weights: bytes, *, is_int8: bool = False) -> ConvertedGraph:
+    def from_bytes(cls, operations: Buffer, weights: Buffer, *, is_int8: bool = False) -> ConvertedGraph:
         """Returns what `to_bytes` was asked of. Raises what OpenVINO does, and ModelFailed without OpenVINO."""
         # From memory: what is mapped would change with the files, under requests. And from OpenVINO's own, or it would
         # copy the weights while it holds the interpreter's lock.
         own = load().Tensor(load().Type.u8, load().Shape([len(weights)]))
         own.data[:] = np.frombuffer(weights, np.uint8)
-        return cls(core().read_model(operations.decode(errors="replace"), own), is_int8=is_int8)
+        return cls(core().read_model(str(operations, "utf-8", "replace"), own), is_int8=is_int8)
 
     def to_bytes(self) -> tuple[bytes, bytes]:
         """Returns it as OpenVINO saves it: its operations, as XML, and its weights. Raises what OpenVINO does."""
