@@ -35,6 +35,7 @@ LEAST_AGREEMENT: Final = 0.99
 MOST_IMAGES: Final = 500
 MAX_SHOWN: Final = 5
 _FLOAT32: Final = {"openvino_precision": None, "calibration": None}
+_ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 log = logging.getLogger(__name__)
 
@@ -128,22 +129,33 @@ def _made(out: Path) -> Iterator[Path]:
     Raises ConfigError.
     """
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
-
-    def end(number: int, _: object) -> NoReturn:
-        shutil.rmtree(partial, ignore_errors=True)
-        os._exit(128 + number)  # an exception would get lost where OpenVINO or NNCF has called Python
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         partial.mkdir()
-        yield partial
-        partial.rename(out)
+        with _removed(partial):
+            yield partial
+            partial.rename(out)
     except OSError as error:
         raise ConfigError(f"--out: {out} can't be written: {error.strerror}") from None
+
+
+@contextmanager
+def _removed(folder: Path) -> Iterator[None]:
+    """Removes a folder at the end, also at that which a signal makes of the process."""
+
+    def end(number: int, _: object) -> NoReturn:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(128 + number)  # an exception would get lost where OpenVINO or NNCF has called Python
+
+    before = {number: signal.getsignal(number) for number in _ENDS}
+    acted_on = [number for number, handler in before.items() if handler is not signal.SIG_IGN]  # as nohup has it
+    for number in acted_on:
+        signal.signal(number, end)
+    try:
+        yield
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        shutil.rmtree(folder, ignore_errors=True)
+        for number in acted_on:
+            signal.signal(number, before[number])
 
 
 def _table(made: Sequence[Int8]) -> Table:

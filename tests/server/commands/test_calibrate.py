@@ -17,7 +17,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from xlaserve.commands import subject
+from xlaserve.commands import calibrate, subject
 from xlaserve.commands.calibrate import COMMAND
 from xlaserve.commands.command import Invocation
 from xlaserve.commands.subject import Subject
@@ -140,7 +140,7 @@ def test_a_name_that_is_too_long_is_refused() -> None:
         run("--out", "x" * 300)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_what_was_begun_is_removed_where_it_is_told_to_end(
     number: signal.Signals, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +157,23 @@ def test_what_was_begun_is_removed_where_it_is_told_to_end(
     assert ended.value.code == 128 + number
     assert left(folder) == ["images"]
     assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_is_to_be_ignored_is(folder: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with calibrate._removed(folder / "some"):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_what_another_process_of_the_same_number_has_begun_is_left_alone(folder: Path) -> None:
+    (begun := folder / f".mine-int8.{os.getpid()}.partial").mkdir()
+    with pytest.raises(ConfigError, match="--out: mine-int8 can't be written: File exists"):
+        run()
+    assert begun.is_dir()
 
 
 def test_a_place_that_can_not_be_written_is_refused_before_the_work(folder: Path) -> None:
