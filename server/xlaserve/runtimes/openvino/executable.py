@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -136,7 +137,7 @@ class ConvertedGraph:
             model = self.model.clone()
             model.reshape(list(shape))
             began = time.perf_counter()
-            compiled = core().compile_model(model, "CPU", settings)
+            compiled = _compiler().submit(core().compile_model, model, "CPU", settings).result()
             return CompiledModel(compiled, time.perf_counter() - began, Precision.INT8 if self.is_int8 else precision)
         except RuntimeError as error:
             raise ModelFailed(f"OpenVINO can't compile it: {_said(error)}") from error
@@ -300,6 +301,17 @@ def load() -> Any:
 def version() -> str:
     """Returns OpenVINO's version. Raises ModelFailed."""
     return str(load().__version__)
+
+
+@cache
+def _compiler() -> Executor:
+    """Returns a thread that compiles: the threads that will run a model have its priority for good.
+
+    It has that of what first compiles, at a start, and not that of what compiles beside traffic and yields to it.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix="openvino")
+    pool.submit(int).result()  # which starts it
+    return pool
 
 
 @cache

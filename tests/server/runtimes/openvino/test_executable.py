@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from xlaserve.engine.program import Executable, Images
 from xlaserve.errors import ModelFailed
 from xlaserve.model import catalog
 from xlaserve.model.networks.keras_runtime import keras
+from xlaserve.priority import yield_to_traffic
 from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph, Threads, UntranslatableError, convert
 from xlaserve.runtimes.tf import executable as tf_executable
 from xlaserve.runtimes.tf.executable import Forward, TensorFlowProgram
@@ -100,6 +102,32 @@ def test_threads_that_run_at_the_same_time_get_their_own_answers() -> None:
             for own, alone in zip(pool.map(executable, batches), wanted, strict=True):
                 for one, other in zip(own, alone, strict=True):
                     np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no priority of their own")
+def test_what_is_compiled_beside_traffic_runs_at_the_priority_of_all_else() -> None:
+    def priorities() -> dict[int, int]:
+        tasks = [int(task.name) for task in Path("/proc/self/task").iterdir()]
+        return {task: os.getpriority(os.PRIO_PROCESS, task) for task in tasks}
+
+    graph = TensorFlowProgram(small_network()).converted(SMALL)
+
+    def compile_for(batch: int) -> CompiledModel:
+        return graph.compile((batch, *SMALL[1:], 3), Precision.FLOAT32, Threads(lanes=2, total=2))
+
+    def compile_beside() -> tuple[CompiledModel, int]:
+        yield_to_traffic()
+        return compile_for(1), threading.get_native_id()
+
+    first = compile_for(SMALL.batch)
+    before = priorities()
+    with ThreadPoolExecutor(1) as pool:
+        model, own = pool.submit(compile_beside).result()
+    model(noise(SMALL._replace(batch=1)))
+    first(noise(SMALL))
+    started = {task: nice for task, nice in priorities().items() if task not in (*before, own)}
+    assert started
+    assert set(started.values()) == {os.getpriority(os.PRIO_PROCESS, 0)}
 
 
 def test_only_as_many_requests_are_made_as_run_at_the_same_time() -> None:
