@@ -38,9 +38,9 @@ class Calibrated(Frozen):
     """The digest of the graph in float32 that it was made of."""
     files: dict[str, str]
     """Their SHA-256, by name."""
-    held_out: int
+    held_out: int = Field(ge=1)
     """How many images it was compared on; of a detector, those in which there are objects, found in float32 or int8."""
-    agreement: float
+    agreement: float = Field(ge=0, le=1)
     """The mean over them: whether the likeliest class is the same, the share of objects or of pixels that are, or
     the cosine of two embeddings."""
     difference: float | None

@@ -195,6 +195,7 @@ def replace(file: str, make: Callable[[Path], object]) -> Callable[[Path], objec
         (replace(FILE, lambda file: file.symlink_to("/dev/zero")), r"expected made/calibration\.json to be a file"),
         (replace("8x9.bin", Path.mkdir), r"expected made/8x9\.bin to be a file"),
         (replace("8x9.bin", lambda file: file.symlink_to(file.name)), r"made/8x9\.bin can't be read: Too many levels"),
+        (edit(lambda kept: kept["models"][0].update(agreement=float("nan"))), "expected what .*, got Input should be"),
         (edit(lambda kept: kept["models"].clear()), "expected what .*, got Tuple should have at least 1"),
         (
             edit(lambda kept: kept["models"][0].pop("graph")),
