@@ -13,18 +13,20 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
 from xlaserve.config import Precision
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import ModelFailed, cause, telling_line
+
+T = TypeVar("T")
 
 TYPES: Final = {Precision.FLOAT32: "f32", Precision.BFLOAT16: "bf16", Precision.FLOAT16: "f16"}
 """What OpenVINO calls them. A model in int8 is another model, whose other layers compute in float32."""
@@ -137,7 +139,7 @@ class ConvertedGraph:
             model = self.model.clone()
             model.reshape(list(shape))
             began = time.perf_counter()
-            compiled = _compiler().submit(core().compile_model, model, "CPU", settings).result()
+            compiled = at_full_priority(lambda: core().compile_model(model, "CPU", settings))
             return CompiledModel(compiled, time.perf_counter() - began, Precision.INT8 if self.is_int8 else precision)
         except RuntimeError as error:
             raise ModelFailed(f"OpenVINO can't compile it: {_said(error)}") from error
@@ -303,12 +305,18 @@ def version() -> str:
     return str(load().__version__)
 
 
-@cache
-def _compiler() -> Executor:
-    """Returns a thread that compiles: the threads that will run a model have its priority for good.
+def at_full_priority(work: Callable[[], T]) -> T:
+    """Returns what `work` does on a thread that does not yield to the traffic, and raises what it raises.
 
-    It has that of what first compiles, at a start, and not that of what compiles beside traffic and yields to it.
+    For what OpenVINO compiles, as the threads that will run it have the priority of that which compiles it, for good;
+    and for what it converts, as it holds the interpreter's lock all the while, and the event loop waits for it.
     """
+    return _own_thread().submit(work).result()
+
+
+@cache
+def _own_thread() -> Executor:
+    """Returns a thread of the priority of what first asks for it: a model that is loaded, as nothing yields before."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="openvino")
     pool.submit(int).result()  # which starts it
     return pool

@@ -17,7 +17,7 @@ from xlaserve.config import Bucket, Mode, Precision
 from xlaserve.engine.program import Compilation, Executable, FixedShape, Images, Outputs
 from xlaserve.errors import ModelFailed
 from xlaserve.runtimes.openvino.calibration import CalibrationFolder
-from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph, Threads, convert
+from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph, Threads, at_full_priority, convert
 from xlaserve.runtimes.openvino.executable import load as load_openvino
 from xlaserve.runtimes.tf.device import usable_cores
 from xlaserve.runtimes.tf.frozen import (
@@ -255,7 +255,8 @@ class TensorFlowProgram:
         if size not in self._converted:
             if self._calibration is not None:
                 self._calibration.find(size)  # said before the work
-            graph = _convert(self.trace(Mode.OPENVINO, bucket))
+            traced = self.trace(Mode.OPENVINO, bucket)
+            graph = at_full_priority(lambda: _convert(traced))
             self._converted[size] = graph if self._calibration is None else self._calibration.load(size, graph)
         return self._converted[size]
 

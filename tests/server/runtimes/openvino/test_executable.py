@@ -130,6 +130,26 @@ def test_what_is_compiled_beside_traffic_runs_at_the_priority_of_all_else() -> N
     assert set(started.values()) == {os.getpriority(os.PRIO_PROCESS, 0)}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no priority of their own")
+def test_what_holds_the_interpreter_while_it_converts_does_not_yield(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = TensorFlowProgram(sums)
+    program.converted(BUCKET)  # what is loaded first yields to nothing
+    priorities = []
+
+    def noted(*given: Any) -> ConvertedGraph:
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return convert(*given)
+
+    def convert_beside() -> None:
+        yield_to_traffic()
+        program.converted(BUCKET._replace(height=8))
+
+    monkeypatch.setattr(tf_executable, "convert", noted)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(convert_beside).result()
+    assert priorities == [os.getpriority(os.PRIO_PROCESS, 0)]
+
+
 def test_only_as_many_requests_are_made_as_run_at_the_same_time() -> None:
     model = TensorFlowProgram(sums).in_openvino(BUCKET)
     for seed in range(3):
