@@ -62,13 +62,17 @@ def run(invocation: Invocation) -> int:
     if len(folder.skipped) > MAX_SHOWN:
         log.warning("%d more files are left out", len(folder.skipped) - MAX_SHOWN)
     log.info("%d images, and %d that are held out", len(folder.calibrating), len(folder.held_out))
-    with _made(out) as partial:
-        try:
-            made = list(calibration.make(loaded, folder))
-        except (OSError, RequestError) as error:
-            raise ConfigError(f"--images: one could be decoded before and can't now: {error}") from None
-        console.stdout(140).print(_table(made))
-        text = _write(partial, own, loaded.settings.source, made, images=len(folder.calibrating))
+    made: list[Int8] = []
+    try:
+        with _made(out) as partial:
+            try:
+                made += calibration.make(loaded, folder)
+            except (OSError, RequestError) as error:
+                raise ConfigError(f"--images: one could be decoded before and can't now: {error}") from None
+            text = _write(partial, own, loaded.settings.source, made, images=len(folder.calibrating))
+    finally:
+        if made:  # nobody need read it for the folder to be written
+            console.stdout(140).print(_table(made))
     sys.stdout.write(f"\n{text}; written: {out}\n\n{_fields(out)}")
     return 0
 

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
 import numpy as np
 import pytest
 import yaml
 from PIL import Image
 
+from xlaserve import console
 from xlaserve.commands import calibrate, subject
 from xlaserve.commands.calibrate import COMMAND
 from xlaserve.commands.command import Invocation
@@ -121,6 +122,19 @@ def test_what_agrees_too_little_is_shown_and_not_written(
     assert "0.9500" in capsys.readouterr().out
     assert run("--least-agreement", "0.95", "--out", "made") == 0
     assert left(folder) == ["images", "made"]
+
+
+def test_it_is_written_where_nobody_reads_what_is_said_of_it(
+    agree: Callable[[float], None], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(width: int) -> NoReturn:
+        raise BrokenPipeError
+
+    agree(1.0)
+    monkeypatch.setattr(console, "stdout", refuse)
+    with pytest.raises(BrokenPipeError):
+        run()
+    assert left(folder) == ["images", "mine-int8"]
 
 
 def test_what_is_there_is_not_overwritten(folder: Path) -> None:
