@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import statistics
@@ -15,12 +16,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from xlaserve.config import Bucket, Precision
+from xlaserve.config import Bucket, Mode, Precision
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.engine.warmup.compiler import noise
 from xlaserve.errors import ConfigError, ModelFailed, RequestError
 from xlaserve.frame import Frame, place
 from xlaserve.image import Decoded, ImageLimits, decode
+from xlaserve.model import verification
 from xlaserve.model.catalog import Model
 from xlaserve.model.likeness import OfImage, likeness
 from xlaserve.model.task import Detection
@@ -29,6 +31,8 @@ from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph
 from xlaserve.runtimes.openvino.quantize import quantize
 from xlaserve.runtimes.tf.executable import CHANNELS, TensorFlowProgram, openvino_threads
 from xlaserve.telemetry.findings import Likeness
+
+log = logging.getLogger(__name__)
 
 HELD_OUT_OF: Final = 5
 """One image of so many is held out."""
@@ -122,13 +126,17 @@ class Folder:
 def make(model: Model, folder: Folder) -> Iterator[Int8]:
     """Yields `model` in int8 for each of the sizes that it has buckets for; blocks.
 
-    Raises ModelFailed, and what reading the images raises.
+    Raises ModelFailed, also where OpenVINO computes something other than the model in float32, and what reading the
+    images raises.
     """
     program = model.program
     if not isinstance(program, TensorFlowProgram):
         raise ModelFailed(f"expected a model of TensorFlow's, got {model.settings.source}")
     largest = {bucket[1:]: bucket for bucket in model.buckets}  # which are sorted
+    verifier = verification.verifier(model, has_tf32=False, warn=log.warning)
     for size, bucket in largest.items():
+        compile_exact = partial(program.compile, Mode.OPENVINO, bucket)
+        verifier.admit(Mode.OPENVINO, bucket, compile_exact(), compile_exact)  # int8 would agree with what is wrong
         exact = program.converted(bucket)
         graph = quantize(exact, _Batches(model, folder, size), -(-len(folder.calibrating) // (model.batch or 1)))
         found = _compare(model, folder, size, exact, graph)

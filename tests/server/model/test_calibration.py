@@ -168,6 +168,17 @@ class Detects:
         return boxes, scores, np.where(scores > 0, 0, -1).astype(np.int32), np.array([count], np.int32)
 
 
+def test_a_model_that_openvino_computes_otherwise_is_refused_as_int8_would_agree_with_what_is_wrong(
+    images: Path, tmp_path: Path
+) -> None:
+    pixels = keras.Input((16, 16, 3), dtype="uint8")
+    twice = pixels + pixels  # 128 is 0, in OpenVINO 255
+    keras.Model(pixels, keras.layers.GlobalAveragePooling2D()(twice / 255)).save(source := tmp_path / "wraps.keras")
+    model = catalog.load(ModelSettings(name="wraps", source=str(source), buckets=(BucketSettings(1),)))
+    with pytest.raises(ModelFailed, match="mode openvino, bucket 1x16x16: it computes something other than its model"):
+        next(calibration.make(model, Folder(images, 500, model, LIMITS)))
+
+
 def test_only_images_with_objects_say_how_well_a_detector_agrees(
     images: Path, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
