@@ -136,8 +136,10 @@ def _freeze(function: Any) -> Any:
     size_bytes = sum(variable.dtype.size * variable.shape.num_elements() for variable in function.variables)
     if size_bytes > MAX_BYTES:
         raise UnfreezableError(f"it has {size_bytes / 2**30:.1f} GiB of weights, and a graph holds less than 2")
-    needed, free = PEAK_COPIES * size_bytes, psutil.virtual_memory().available
-    if needed > free:
+    needed = PEAK_COPIES * size_bytes
+    if needed > psutil.virtual_memory().available:
+        trim_heap()  # what this process has freed counts as taken until then
+    if needed > (free := psutil.virtual_memory().available):
         raise UnfreezableError(f"freezing takes {needed / 2**30:.1f} GiB for a moment, and {free / 2**30:.1f} are free")
     try:
         # What convert_variables_to_constants_v2 does, without making two more functions of the result: that takes ten
