@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 from unittest.mock import Mock
 
 import hypothesis
@@ -457,6 +458,20 @@ def test_what_can_not_be_what_it_is_named_for_is_refused(
     with pytest.raises(ConfigError) as refusal:
         check_files(settings)
     assert [part for part in parts if part not in str(refusal.value)] == []
+
+
+@pytest.mark.parametrize("fields", ["source: 'builtin:digits', openvino_precision: int8, calibration", "source"])
+def test_what_may_not_be_looked_at_is_refused(
+    fields: str, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **options: bool) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    settings = load(write(f"models: [{{name: m, {fields}: shut/up.keras}}]"), environ=NOTHING)
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(ConfigError) as refusal:
+        check_files(settings)
+    assert str(refusal.value) == f"configuration: {tmp_path / 'shut/up.keras'} can't be looked at: Permission denied"
 
 
 def test_weights_of_kerashub_are_a_preset_a_folder_or_a_file(write: Write, tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ import importlib.util
 import logging
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import yaml
 from rich.table import Table
@@ -34,6 +35,7 @@ LEAST_AGREEMENT: Final = 0.99
 MOST_IMAGES: Final = 500
 MAX_SHOWN: Final = 5
 _FLOAT32: Final = {"openvino_precision": None, "calibration": None}
+_ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ def run(invocation: Invocation) -> int:
     if settings.precision is not Precision.FLOAT32:
         raise ConfigError(f"precision: expected float32, which int8 is made of, got {settings.precision}")
     out: Path = own.out or Path(f"{settings.name}-int8")
-    if out.exists():
+    if os.path.lexists(out):  # a link to nothing as well
         raise ConfigError(f"--out: expected a folder that is to be made, got {out}, which exists")
     loaded = subject.load(invocation.settings, own.model, own.bucket, Mode.OPENVINO, _FLOAT32).model
     from xlaserve.model import calibration  # noqa: PLC0415 - TensorFlow had to be set up first
@@ -66,9 +68,7 @@ def run(invocation: Invocation) -> int:
         except (OSError, RequestError) as error:
             raise ConfigError(f"--images: one could be decoded before and can't now: {error}") from None
         console.stdout(140).print(_table(made))
-        text = _write(
-            partial, own, loaded.settings.source, made, images=len(folder.calibrating), held=len(folder.held_out)
-        )
+        text = _write(partial, own, loaded.settings.source, made, images=len(folder.calibrating))
     sys.stdout.write(f"\n{text}; written: {out}\n\n{_fields(out)}")
     return 0
 
@@ -85,11 +85,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--least-agreement", type=arguments.share, default=LEAST_AGREEMENT, metavar="SHARE", help=least_help
     )
-    most_help = "of more, take as many, evenly over their names (%(default)s)"
+    most_help = "of more, take as many, chosen by chance, the same each time (%(default)s)"
     parser.add_argument("--most-images", type=arguments.count, default=MOST_IMAGES, metavar="N", help=most_help)
 
 
-def _write(partial: Path, own: argparse.Namespace, source: str, made: Sequence[Int8], *, images: int, held: int) -> str:
+def _write(partial: Path, own: argparse.Namespace, source: str, made: Sequence[Int8], *, images: int) -> str:
     """Writes the calibration; returns what is to be said of it. Raises ModelFailed where it agrees too little."""
     least: float = own.least_agreement
     for one in made:
@@ -103,6 +103,7 @@ def _write(partial: Path, own: argparse.Namespace, source: str, made: Sequence[I
             size=one.size,
             graph=one.digest,
             files=record.save(partial, one.size, one.graph),
+            held_out=one.held_out,
             agreement=one.agreement,
             difference=one.difference,
         )
@@ -111,14 +112,13 @@ def _write(partial: Path, own: argparse.Namespace, source: str, made: Sequence[I
     calibration = record.Calibration(
         source=source,
         images=images,
-        held_out=held,
         least_agreement=least,
         xlaserve=__version__,
         openvino=executable.version(),
         nncf=quantize.version(),
         models=models,
     )
-    (partial / record.FILE).write_text(calibration.model_dump_json(indent=2) + "\n")
+    (partial / record.FILE).write_text(calibration.model_dump_json(indent=2) + "\n", "utf-8")
     return str(calibration)
 
 
@@ -131,12 +131,31 @@ def _made(out: Path) -> Iterator[Path]:
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         partial.mkdir()
-        yield partial
-        partial.rename(out)
+        with _removed(partial):
+            yield partial
+            partial.rename(out)
     except OSError as error:
         raise ConfigError(f"--out: {out} can't be written: {error.strerror}") from None
+
+
+@contextmanager
+def _removed(folder: Path) -> Iterator[None]:
+    """Removes a folder at the end, also at that which a signal makes of the process."""
+
+    def end(number: int, _: object) -> NoReturn:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(128 + number)  # an exception would get lost where OpenVINO or NNCF has called Python
+
+    before = {number: signal.getsignal(number) for number in _ENDS}
+    acted_on = [number for number, handler in before.items() if handler is not signal.SIG_IGN]  # as nohup has it
+    for number in acted_on:
+        signal.signal(number, end)
+    try:
+        yield
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        for number in acted_on:
+            signal.signal(number, before[number])
 
 
 def _table(made: Sequence[Int8]) -> Table:
@@ -164,7 +183,7 @@ def _table(made: Sequence[Int8]) -> Table:
 def _fields(out: Path) -> str:
     """Returns what to add to the model's settings, as YAML."""
     return yaml.safe_dump(
-        {"modes": ["openvino"], "openvino_precision": "int8", "calibration": str(out)}, sort_keys=False
+        {"modes": ["openvino"], "openvino_precision": "int8", "calibration": str(out.absolute())}, sort_keys=False
     )
 
 

@@ -134,7 +134,8 @@ def _asked(own: argparse.Namespace, settings: Settings) -> list[runner.Asked]:
 
 def _with(model: ModelSettings, modes: tuple[Mode, ...], batches: Sequence[int]) -> ModelSettings:
     """Returns `model` with what is to be checked: `batches` at its first resolution."""
-    sizes = [bucket[1:] for bucket in model.buckets] or [*model.resolutions, (None, None)]
+    sized = [bucket[1:] for bucket in model.buckets if bucket.height is not None]
+    sizes = [*sized, *model.resolutions, (None, None)]
     buckets = tuple(BucketSettings(batch, *sizes[0]) for batch in batches)
     changes: dict[str, object] = {"modes": modes, "default_mode": None, "buckets": buckets, "resolutions": ()}
     changes |= {"precision": Precision.FLOAT32, "openvino_precision": None, "calibration": None}

@@ -60,11 +60,14 @@ def load(
 
 def check_files(settings: Settings) -> None:
     """Raises ConfigError, naming every model file that is missing or of the wrong kind."""
-    wrong = [
-        f"models.{index}.{field}: expected {expected}, got {got}"
-        for index, model in enumerate(settings.models)
-        for field, expected, got in _missing(model)
-    ]
+    try:
+        wrong = [
+            f"models.{index}.{field}: expected {expected}, got {got}"
+            for index, model in enumerate(settings.models)
+            for field, expected, got in _missing(model)
+        ]
+    except OSError as error:  # a folder that may not be looked into
+        raise ConfigError(f"configuration: {error.filename} can't be looked at: {error.strerror}") from None
     if wrong:
         raise ConfigError("configuration: " + "; ".join(wrong))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,9 +28,10 @@ from xlaserve.runtimes.openvino.calibration import Size
 from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph
 from xlaserve.runtimes.openvino.quantize import quantize
 from xlaserve.runtimes.tf.executable import CHANNELS, TensorFlowProgram, openvino_threads
+from xlaserve.telemetry.findings import Likeness
 
 HELD_OUT_OF: Final = 5
-"""Every so manieth image is held out."""
+"""One image of so many is held out."""
 MIN_IMAGES: Final = 50
 """With fewer, the ranges and the agreement would be chance."""
 MIN_ROUNDS: Final = 5
@@ -53,8 +55,10 @@ class Int8:
     graph: ConvertedGraph
     digest: str
     """That of the graph in float32."""
+    held_out: int
+    """How many images it was compared on."""
     agreement: float
-    """The mean of `Likeness.agreement` over the held-out images."""
+    """The mean of `Likeness.agreement` over them."""
     difference: float | None
     """The largest `Likeness.difference` of them."""
     bucket: Bucket
@@ -65,22 +69,26 @@ class Int8:
 class Folder:
     """The images in a folder and in those in it, as the server would decode them for a model.
 
-    Every HELD_OUT_OF-th is held out. Of more than `most`, as many are taken, evenly over their names. Raises
-    ConfigError where less than MIN_IMAGES can be decoded.
+    One of HELD_OUT_OF is held out. Of more than `most`, as many are taken. Both are chosen by chance, the same ones
+    each time. Raises ConfigError where less than MIN_IMAGES can be decoded.
     """
 
     def __init__(self, folder: Path, most: int, model: Model, limits: ImageLimits) -> None:
         self._model = model
         self._limits = limits
-        if not folder.is_dir():
+        if most < MIN_IMAGES:
+            raise ConfigError(f"--most-images: expected at least {MIN_IMAGES}, got {most}")
+        if not os.path.isdir(folder):  # noqa: PTH112 - Path's raises where permissions are lacking
             raise ConfigError(
-                f"--images: expected a folder, got {folder}{'' if folder.exists() else ', which is none'}"
+                f"--images: expected a folder, got {folder}{'' if os.path.lexists(folder) else ', which is none'}"
             )
-        files = _evenly(sorted(_files(folder)), most)
+        files = sorted(_files(folder))
+        # Names may go round, by class or by kind of file, and what was chosen evenly would be all of one.
+        random.Random(0).shuffle(files)
         self.skipped: dict[Path, str] = {}
         """Files that are no images that the server takes, and why."""
         size = model.buckets[0][1:]
-        taken = [file for file in files if self._decodes(file, size)]
+        taken = list(islice((file for file in files if self._decodes(file, size)), most))
         if len(taken) < MIN_IMAGES:
             why = next((f"; {file.name}: {reason}" for file, reason in self.skipped.items()), "")
             raise ConfigError(
@@ -123,8 +131,11 @@ def make(model: Model, folder: Folder) -> Iterator[Int8]:
     for size, bucket in largest.items():
         exact = program.converted(bucket)
         graph = quantize(exact, _Batches(model, folder, size), -(-len(folder.calibrating) // (model.batch or 1)))
-        agreement, difference = _compare(model, folder, size, exact, graph)
-        yield Int8(size, graph, exact.digest, agreement, difference, bucket, _time(exact, graph, bucket))
+        found = _compare(model, folder, size, exact, graph)
+        agreement = statistics.fmean(one.agreement for one in found)
+        difference = max((one.difference for one in found if one.difference is not None), default=None)
+        speeds = _time(exact, graph, bucket)
+        yield Int8(size, graph, exact.digest, len(found), agreement, difference, bucket, speeds)
 
 
 class _Batches:
@@ -140,29 +151,25 @@ class _Batches:
             yield images
 
 
-def _compare(
-    model: Model, folder: Folder, size: Size, exact: ConvertedGraph, graph: ConvertedGraph
-) -> tuple[float, float | None]:
-    """Returns the mean agreement over the held-out images and the largest difference. Raises ModelFailed."""
+def _compare(model: Model, folder: Folder, size: Size, exact: ConvertedGraph, graph: ConvertedGraph) -> list[Likeness]:
+    """Returns how alike answers to held-out images are: to all, or to those with objects. Raises ModelFailed."""
     batch = model.batch or 1
     bucket = Bucket(batch, *size)
     arms = [_compiled(exact, Precision.FLOAT32, bucket), _compiled(graph, Precision.INT8, bucket)]
     found = []
-    has_objects = not isinstance(model.task, Detection)
     for images, frames in _batched(folder.decode(folder.held_out, size), batch):
-        wanted, got = (arm(images) for arm in arms)
-        for name, outputs in ((Precision.FLOAT32, wanted), (Precision.INT8, got)):
+        answers = [arm(images) for arm in arms]
+        for name, outputs in zip((Precision.FLOAT32, Precision.INT8), answers, strict=True):
             if not all(np.isfinite(output).all() for output in outputs):
                 raise ModelFailed(f"its answers in {name} are NaN or infinite for some of the images")
         for row, frame in enumerate(frames):
-            ours, theirs = (OfImage(_row(outputs, row), frame) for outputs in (wanted, got))
-            found.append(likeness(model.task, ours, theirs))
-            if isinstance(model.task, Detection):
-                has_objects |= bool(ours.outputs[-1][0])
-    if not has_objects:
+            ours, theirs = (OfImage(_row(outputs, row), frame) for outputs in answers)
+            # That no objects are found where there are none would hide that those that are there get lost.
+            if not isinstance(model.task, Detection) or ours.outputs[-1][0] or theirs.outputs[-1][0]:
+                found.append(likeness(model.task, ours, theirs))
+    if not found:
         raise ModelFailed("it finds no objects in the held-out images, so that nothing can be said of int8")
-    differences = [one.difference for one in found if one.difference is not None]
-    return statistics.fmean(one.agreement for one in found), max(differences, default=None)
+    return found
 
 
 def _time(exact: ConvertedGraph, graph: ConvertedGraph, bucket: Bucket) -> dict[Precision, Speed]:
@@ -208,9 +215,6 @@ def _files(folder: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
-            if not name.startswith(".") and (file := Path(parent, name)).is_file():
+            file = Path(parent, name)
+            if not name.startswith(".") and os.path.isfile(file):  # noqa: PTH113 - Path's raises, as above
                 yield file
-
-
-def _evenly(files: list[Path], most: int) -> list[Path]:
-    return [files[number * len(files) // most] for number in range(most)] if len(files) > most else files

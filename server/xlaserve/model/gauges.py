@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from prometheus_client.core import Metric
 
+from xlaserve.config import Mode
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.engine.warmup.verify import Verified
 from xlaserve.model.version import State, Version
@@ -97,7 +98,9 @@ def _model_info(version: Version) -> Series:
     if version.served:
         settings = version.served.settings
         mode = settings.effective_default_mode
-        yield (version.served.model.task.name, mode, settings.precision_in(mode)), 1
+        runs = set(version.auto.values()) if mode is Mode.AUTO else {mode}
+        precision = ", ".join(sorted({settings.precision_in(one) for one in runs}))
+        yield (version.served.model.task.name, mode, precision), 1
 
 
 @_gauge("xlaserve_model_state", "1 for the state that a version is in.", ("state",), of_unloaded=True)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
+import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -14,7 +17,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from xlaserve.commands import subject
+from xlaserve.commands import calibrate, subject
 from xlaserve.commands.calibrate import COMMAND
 from xlaserve.commands.command import Invocation
 from xlaserve.commands.subject import Subject
@@ -70,7 +73,7 @@ def agree(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
             assert isinstance(model.program, TensorFlowProgram)
             graph = model.program.converted(bucket := model.buckets[0])
             speeds = {Precision.FLOAT32: Speed(0.2, 0.4), Precision.INT8: Speed(0.1, 0.1)}
-            yield Int8((32, 32), graph, graph.digest, agreement, 0.25, bucket, speeds)
+            yield Int8((32, 32), graph, graph.digest, len(folder.held_out), agreement, 0.25, bucket, speeds)
 
         monkeypatch.setattr(calibration, "make", make)
 
@@ -94,14 +97,16 @@ def test_what_agrees_is_written_with_what_was_measured_and_how_to_serve_it(
 ) -> None:
     agree(0.995)
     assert run() == 0
-    made = read(folder / "mine-int8")
-    assert (made.source, made.images, made.held_out, made.agreement) == ("builtin:digits", 40, 10, 0.995)
+    made = read(folder / "mine-int8").calibration
+    (model,) = made.models
+    assert (made.source, made.images, model.held_out, model.agreement) == ("builtin:digits", 40, 10, 0.995)
     assert left(folder / "mine-int8") == ["32x32.bin", "32x32.xml", "calibration.json"]
     assert left(folder) == ["images", "mine-int8"]
     table, said, fields = capsys.readouterr().out.split("\n\n")
     assert "4.00" in table.splitlines()[-1]
     assert said == "agreement 0.9950 of 10 held-out images; written: mine-int8"
-    ModelSettings.model_validate({"name": "mine", "source": "builtin:digits", **yaml.safe_load(fields)})
+    given = {"name": "mine", "source": "builtin:digits", **yaml.safe_load(fields)}
+    assert ModelSettings.model_validate(given).calibration == folder / "mine-int8"  # wherever the configuration is
 
 
 def test_what_agrees_too_little_is_shown_and_not_written(
@@ -122,6 +127,53 @@ def test_what_is_there_is_not_overwritten(folder: Path) -> None:
     (folder / "mine-int8").mkdir()
     with pytest.raises(ConfigError, match="--out: expected a folder that is to be made, got mine-int8, which exists"):
         run()
+
+
+def test_a_link_to_nothing_is_not_overwritten_either(folder: Path) -> None:
+    (folder / "mine-int8").symlink_to("nothing")
+    with pytest.raises(ConfigError, match="--out: expected a folder that is to be made, got mine-int8, which exists"):
+        run()
+
+
+def test_a_name_that_is_too_long_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--out: x+ can't be written: File name too long"):
+        run("--out", "x" * 300)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_was_begun_is_removed_where_it_is_told_to_end(
+    number: signal.Signals, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(*_: object) -> Iterator[Int8]:
+        assert len(left(folder)) == 2
+        os.kill(os.getpid(), number)
+        yield from ()
+
+    before = signal.getsignal(number)
+    monkeypatch.setattr(calibration, "make", make)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 128 + number
+    assert left(folder) == ["images"]
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_is_to_be_ignored_is(folder: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with calibrate._removed(folder / "some"):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_what_another_process_of_the_same_number_has_begun_is_left_alone(folder: Path) -> None:
+    (begun := folder / f".mine-int8.{os.getpid()}.partial").mkdir()
+    with pytest.raises(ConfigError, match="--out: mine-int8 can't be written: File exists"):
+        run()
+    assert begun.is_dir()
 
 
 def test_a_place_that_can_not_be_written_is_refused_before_the_work(folder: Path) -> None:

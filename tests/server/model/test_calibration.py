@@ -46,7 +46,7 @@ def images(tmp_path: Path) -> Path:
     return folder
 
 
-def test_every_fifth_image_is_held_out_and_all_are_resized_as_the_server_does(images: Path, model: Model) -> None:
+def test_one_image_of_five_is_held_out_and_all_are_resized_as_the_server_does(images: Path, model: Model) -> None:
     folder = Folder(images, 500, model, LIMITS)
     assert (len(folder.held_out), len(folder.calibrating)) == (MIN_IMAGES // 5, MIN_IMAGES - MIN_IMAGES // 5)
     assert not {*folder.held_out} & {*folder.calibrating}
@@ -92,18 +92,51 @@ def test_what_is_no_folder_is_refused(name: str, model: Model, tmp_path: Path) -
         Folder(tmp_path / name, 500, model, LIMITS)
 
 
-def test_of_too_many_images_as_many_are_taken_evenly(images: Path, model: Model) -> None:
+def test_of_too_many_images_as_many_are_taken_the_same_each_time(images: Path, model: Model) -> None:
     for number in range(MIN_IMAGES):
         save(images / f"x{number}.png", number)
-    folder = Folder(images, MIN_IMAGES, model, LIMITS)
+    folder, again = (Folder(images, MIN_IMAGES, model, LIMITS) for _ in range(2))
     names = [file.name for file in (*folder.held_out, *folder.calibrating)]
     assert len(names) == MIN_IMAGES
-    assert abs(sum(name.startswith("x") for name in names) - MIN_IMAGES // 2) <= 1
+    assert MIN_IMAGES / 4 < sum(name.startswith("x") for name in names) < MIN_IMAGES * 3 / 4
+    assert folder.held_out == again.held_out
+    assert folder.calibrating == again.calibrating
+
+
+def test_names_that_go_round_leave_out_neither_a_kind_of_image_nor_images_for_other_files(
+    images: Path, model: Model
+) -> None:
+    for file in [*images.rglob("*.png")]:
+        file.with_suffix(".json").write_text("{}")
+    folder = Folder(images, MIN_IMAGES, model, LIMITS)
+    assert len(folder.held_out) + len(folder.calibrating) == MIN_IMAGES
+    assert len({int(file.stem) % 5 for file in folder.held_out}) > 2
+
+
+def test_fewer_images_than_are_needed_can_not_be_asked_for(images: Path, model: Model) -> None:
+    with pytest.raises(ConfigError, match="--most-images: expected at least 50, got 49"):
+        Folder(images, MIN_IMAGES - 1, model, LIMITS)
+
+
+def test_files_that_may_not_be_looked_at_are_left_out(
+    images: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = os.stat
+
+    def stat(path: os.PathLike[str], **options: bool) -> os.stat_result:
+        if str(path).endswith("secret"):
+            raise PermissionError
+        return looked_at(path, **options)
+
+    (images / "secret").touch()
+    monkeypatch.setattr(os, "stat", stat)
+    assert len(Folder(images, 500, model, LIMITS).calibrating) == MIN_IMAGES - MIN_IMAGES // 5
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")  # NNCF's
 @pytest.mark.skipif(importlib.util.find_spec("nncf") is None, reason="needs nncf")
 def test_each_size_that_has_buckets_is_made_and_measured(images: Path, tmp_path: Path) -> None:
+    keras.utils.set_random_seed(0)
     pixels = keras.Input((None, None, 3))
     maps = keras.layers.Conv2D(8, 3, strides=2, activation="relu")(pixels / 255)
     scores = keras.layers.Dense(4, activation="softmax")(keras.layers.GlobalAveragePooling2D()(maps))
@@ -114,27 +147,44 @@ def test_each_size_that_has_buckets_is_made_and_measured(images: Path, tmp_path:
     assert [(one.size, one.bucket.batch) for one in made] == [((16, 16), 2), ((16, 24), 1)]
     for one in made:
         assert one.graph.is_int8
+        assert one.held_out == MIN_IMAGES // 5
         assert 0.8 <= one.agreement <= 1
         assert {Precision.FLOAT32, Precision.INT8} <= one.speeds.keys()
         assert all(speed.seconds > 0 for speed in one.speeds.values())
 
 
+class Detects:
+    """A compiled detector of batches of one, which finds one object in some of the images."""
+
+    def __init__(self, *finds: int) -> None:
+        self._finds = finds
+        self._runs = 0
+
+    def __call__(self, pixels: Images) -> Outputs:
+        count = int(self._runs in self._finds)
+        self._runs += 1
+        boxes, scores = np.zeros((1, 3, 4), np.float32), np.zeros((1, 3), np.float32)
+        boxes[0, :count], scores[0, :count] = (0, 0, 8, 8), 0.5
+        return boxes, scores, np.where(scores > 0, 0, -1).astype(np.int32), np.array([count], np.int32)
+
+
+def test_only_images_with_objects_say_how_well_a_detector_agrees(
+    images: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arms = {Precision.FLOAT32: Detects(2, 3), Precision.INT8: Detects(3, 5)}
+    monkeypatch.setattr(calibration, "_compiled", lambda graph, precision, bucket: arms[precision])
+    folder, graph = Folder(images, 500, model, LIMITS), ConvertedGraph(None)
+    found = calibration._compare(replace(model, task=Detection(2, max_detections=3)), folder, SIZE, graph, graph)
+    assert [one.agreement for one in found] == [0.0, 1.0, 0.0]
+
+
 def test_a_detector_that_finds_nothing_is_refused_as_its_agreement_would_say_nothing(
     images: Path, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = np.zeros(1, np.int32)
-
-    def answer(pixels: Images) -> Outputs:
-        return np.zeros((1, 3, 4), np.float32), np.zeros((1, 3), np.float32), np.full((1, 3), -1, np.int32), found
-
-    monkeypatch.setattr(calibration, "_compiled", lambda *_: answer)
-    detector = replace(model, task=Detection(2, max_detections=3))
-    folder = Folder(images, 500, model, LIMITS)
-    graph = ConvertedGraph(None)
+    monkeypatch.setattr(calibration, "_compiled", lambda *_: Detects())
+    folder, graph = Folder(images, 500, model, LIMITS), ConvertedGraph(None)
     with pytest.raises(ModelFailed, match="finds no objects in the held-out images"):
-        calibration._compare(detector, folder, SIZE, graph, graph)
-    found[:] = 1
-    assert calibration._compare(detector, folder, SIZE, graph, graph)[1] is None
+        calibration._compare(replace(model, task=Detection(2, max_detections=3)), folder, SIZE, graph, graph)
 
 
 def test_nan_is_no_agreement(images: Path, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

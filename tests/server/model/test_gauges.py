@@ -101,6 +101,23 @@ def test_what_waits_is_shown_of_a_version_that_serves() -> None:
     assert shown["xlaserve_model_info"] == {("cats", "7", "detection", "xla", "bfloat16"): 1.0}
 
 
+def test_a_version_in_auto_is_shown_with_the_precisions_of_the_modes_that_it_runs() -> None:
+    precisions = {Mode.OPENVINO: Precision.INT8}
+    settings = SimpleNamespace(
+        effective_default_mode=Mode.AUTO, precision_in=lambda mode: precisions.get(mode, Precision.FLOAT32)
+    )
+    admission = SimpleNamespace(images=0, max_images=0, size_bytes=0, max_bytes=0)
+    batcher = SimpleNamespace(waiting_images=0, admission=admission, forecast=SimpleNamespace(work_s=lambda: 0.0))
+    model = SimpleNamespace(task=SimpleNamespace(name="detection"))
+    served = SimpleNamespace(batcher=batcher, settings=settings, model=model)
+    for auto, precision in (
+        ({BUCKET: Mode.OPENVINO}, "int8"),
+        ({BUCKET: Mode.OPENVINO, BUCKET._replace(batch=1): Mode.XLA}, "float32, int8"),
+    ):
+        shown = values(version(served=served, auto=auto))
+        assert shown["xlaserve_model_info"] == {("cats", "7", "detection", "auto", precision): 1.0}
+
+
 def test_of_a_version_that_was_unloaded_only_its_state_is_shown() -> None:
     shown = {name: series for name, series in values(version(state=State.UNLOADED)).items() if series}
     assert [*shown] == ["xlaserve_model_state"]

@@ -29,7 +29,7 @@ from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Executable, Warmed
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.compiler import fastest
-from xlaserve.errors import ShuttingDown, cause
+from xlaserve.errors import ModelFailed, ShuttingDown, cause
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +144,9 @@ class Background:
                 self.batcher.add(programs)
                 self.on_change()
                 compiled |= programs
+        except ModelFailed as error:
+            log.warning("model %s: %d x %d stays in graph mode: %s", self._model, *size, error)
+            return
         except Exception:
             log.exception("model %s: %d x %d stays in graph mode, as it did not compile", self._model, *size)
             return

@@ -37,8 +37,8 @@ def assemble(
     """Returns the network that calls `call` with preprocessed pixels and turns its answer into the head's outputs.
 
     XLA runs what `lower` makes of it, OpenVINO computes in `openvino_precision`, in int8 as the folder
-    `calibration` has it. Raises ModelFailed where `pixels` are
-    not `[None, height, width, 3]` of PIXEL_DTYPES.
+    `calibration` has it. Raises ModelFailed where `pixels` are not `[None, height, width, 3]` of PIXEL_DTYPES, or that
+    folder can't be read.
     """
     batch, height, width = check_pixels(pixels)
     takes_bytes = pixels.dtype == "uint8"
@@ -51,7 +51,8 @@ def assemble(
             values = tf.ensure_shape(values, (batch, *values.shape[1:]))
         return head.finish(call(values), images)
 
-    program = TensorFlowProgram(forward, lower, openvino_precision, calibration)
+    calibrated = None if calibration is None else read(calibration)
+    program = TensorFlowProgram(forward, lower, openvino_precision, calibrated)
     return Network(
         program,
         (height, width),
@@ -59,7 +60,7 @@ def assemble(
         weights,
         batch=batch,
         reference=program.reference,
-        calibrated="" if calibration is None else str(read(calibration)),
+        calibrated="" if calibrated is None else str(calibrated.calibration),
     )
 
 

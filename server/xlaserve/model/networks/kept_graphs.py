@@ -80,7 +80,7 @@ def _write_conversion(conversion: Conversion) -> Contents:
 def _read_conversion(record: Record) -> Conversion:
     if "unknown" in record.header:
         return UntranslatableError(record.header["unknown"])
-    operations, weights = (bytes(record.blobs[name]) for name in ("operations", "weights"))
+    operations, weights = (record.blobs[name] for name in ("operations", "weights"))
     return ConvertedGraph.from_bytes(operations, weights, is_int8=record.header["is_int8"])
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import stat
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from xlaserve.config.frozen import Frozen
 from xlaserve.errors import ModelFailed, cause
@@ -36,8 +38,10 @@ class Calibrated(Frozen):
     """The digest of the graph in float32 that it was made of."""
     files: dict[str, str]
     """Their SHA-256, by name."""
+    held_out: int
+    """How many images it was compared on; of a detector, those in which there are objects, found in float32 or int8."""
     agreement: float
-    """The mean over the images: whether the likeliest class is the same, the share of objects or of pixels that are, or
+    """The mean over them: whether the likeliest class is the same, the share of objects or of pixels that are, or
     the cosine of two embeddings."""
     difference: float | None
     """The largest difference of two scores, or of two numbers of an embedding; None where there are none."""
@@ -50,62 +54,72 @@ class Calibration(Frozen):
     """What the model was made from, as it was configured."""
     images: int
     """How many images it was calibrated on."""
-    held_out: int
-    """How many others it was compared on."""
     least_agreement: float
     """What was asked for."""
     xlaserve: str
     openvino: str
     nncf: str
     """Versions that made it."""
-    models: tuple[Calibrated, ...]
+    models: tuple[Calibrated, ...] = Field(min_length=1)
     """One for each size."""
 
-    @property
-    def agreement(self) -> float:
-        """That of the size where it is least."""
-        return min((model.agreement for model in self.models), default=0.0)
-
     def __str__(self) -> str:
-        return f"agreement {self.agreement:.4f} of {self.held_out} held-out images"
+        worst = min(self.models, key=lambda model: model.agreement)
+        return f"agreement {worst.agreement:.4f} of {worst.held_out} held-out images"
 
 
-def read(folder: Path) -> Calibration:
-    """Returns what a calibration says of itself. Raises ModelFailed."""
+@dataclass(frozen=True)
+class CalibrationFolder:
+    """A calibration as it was read once, and where its models are."""
+
+    path: Path
+    calibration: Calibration
+
+    def find(self, size: Size) -> Calibrated:
+        """Returns what is known of the model in int8 for images of `size`. Raises ModelFailed where there is none."""
+        found = next((model for model in self.calibration.models if model.size == size), None)
+        if found is None:
+            sizes = ", ".join(_by(model.size) for model in self.calibration.models)
+            raise ModelFailed(f"calibration: {self.path.name} is for images of {sizes}, expected {_by(size)}")
+        return found
+
+    def load(self, size: Size, graph: ConvertedGraph) -> ConvertedGraph:
+        """Returns `graph`, which takes images of `size`, in int8.
+
+        Raises ModelFailed where the folder has another's, or is damaged.
+        """
+        found, name = self.find(size), self.path.name
+        if found.graph != graph.digest:
+            hint = ""
+            if self.calibration.openvino != (version := executable.version()):
+                hint = f", or by another version of OpenVINO ({self.calibration.openvino}, this is {version})"
+            source = Path(self.calibration.source).name or self.calibration.source
+            raise ModelFailed(
+                f"calibration: {name} was made of another model than this one, of {source}"
+                f" perhaps with other weights or settings{hint}; run xlaserve calibrate again"
+            )
+        xml, weights = (self._contents(f"{_by(size)}{suffix}", found.files) for suffix in _SUFFIXES)
+        try:
+            return ConvertedGraph.from_bytes(xml, weights, is_int8=True)
+        except RuntimeError as error:
+            raise ModelFailed(f"calibration: OpenVINO can't read {name}: {cause(error)}") from error
+
+    def _contents(self, name: str, digests: Mapping[str, str]) -> bytes:
+        contents = _read(self.path / name)
+        if hashlib.sha256(contents).hexdigest() != digests.get(name):
+            raise ModelFailed(f"calibration: {self.path.name}/{name} is damaged, or not the one that was written")
+        return contents
+
+
+def read(folder: Path) -> CalibrationFolder:
+    """Reads what a calibration says of itself. Raises ModelFailed."""
     try:
-        return Calibration.model_validate_json((folder / FILE).read_bytes())
-    except OSError as error:
-        raise ModelFailed(f"calibration: {folder.name}/{FILE} can't be read: {error.strerror}") from None
+        return CalibrationFolder(folder, Calibration.model_validate_json(_read(folder / FILE)))
     except ValidationError as error:
         got = error.errors()[0]["msg"]
         raise ModelFailed(
             f"calibration: expected what xlaserve calibrate wrote in {folder.name}/{FILE}, got {got}"
         ) from None
-
-
-def load(folder: Path, size: Size, graph: ConvertedGraph) -> ConvertedGraph:
-    """Returns `graph`, which takes images of `size`, in int8.
-
-    Raises ModelFailed where the folder has another's, or is damaged.
-    """
-    calibration = read(folder)
-    found = next((model for model in calibration.models if model.size == size), None)
-    if found is None:
-        sizes = ", ".join(_by(model.size) for model in calibration.models)
-        raise ModelFailed(f"calibration: {folder.name} is for images of {sizes}, expected {_by(size)}")
-    if found.graph != graph.digest:
-        hint = ""
-        if calibration.openvino != (version := executable.version()):
-            hint = f", or by another version of OpenVINO ({calibration.openvino}, this is {version})"
-        raise ModelFailed(
-            f"calibration: {folder.name} was made of another model than this one, of {calibration.source}"
-            f" perhaps with other weights or settings{hint}; run xlaserve calibrate again"
-        )
-    xml, weights = (_contents(folder, f"{_by(size)}{suffix}", found.files) for suffix in _SUFFIXES)
-    try:
-        return ConvertedGraph.from_bytes(xml, weights, is_int8=True)
-    except RuntimeError as error:
-        raise ModelFailed(f"calibration: OpenVINO can't read {folder.name}: {cause(error)}") from error
 
 
 def save(folder: Path, size: Size, quantized: ConvertedGraph) -> dict[str, str]:
@@ -119,14 +133,14 @@ def save(folder: Path, size: Size, quantized: ConvertedGraph) -> dict[str, str]:
     return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
 
 
-def _contents(folder: Path, name: str, digests: Mapping[str, str]) -> bytes:
+def _read(file: Path) -> bytes:
+    name = f"{file.parent.name}/{file.name}"
     try:
-        contents = (folder / name).read_bytes()
+        if not stat.S_ISREG(file.stat().st_mode):  # reading from a pipe or a device might never end
+            raise ModelFailed(f"calibration: expected {name} to be a file")
+        return file.read_bytes()
     except OSError as error:
-        raise ModelFailed(f"calibration: {folder.name}/{name} can't be read: {error.strerror}") from None
-    if hashlib.sha256(contents).hexdigest() != digests.get(name):
-        raise ModelFailed(f"calibration: {folder.name}/{name} is damaged, or not the one that was written")
-    return contents
+        raise ModelFailed(f"calibration: {name} can't be read: {error.strerror}") from None
 
 
 def _by(size: Size) -> str:

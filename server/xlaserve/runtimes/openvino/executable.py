@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -32,6 +32,11 @@ _UNKNOWN: Final = re.compile(r"(?:No conversion rule found for operations|Conver
 """How OpenVINO lists operations that it does not know, and those that it knows otherwise than they are here."""
 _PLACES: Final = re.compile(r"^(?:Exception from |Check '.*' failed at |FrontEnd API failed with ).*\n?", re.MULTILINE)
 """How lines of OpenVINO's messages begin that say where in its code, and not what."""
+_BODIES: Final[Mapping[str, Sequence[tuple[int, ...]]]] = {"If": ((0,), (1,)), "Loop": ((),), "TensorIterator": ((),)}
+"""Operations that run other graphs, and what OpenVINO asks for to name each of those."""
+
+
+Buffer = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +99,13 @@ class ConvertedGraph:
         self.is_int8 = is_int8
 
     @classmethod
-    def from_bytes(cls, operations: bytes, weights: bytes, *, is_int8: bool = False) -> ConvertedGraph:
+    def from_bytes(cls, operations: Buffer, weights: Buffer, *, is_int8: bool = False) -> ConvertedGraph:
         """Returns what `to_bytes` was asked of. Raises what OpenVINO does, and ModelFailed without OpenVINO."""
-        # From memory: what is mapped would change with the files, under requests.
-        return cls(core().read_model(operations, weights), is_int8=is_int8)
+        # From memory: what is mapped would change with the files, under requests. And from OpenVINO's own, or it would
+        # copy the weights while it holds the interpreter's lock.
+        own = load().Tensor(load().Type.u8, load().Shape([len(weights)]))
+        own.data[:] = np.frombuffer(weights, np.uint8)
+        return cls(core().read_model(str(operations, "utf-8", "replace"), own), is_int8=is_int8)
 
     def to_bytes(self) -> tuple[bytes, bytes]:
         """Returns it as OpenVINO saves it: its operations, as XML, and its weights. Raises what OpenVINO does."""
@@ -109,22 +117,7 @@ class ConvertedGraph:
     @property
     def digest(self) -> str:
         """A hash of what it computes, weights included, and of no names: those differ from process to process."""
-        seen: dict[Any, bytes] = {}
-        for operation in self.model.get_ordered_ops():
-            # Inputs come first, so that a result's hash is that of all that leads to it.
-            inputs = [_source(one) for one in operation.inputs()]
-            facts = (
-                operation.get_type_name(),
-                sorted((name, str(value)) for name, value in operation.get_attributes().items()),
-                [(str(output.get_element_type()), str(output.get_partial_shape())) for output in operation.outputs()],
-                [(seen[name].hex(), index) for name, index in inputs],
-            )
-            sha256 = hashlib.sha256(repr(facts).encode())
-            if operation.get_type_name() == "Constant":
-                sha256.update(np.ascontiguousarray(operation.data).reshape(-1).view(np.uint8).data)
-            seen[operation.get_name()] = sha256.digest()
-        results = [seen[result.get_name()] for result in self.model.get_results()]
-        return hashlib.sha256(b"".join(results)).hexdigest()
+        return _digest(self.model).hex()
 
     def compile(
         self, shape: tuple[int, ...], precision: Precision, threads: Threads, *, is_profiled: bool = False
@@ -216,21 +209,68 @@ class CompiledModel:
             return self._compiled.create_infer_request()
 
 
-def _replace_batched_gathers(model: Any) -> None:
+def _digest(graph: Any) -> bytes:
+    seen: dict[Any, bytes] = {}
+    places = {parameter.get_name(): place for place, parameter in enumerate(graph.get_parameters())}
+    for operation in graph.get_ordered_ops():
+        # Inputs come first, so that a result's hash is that of all that leads to it.
+        inputs = [_source(one) for one in operation.inputs()]
+        facts = (
+            operation.get_type_name(),
+            sorted((name, str(value)) for name, value in operation.get_attributes().items()),
+            [(str(output.get_element_type()), str(output.get_partial_shape())) for output in operation.outputs()],
+            [(seen[name].hex(), index) for name, index in inputs],
+            places.get(operation.get_name()),
+            [(_digest(body.graph).hex(), body.wiring) for body in _bodies(operation)],
+        )
+        sha256 = hashlib.sha256(repr(facts).encode())
+        if operation.get_type_name() == "Constant":
+            sha256.update(np.ascontiguousarray(operation.data).reshape(-1).view(np.uint8).data)
+        seen[operation.get_name()] = sha256.digest()
+    return hashlib.sha256(b"".join(seen[result.get_name()] for result in graph.get_results())).digest()
+
+
+class _Body(NamedTuple):
+    """A graph that an operation runs, as a loop does."""
+
+    graph: Any
+    wiring: list[object]
+    """Which of its inputs and outputs are which of the operation's, as plain data."""
+
+
+def _bodies(operation: Any) -> list[_Body]:
+    kind = operation.get_type_name()
+    special = operation.get_special_body_ports() if kind == "Loop" else []
+    bodies = []
+    for index in _BODIES.get(kind, ()):
+        described = *operation.get_input_descriptions(*index), *operation.get_output_descriptions(*index)
+        bodies.append(_Body(operation.get_function(*index), [special, *map(_numbers, described)]))
+    return bodies
+
+
+def _numbers(description: Any) -> tuple[str, list[tuple[str, int]]]:
+    """Returns how OpenVINO describes a connection of a body: its kind and its fields."""
+    fields = [(name, getattr(description, name)) for name in dir(description)]
+    return type(description).__name__, [(name, value) for name, value in fields if isinstance(value, int)]
+
+
+def _replace_batched_gathers(graph: Any) -> None:
     """Has GatherND compute what Gather does within each image of a batch.
 
     2026.4.1 ends the process by SIGSEGV where it runs such a Gather on a batch of one.
     """
     from openvino import opset13, utils  # noqa: PLC0415 - an extra
 
-    for gather in model.get_ordered_ops():
-        if gather.get_type_name() != "Gather" or not (batch_dims := gather.get_attributes()["batch_dims"]):
+    for operation in graph.get_ordered_ops():
+        for body in _bodies(operation):
+            _replace_batched_gathers(body.graph)
+        if operation.get_type_name() != "Gather" or not (batch_dims := operation.get_attributes()["batch_dims"]):
             continue
-        values, places, axis = (one.get_source_output() for one in gather.inputs())
+        values, places, axis = (one.get_source_output() for one in operation.inputs())
         if int(axis.get_node().data) != batch_dims:
             raise ModelFailed("OpenVINO may crash on how it gathers: expected axis and batch_dims to be the same")
         indices = opset13.unsqueeze(places, opset13.constant(-1))
-        utils.replace_node(gather, opset13.gather_nd(values, indices, batch_dims))
+        utils.replace_node(operation, opset13.gather_nd(values, indices, batch_dims))
 
 
 def _said(error: Exception) -> str:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import Any, Final, NamedTuple, assert_never
 
 import numpy as np
@@ -17,7 +16,7 @@ from tensorflow.python.framework import func_graph, ops
 from xlaserve.config import Bucket, Mode, Precision
 from xlaserve.engine.program import Compilation, Executable, FixedShape, Images, Outputs
 from xlaserve.errors import ModelFailed
-from xlaserve.runtimes.openvino import calibration as calibrated
+from xlaserve.runtimes.openvino.calibration import CalibrationFolder
 from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph, Threads, convert
 from xlaserve.runtimes.openvino.executable import load as load_openvino
 from xlaserve.runtimes.tf.device import usable_cores
@@ -62,8 +61,8 @@ NOT_WITHOUT_XLA: Final = "unmatched: expected reject, as XLA would compile the m
 class TensorFlowProgram:
     """A `Program` whose computation is `forward`, preprocessing included.
 
-    XLA runs what `lower` makes of it once it is traced; OpenVINO computes in `openvino_precision`, in int8 as the
-    folder `calibration` has it.
+    XLA runs what `lower` makes of it once it is traced; OpenVINO computes in `openvino_precision`, in int8 as
+    `calibration` has it.
     """
 
     platform = "tensorflow"
@@ -73,7 +72,7 @@ class TensorFlowProgram:
         forward: Forward,
         lower: Lower | None = None,
         openvino_precision: Precision = Precision.FLOAT32,
-        calibration: Path | None = None,
+        calibration: CalibrationFolder | None = None,
     ) -> None:
         self._forward = forward
         self._lower = lower
@@ -254,10 +253,10 @@ class TensorFlowProgram:
         check_openvino()
         size = (bucket.height, bucket.width)
         if size not in self._converted:
+            if self._calibration is not None:
+                self._calibration.find(size)  # said before the work
             graph = _convert(self.trace(Mode.OPENVINO, bucket))
-            self._converted[size] = (
-                graph if self._calibration is None else calibrated.load(self._calibration, size, graph)
-            )
+            self._converted[size] = graph if self._calibration is None else self._calibration.load(size, graph)
         return self._converted[size]
 
 

@@ -269,6 +269,25 @@ def test_gathering_within_each_image_does_not_crash_the_process(batch: int) -> N
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_gathering_within_each_image_in_a_branch_or_a_loop_does_not_crash_the_process(batch: int) -> None:
+    def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        boxes = tf.reshape(tf.cast(pixels, tf.float32), (-1, 60, 1))
+        places = tf.argsort(boxes[..., 0], stable=True)
+        chosen = tf.cond(tf.reduce_mean(boxes) > 1, lambda: tf.gather(boxes, places, batch_dims=1), lambda: boxes)
+
+        def step(run: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            return run + 1, tf.gather(values, places, batch_dims=1)
+
+        _, again = tf.while_loop(lambda run, values: run < 2, step, (tf.constant(0), boxes))
+        return chosen, again
+
+    images = noise(BUCKET._replace(batch=batch))
+    got = compiled(TensorFlowProgram(forward), BUCKET._replace(batch=batch))(images)
+    for own, wanted in zip(got, forward(tf.constant(images)), strict=True):
+        np.testing.assert_array_equal(own, wanted)
+
+
 def test_loggers_are_left_as_they_are() -> None:
     before = logging.root.level, list(logging.root.handlers), list(logging.root.filters)
     compiled(TensorFlowProgram(sums), BUCKET)
