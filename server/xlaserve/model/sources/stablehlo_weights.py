@@ -31,6 +31,7 @@ DTYPES: Final[Mapping[str, Any]] = {
 """Types of constants that are taken out, as MLIR names them."""
 _VERSION: Final = re.compile(rb"StableHLO_v([0-9.]+)")
 _CONTENTS: Final = re.compile(r'"0x([0-9A-F]*)"')
+_ELEMENT: Final = re.compile(r"0x[0-9A-F]+|-?[0-9.]+e[+-][0-9]+")
 
 
 class Separated(NamedTuple):
@@ -144,9 +145,17 @@ def value(attribute: Any) -> NDArray[Any]:
     """Returns the elements of a constant, which are not all the same."""
     kind = attribute.type
     dtype = np.dtype(DTYPES[str(kind.element_type)])
-    # The buffer protocol, which numpy reads others by, has no bfloat16. Text has bytes, little-endian, in hexadecimal.
     if dtype != ml_dtypes.bfloat16:
         return np.array(attribute, dtype)
-    contents = _CONTENTS.search(str(attribute))
-    assert contents is not None
-    return np.frombuffer(bytes.fromhex(contents.group(1)), dtype).reshape(kind.shape)
+    # The buffer protocol, which numpy reads others by, has no bfloat16. Text has all bytes, little-endian, in
+    # hexadecimal. Of a few elements it has the numbers, and the bits of those that are none or infinite.
+    text = str(attribute)
+    if (contents := _CONTENTS.search(text)) is not None:
+        elements = np.frombuffer(bytes.fromhex(contents[1]), dtype)
+    else:
+        elements = np.array([_bfloat16(one) for one in _ELEMENT.findall(text)], dtype)
+    return elements.reshape(kind.shape)
+
+
+def _bfloat16(text: str) -> Any:
+    return np.uint16(int(text, 16)).view(ml_dtypes.bfloat16) if text.startswith("0x") else float(text)

@@ -23,6 +23,7 @@ RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.normal(0, 1, (3, 9, 8, 3)).astype(np.float32)
 CHANNELS_FIRST = np.ascontiguousarray(IMAGES.transpose(0, 3, 1, 2))
 TOLERANCE = 1e-5
+BF16, LIMITS = jnp.bfloat16, (-np.inf, 0.3, -2)
 Function = Callable[[Any], Any]
 
 
@@ -113,6 +114,14 @@ FUNCTIONS: dict[str, Function] = {
     "reductions": lambda x: jnp.stack([x.max((1, 2)), x.min((1, 2)), x.sum((1, 2)), x.var((1, 2))]),
     "a function within": lambda x: 2 * jax.jit(lambda y: jax.nn.relu(y) @ weights(3, 5))(x),
     "bfloat16": lambda x: (x.astype(jnp.bfloat16) @ weights(3, 5).astype(jnp.bfloat16)).astype(jnp.float32),
+    "largest, from 0": pool(0.0, lax.max),
+    "turned": lambda x: x[:, ::-1, ::-1] * jnp.asarray([1.0, 2.0, 3.0])[::-1],
+    "an operation that JAX names": lambda x: lax.erf(x) + jnp.sinh(x),
+    "numbers beyond a type": lambda x: (x * 300).astype(jnp.uint8).sum(-1) + (x * 1e12).astype(jnp.int32).max(-1) // 7,
+    "no number as a whole one": lambda x: jnp.log(x).astype(jnp.int32),
+    "few numbers in bfloat16": lambda x: jnp.maximum(x * jnp.asarray([1, -2.5, 0], BF16), jnp.asarray(LIMITS, BF16)),
+    "one number many times": lambda x: x @ np.full((3, 4), 0.5, np.float32) + np.full(4, 2, np.float32),
+    "what is finite": lambda x: (jnp.isfinite(jnp.log(x)) ^ (x > 1)).astype(jnp.float32) + lax.atan2(x, x + 1),
     "resizing": lambda x: jax.image.resize(x, (x.shape[0], 18, 16, 3), "bilinear"),
 }
 
@@ -122,7 +131,7 @@ def test_a_translation_computes_the_same(name: str) -> None:
     function = FUNCTIONS[name]
     made = translated(function)
     for count in (1, 3):
-        (got,), wanted = made.run(tf.constant(IMAGES[:count])), np.asarray(function(IMAGES[:count]))
+        (got,), wanted = made.run(tf.constant(IMAGES[:count])), np.asarray(jax.jit(function)(IMAGES[:count]))
         assert (got.shape, got.dtype.name) == (wanted.shape, wanted.dtype.name)
         np.testing.assert_allclose(got, wanted, atol=TOLERANCE * max(1, np.abs(wanted).max()))
 
@@ -180,6 +189,7 @@ def test_a_batch_of_any_size_may_be_asserted_as_pytorch_does() -> None:
     ("function", "batch", "expected"),
     [
         (lambda x: lax.fori_loop(0, 3, lambda _, y: jnp.tanh(y), x), "b", "stablehlo.while is not translated"),
+        (pool(1.0, lax.add), "b", "stablehlo.add of windows, from 1.0, is not translated"),
         (jnp.sort, "b", "stablehlo.sort is not translated"),
         (lambda x: jnp.argmax(x, -1), "b", "a reduction of several values is not translated"),
         (lambda x: x.reshape(x.shape[0] // 2, -1), "2*b", "stablehlo.custom_call is not translated"),
