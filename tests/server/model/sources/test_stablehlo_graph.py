@@ -241,6 +241,16 @@ def test_an_export_is_lowered_and_runs_in_every_mode(file: Path) -> None:
     assert not catalog.load(settings(file, disable_lowerings=tuple(Lowering))).lowerings
 
 
+def test_float32_that_comes_from_bfloat16_is_compared_as_bfloat16(tmp_path: Path) -> None:
+    def mixed(images: Any) -> Any:
+        features = jnp.tanh(images.mean((1, 2)) @ weights(3, 64)).astype(BF16)
+        return (features @ weights(64, 64).astype(BF16)).astype(jnp.float32)
+
+    shape = jax.ShapeDtypeStruct((*export.symbolic_shape("b"), 16, 16, 3), jnp.float16)
+    (file := tmp_path / "mixed.jax").write_bytes(export.export(jax.jit(mixed))(shape).serialize())
+    assert catalog.load(settings(file)).lowerings == "float32 3, pooling 1"
+
+
 @pytest.mark.parametrize("fault", ["wrong", "failing"])
 def test_a_translation_that_is_wrong_or_fails_is_left_out(
     file: Path, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
