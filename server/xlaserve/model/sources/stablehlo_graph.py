@@ -121,10 +121,8 @@ class Translator:
 
     def _results(self, operation: Any, operands: Sequence[Value], values: dict[Any, Value]) -> Sequence[Value]:
         match name_of(operation):
-            case "func.call":
+            case name if operation.name == "func.call" and name not in stablehlo_operations.TABLE:
                 return self.call(operation.attributes["callee"].value, operands)
-            case composite if composite not in stablehlo_operations.TABLE and "decomposition" in operation.attributes:
-                return self.call(operation.attributes["decomposition"].value, operands)
             case "stablehlo.case" if operands[0].is_known:
                 regions, index = list(operation.regions), int(operands[0].tensor)
                 return self.run(regions[index if 0 <= index < len(regions) else -1].blocks[0], dict(values))

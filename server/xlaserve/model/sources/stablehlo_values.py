@@ -76,9 +76,9 @@ def known(numbers: Any) -> Value:
 
 
 def name_of(operation: Any) -> str:
-    """Returns an operation's name, and that of what it stands for where it is a composite."""
-    own: str = operation.operation.name  # a composite's `name` is an attribute
-    return str(operation.attributes["name"].value) if own == "stablehlo.composite" else own
+    """Returns an operation's name, and that of the function where it is a call: chlo.erf for chlo.erf.impl_0."""
+    callee = "callee" in operation.attributes and operation.attributes["callee"].value
+    return str(callee.partition(".impl")[0] if callee else operation.name)
 
 
 def shape(result: Any) -> Shape:

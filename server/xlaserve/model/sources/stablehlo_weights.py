@@ -66,12 +66,19 @@ def parsed(module: bytes) -> Iterator[Any]:
 
 
 class _Functions:
-    """The functions of a module. Constants of a function that is called become arguments of its callers, too."""
+    """The functions of a module. Constants of a function that is called become arguments of its callers, too.
+
+    JAX's named operations, composites such as chlo.erf, become calls of what they are composed of: TensorFlow finds the
+    shapes within calls alone where the batch is symbolic.
+    """
 
     def __init__(self, module: Any) -> None:
         functions = (one for one in module.body.operations if isinstance(one, func.FuncOp))
         self._functions = {function.sym_name.value: function for function in functions}
         self._weights: dict[str, list[Any]] = {}
+        for function in self._functions.values():
+            for composite in _find(function, _is_composite):
+                _replace_by_call(composite, composite.attributes["decomposition"], composite.operands)
 
     def separate(self, name: str) -> list[Any]:
         """Has a function take its weights as further arguments; returns the constants, which have no more uses."""
@@ -86,7 +93,8 @@ class _Functions:
             constant.results[0].replace_all_uses_with(arguments[constant])
         for call, of_call in calls.items():
             if of_call:
-                _call_with(call, [arguments[one] for one in of_call])
+                operands = [*call.operands, *(arguments[one] for one in of_call)]
+                _replace_by_call(call, call.attributes["callee"], operands)
         self._weights[name] = weights
         return weights
 
@@ -105,6 +113,10 @@ def _find(function: Any, is_meant: Callable[[Any], bool]) -> list[Any]:
 
 def _is_call(operation: Any) -> bool:
     return bool(operation.name == "func.call")
+
+
+def _is_composite(operation: Any) -> bool:
+    return bool(operation.name == "stablehlo.composite")
 
 
 def _is_weight(operation: Any) -> bool:
@@ -130,15 +142,13 @@ def _with_arguments(function: Any, weights: Sequence[Any]) -> list[Any]:
     return added
 
 
-def _call_with(call: Any, arguments: Sequence[Any]) -> None:
-    """Replaces a call by one with further arguments."""
-    results = [result.type for result in call.results]
-    operands = [*call.operands, *arguments]
-    with ir.InsertionPoint(call):
-        other = func.CallOp(results, call.attributes["callee"], operands, loc=call.location)
-    for old, new in zip(call.results, other.results, strict=True):
+def _replace_by_call(operation: Any, callee: Any, operands: Sequence[Any]) -> None:
+    results = [result.type for result in operation.results]
+    with ir.InsertionPoint(operation):
+        call = func.CallOp(results, callee, list(operands), loc=operation.location)
+    for old, new in zip(operation.results, call.results, strict=True):
         old.replace_all_uses_with(new)
-    call.erase()
+    operation.erase()
 
 
 def value(attribute: Any) -> NDArray[Any]:
