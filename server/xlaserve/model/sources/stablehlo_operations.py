@@ -179,8 +179,7 @@ def _gather(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     """Translates what JAX makes of indexing: one slice from a known place, or slices of whole sides."""
     (operand, starts, *_), sides = operands, shape(operation.results[0])
     axes = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
-    is_batched = bool(axes.operand_batching_dims) or any(operand.shape[axis] is None for axis in axes.start_index_map)
-    if is_batched or axes.index_vector_dim != len(starts.shape) - 1:
+    if axes.operand_batching_dims or axes.index_vector_dim != len(starts.shape) - 1:
         raise UntranslatableError("a gathering of this form is not translated")
     dropped, kept = list(axes.collapsed_slice_dims), iter([sides[axis] for axis in axes.offset_dims])
     taken = [1 if axis in dropped else next(kept) for axis in range(len(operand.shape))]
@@ -192,8 +191,10 @@ def _gather(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     if dropped != sorted(axes.start_index_map) or any(operand.shape[axis] != taken[axis] for axis in others):
         raise UntranslatableError("a gathering of parts is not translated")
     tensor = graph.tensor(operand, inverse([*axes.start_index_map, *others]), range(len(operand.shape)))
-    last = [(operand.shape[axis] or 0) - 1 for axis in axes.start_index_map]
-    indices = tf.clip_by_value(tf.cast(graph.whole(starts), tf.int32), 0, last)
+    sizes: Any = [operand.shape[axis] for axis in axes.start_index_map]
+    if None in sizes:
+        sizes = tf.shape(tensor)[: len(sizes)]
+    indices = tf.clip_by_value(tf.cast(graph.whole(starts), tf.int32), 0, tf.subtract(sizes, 1))
     batch = [axis for axis in range(len(sides)) if axis not in axes.offset_dims]
     return Value(tf.gather_nd(tensor, indices), sides, inverse([*batch, *axes.offset_dims]))
 

@@ -69,7 +69,8 @@ class _Functions:
     """The functions of a module. Constants of a function that is called become arguments of its callers, too.
 
     JAX's named operations, composites such as chlo.erf, become calls of what they are composed of: TensorFlow finds the
-    shapes within calls alone where the batch is symbolic.
+    shapes within calls alone where the batch is symbolic. What nothing reads is erased, such as the places of what
+    PyTorch's poolings find: it could keep a module from being translated.
     """
 
     def __init__(self, module: Any) -> None:
@@ -77,6 +78,9 @@ class _Functions:
         self._functions = {function.sym_name.value: function for function in functions}
         self._weights: dict[str, list[Any]] = {}
         for function in self._functions.values():
+            for operation in reversed(list(function.entry_block.operations)):
+                if operation.results and not any(list(result.uses) for result in operation.results):
+                    operation.operation.erase()
             for composite in _find(function, _is_composite):
                 _replace_by_call(composite, composite.attributes["decomposition"], composite.operands)
 
