@@ -25,7 +25,8 @@ from xlaserve.model.lowering import (
     widening,
     winograd,
 )
-from xlaserve.model.lowering.replay import Node, Substitute, has_narrow, replay
+from xlaserve.model.lowering.replay import Node, Substitute, replay
+from xlaserve.runtimes.tf.definitions import has_narrow
 from xlaserve.runtimes.tf.executable import Lower, Lowered
 from xlaserve.runtimes.tf.frozen import assigns_variables
 

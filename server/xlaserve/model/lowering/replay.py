@@ -16,16 +16,18 @@ from typing import Any, Final
 import tensorflow as tf
 from tensorflow.python.eager import context, execute
 
+from xlaserve.runtimes.tf.definitions import NARROW, has_narrow, is_narrow, widen
+
 CALLS: Final = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 PASSED_ON: Final = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient"})
 """Operations whose outputs are their inputs."""
 OLD_CONTROL_FLOW: Final = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond"})
 """What TensorFlow 1 makes of branches and loops: cycles, and edges without data that matter."""
 
-NARROW: Final = frozenset({tf.bfloat16, tf.float16})
-_NARROW_NUMBERS: Final = frozenset(dtype.as_datatype_enum for dtype in NARROW)
 SOURCES: Final = frozenset({"Const", "ReadVariableOp"})
 """Operations that give numbers of the type that they are stored in."""
+FIXED: Final = frozenset({"Bitcast", "XlaCallModule"})
+"""Operations that mean something else, or nothing, in other types."""
 
 Substitute = Callable[["Node"], tf.Tensor | None]
 """Gives what an operation of one output is replaced by, made in the new graph; None leaves it as it is."""
@@ -128,13 +130,18 @@ class Node:
     @cached_property
     def _attributes(self) -> dict[str, Any]:
         attributes = {name: value for name, value in self.operation.node_def.attr.items() if name[0] != "_"}
-        return {name: _wide(value) for name, value in attributes.items()} if self.is_widened else attributes
+        if self.is_widened:
+            for value in attributes.values():
+                widen(value)
+        return attributes
 
     @cached_property
     def copied(self) -> Sequence[tf.Tensor]:
         """The outputs of the same operation in the new graph."""
         graph: Any = tf.compat.v1.get_default_graph()
         attributes = self._attributes
+        if self.is_wide and self.kind in FIXED and any(map(is_narrow, self.operation.node_def.attr.values())):
+            raise ValueError(f"it has {self.kind} in less than float32")
         for function in _functions(self.operation, attributes.values()):
             if self.is_wide and has_narrow(function):
                 raise ValueError("it has branches or loops in less than float32")
@@ -194,28 +201,8 @@ def replay(function: Any, substitute: Substitute, pixels: tf.Tensor, *, is_wide:
     )
 
 
-def has_narrow(function: Any) -> bool:
-    """Returns whether a concrete function, or one that it calls, computes in bfloat16 or float16."""
-    definition = function.graph.as_graph_def()
-    nodes = chain(definition.node, *(each.node_def for each in definition.library.function))
-    return any(value.type in _NARROW_NUMBERS for node in nodes for value in node.attr.values())
-
-
 def _wide_tensor(tensor: tf.Tensor) -> tf.Tensor:
     return tf.cast(tensor, tf.float32) if tensor.dtype in NARROW else tensor
-
-
-def _wide(attribute: Any) -> Any:
-    """Returns an attribute of an operation with float32 in the place of narrower types."""
-    if attribute.type not in _NARROW_NUMBERS and not _NARROW_NUMBERS & set(attribute.list.type):
-        return attribute
-    wide = tf.compat.v1.AttrValue()
-    wide.CopyFrom(attribute)
-    if attribute.type:
-        wide.type = tf.float32.as_datatype_enum
-    for index, each in enumerate(wide.list.type):
-        wide.list.type[index] = tf.float32.as_datatype_enum if each in _NARROW_NUMBERS else each
-    return wide
 
 
 def _replay(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from xlaserve.model.lowering.replay import NARROW, Node
+from xlaserve.model.lowering.replay import Node
+from xlaserve.runtimes.tf.definitions import NARROW
 
 
 def substitute(node: Node) -> tf.Tensor | None:

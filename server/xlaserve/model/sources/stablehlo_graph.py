@@ -30,6 +30,7 @@ from xlaserve.model.sources.stablehlo_values import (
     identity,
     inverse,
     known,
+    name_of,
 )
 
 if TYPE_CHECKING:
@@ -112,18 +113,16 @@ class Translator:
         """Returns what the operations of `block` give at its end, with the `values` known so far."""
         for operation in block.operations:
             operands = [values[operand] for operand in operation.operands]
-            if operation.name in {"stablehlo.return", "func.return"}:
+            if name_of(operation) in {"stablehlo.return", "func.return"}:
                 return operands
             results = self._results(operation, operands, values)
             values |= dict(zip(operation.results, results, strict=True))
         raise UntranslatableError("a block does not return")
 
     def _results(self, operation: Any, operands: Sequence[Value], values: dict[Any, Value]) -> Sequence[Value]:
-        match operation.name:
-            case "func.call":
+        match name_of(operation):
+            case name if operation.name == "func.call" and name not in stablehlo_operations.TABLE:
                 return self.call(operation.attributes["callee"].value, operands)
-            case "stablehlo.composite":
-                return self.call(operation.attributes["decomposition"].value, operands)
             case "stablehlo.case" if operands[0].is_known:
                 regions, index = list(operation.regions), int(operands[0].tensor)
                 return self.run(regions[index if 0 <= index < len(regions) else -1].blocks[0], dict(values))
@@ -134,12 +133,12 @@ class Translator:
         return [self._result(operation, operands, values)]
 
     def _result(self, operation: Any, operands: Sequence[Value], values: dict[Any, Value]) -> Value:
-        translate = stablehlo_operations.TABLE.get(operation.name)
+        translate = stablehlo_operations.TABLE.get(name_of(operation))
         if translate is None:
-            raise UntranslatableError(f"{operation.name} is not translated")
+            raise UntranslatableError(f"{name_of(operation)} is not translated")
         if (activation := stablehlo_activations.of(operation, values)) is not None:
             translate, operands = stablehlo_operations.elementwise(activation.compute), [activation.argument]
-        data = operands[:1] if operation.name in stablehlo_operations.OF_A_SHAPE else operands
+        data = operands[:1] if name_of(operation) in stablehlo_operations.OF_A_SHAPE else operands
         if all(operand.is_known for operand in data):
             with suppress(UnknownSizeError), self._now():
                 return _known_of(translate(self, operation, operands))

@@ -67,11 +67,22 @@ def _compare(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
 
 def _convert(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     to = dtype(operation.results[0])
-    return elementwise(lambda tensor: tf.cast(tensor, to))(graph, operation, operands)
+    return elementwise(lambda tensor: _cast(tensor, to))(graph, operation, operands)
+
+
+def _cast(tensor: Any, to: tf.DType) -> Any:
+    """Converts as XLA does: to whole numbers within their limits, and to 0 what is no number."""
+    cast = tf.cast(tensor, to)
+    if not (tensor.dtype.is_floating and to.is_integer):
+        return cast
+    low, high = (tf.constant(limit, to) for limit in (to.min, to.max))
+    is_low, is_high = tensor <= tf.cast(low, tensor.dtype), tensor >= tf.cast(high, tensor.dtype)
+    return tf.where(is_low, low, tf.where(is_high, high, tf.where(tf.math.is_nan(tensor), tf.zeros_like(cast), cast)))
 
 
 def _constant(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
-    return known(array(operation.attributes["value"]))
+    sides = shape(operation.results[0])
+    return Value(array(operation.attributes["value"]), sides, identity(sides))
 
 
 def _iota(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
@@ -126,6 +137,12 @@ def _transpose(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value
     return Value(graph.tensor(operand), shape(operation.results[0]), order, sizes)
 
 
+def _reverse(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
+    (operand,), axes = operands, integers(operation, "dimensions")
+    tensor = tf.reverse(graph.tensor(operand), [operand.order[axis] for axis in axes])
+    return Value(tensor, operand.shape, operand.order, operand.sizes)
+
+
 def _concatenate(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     axis, sides = int(operation.attributes["dimension"]), shape(operation.results[0])
     order = next((one.order for one in operands if not one.is_known), operands[0].order)
@@ -162,20 +179,22 @@ def _gather(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     """Translates what JAX makes of indexing: one slice from a known place, or slices of whole sides."""
     (operand, starts, *_), sides = operands, shape(operation.results[0])
     axes = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
-    is_batched = bool(axes.operand_batching_dims) or any(operand.shape[axis] is None for axis in axes.start_index_map)
-    if is_batched or axes.index_vector_dim != len(starts.shape) - 1:
+    if axes.operand_batching_dims or axes.index_vector_dim != len(starts.shape) - 1:
         raise UntranslatableError("a gathering of this form is not translated")
     dropped, kept = list(axes.collapsed_slice_dims), iter([sides[axis] for axis in axes.offset_dims])
     taken = [1 if axis in dropped else next(kept) for axis in range(len(operand.shape))]
     if len(starts.shape) == 1 and starts.is_known:
-        cut = _slice_from(graph, operand, dict(zip(axes.start_index_map, starts.tensor, strict=True)), taken)
+        places = np.broadcast_to(starts.tensor, [len(axes.start_index_map)])
+        cut = _slice_from(graph, operand, dict(zip(axes.start_index_map, places, strict=True)), taken)
         return Value(tf.squeeze(cut, dropped) if dropped else cut, sides, identity(sides))
     others = [axis for axis in range(len(operand.shape)) if axis not in axes.start_index_map]
     if dropped != sorted(axes.start_index_map) or any(operand.shape[axis] != taken[axis] for axis in others):
         raise UntranslatableError("a gathering of parts is not translated")
     tensor = graph.tensor(operand, inverse([*axes.start_index_map, *others]), range(len(operand.shape)))
-    last = [(operand.shape[axis] or 0) - 1 for axis in axes.start_index_map]
-    indices = tf.clip_by_value(tf.cast(graph.whole(starts), tf.int32), 0, last)
+    sizes: Any = [operand.shape[axis] for axis in axes.start_index_map]
+    if None in sizes:
+        sizes = tf.shape(tensor)[: len(sizes)]
+    indices = tf.clip_by_value(tf.cast(graph.whole(starts), tf.int32), 0, tf.subtract(sizes, 1))
     batch = [axis for axis in range(len(sides)) if axis not in axes.offset_dims]
     return Value(tf.gather_nd(tensor, indices), sides, inverse([*batch, *axes.offset_dims]))
 
@@ -305,6 +324,7 @@ TABLE: Final[Mapping[str, Translate]] = {
     "stablehlo.abs": elementwise(tf.abs),
     "stablehlo.add": _by_type(tf.add, tf.logical_or),
     "stablehlo.and": _by_type(tf.bitwise.bitwise_and, tf.logical_and),
+    "stablehlo.atan2": elementwise(tf.atan2),
     "stablehlo.broadcast_in_dim": _broadcast,
     "stablehlo.ceil": elementwise(tf.math.ceil),
     "stablehlo.clamp": elementwise(lambda low, values, high: tf.minimum(tf.maximum(values, low), high)),
@@ -327,6 +347,7 @@ TABLE: Final[Mapping[str, Translate]] = {
     "stablehlo.gather": _gather,
     "stablehlo.get_dimension_size": _size,
     "stablehlo.iota": _iota,
+    "stablehlo.is_finite": elementwise(tf.math.is_finite),
     "stablehlo.log": elementwise(tf.math.log),
     "stablehlo.log_plus_one": elementwise(tf.math.log1p),
     "stablehlo.logistic": elementwise(tf.sigmoid),
@@ -343,6 +364,7 @@ TABLE: Final[Mapping[str, Translate]] = {
     "stablehlo.reduce_window": stablehlo_windows.pooling,
     "stablehlo.remainder": elementwise(tf.truncatemod),
     "stablehlo.reshape": _reshape,
+    "stablehlo.reverse": _reverse,
     "stablehlo.round_nearest_even": elementwise(tf.round),
     "stablehlo.rsqrt": elementwise(tf.math.rsqrt),
     "stablehlo.select": elementwise(tf.where),
@@ -351,6 +373,8 @@ TABLE: Final[Mapping[str, Translate]] = {
     "stablehlo.slice": _slice,
     "stablehlo.sqrt": elementwise(tf.sqrt),
     "stablehlo.subtract": elementwise(tf.subtract),
+    "stablehlo.tan": elementwise(tf.tan),
     "stablehlo.tanh": elementwise(tf.tanh),
     "stablehlo.transpose": _transpose,
+    "stablehlo.xor": _by_type(tf.bitwise.bitwise_xor, tf.math.logical_xor),
 }

@@ -75,6 +75,12 @@ def known(numbers: Any) -> Value:
     return Value(numbers, numbers.shape, identity(numbers.shape))
 
 
+def name_of(operation: Any) -> str:
+    """Returns an operation's name, and that of the function where it is a call: chlo.erf for chlo.erf.impl_0."""
+    callee = "callee" in operation.attributes and operation.attributes["callee"].value
+    return str(callee.partition(".impl")[0] if callee else operation.name)
+
+
 def shape(result: Any) -> Shape:
     """Returns the sides of an operation's result, None where one is not known."""
     kind = result.type
@@ -92,11 +98,10 @@ def integers(operation: Any, name: str, default: Sequence[int] = ()) -> list[int
 
 
 def array(attribute: Any) -> NDArray[Any]:
-    """Returns the elements of a constant."""
+    """Returns the elements of a constant; one, with as many axes, where all are the same."""
     kind = attribute.type
     if attribute.is_splat:
-        element = attribute.get_splat_value().value
-        return np.full(kind.shape, element, _dtype(kind))
+        return np.full([1] * kind.rank, attribute.get_splat_value().value, _dtype(kind))
     if _dtype(kind) == ml_dtypes.bfloat16:
         return stablehlo_weights.value(attribute)
     return np.array(attribute).astype(_dtype(kind))

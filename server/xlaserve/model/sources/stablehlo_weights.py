@@ -31,6 +31,7 @@ DTYPES: Final[Mapping[str, Any]] = {
 """Types of constants that are taken out, as MLIR names them."""
 _VERSION: Final = re.compile(rb"StableHLO_v([0-9.]+)")
 _CONTENTS: Final = re.compile(r'"0x([0-9A-F]*)"')
+_ELEMENT: Final = re.compile(r"0x[0-9A-F]+|-?[0-9.]+e[+-][0-9]+")
 
 
 class Separated(NamedTuple):
@@ -65,12 +66,23 @@ def parsed(module: bytes) -> Iterator[Any]:
 
 
 class _Functions:
-    """The functions of a module. Constants of a function that is called become arguments of its callers, too."""
+    """The functions of a module. Constants of a function that is called become arguments of its callers, too.
+
+    JAX's named operations, composites such as chlo.erf, become calls of what they are composed of: TensorFlow finds the
+    shapes within calls alone where the batch is symbolic. What nothing reads is erased, such as the places of what
+    PyTorch's poolings find: it could keep a module from being translated.
+    """
 
     def __init__(self, module: Any) -> None:
         functions = (one for one in module.body.operations if isinstance(one, func.FuncOp))
         self._functions = {function.sym_name.value: function for function in functions}
         self._weights: dict[str, list[Any]] = {}
+        for function in self._functions.values():
+            for operation in reversed(list(function.entry_block.operations)):
+                if operation.results and not any(list(result.uses) for result in operation.results):
+                    operation.operation.erase()
+            for composite in _find(function, _is_composite):
+                _replace_by_call(composite, composite.attributes["decomposition"], composite.operands)
 
     def separate(self, name: str) -> list[Any]:
         """Has a function take its weights as further arguments; returns the constants, which have no more uses."""
@@ -85,7 +97,8 @@ class _Functions:
             constant.results[0].replace_all_uses_with(arguments[constant])
         for call, of_call in calls.items():
             if of_call:
-                _call_with(call, [arguments[one] for one in of_call])
+                operands = [*call.operands, *(arguments[one] for one in of_call)]
+                _replace_by_call(call, call.attributes["callee"], operands)
         self._weights[name] = weights
         return weights
 
@@ -104,6 +117,10 @@ def _find(function: Any, is_meant: Callable[[Any], bool]) -> list[Any]:
 
 def _is_call(operation: Any) -> bool:
     return bool(operation.name == "func.call")
+
+
+def _is_composite(operation: Any) -> bool:
+    return bool(operation.name == "stablehlo.composite")
 
 
 def _is_weight(operation: Any) -> bool:
@@ -129,24 +146,30 @@ def _with_arguments(function: Any, weights: Sequence[Any]) -> list[Any]:
     return added
 
 
-def _call_with(call: Any, arguments: Sequence[Any]) -> None:
-    """Replaces a call by one with further arguments."""
-    results = [result.type for result in call.results]
-    operands = [*call.operands, *arguments]
-    with ir.InsertionPoint(call):
-        other = func.CallOp(results, call.attributes["callee"], operands, loc=call.location)
-    for old, new in zip(call.results, other.results, strict=True):
+def _replace_by_call(operation: Any, callee: Any, operands: Sequence[Any]) -> None:
+    results = [result.type for result in operation.results]
+    with ir.InsertionPoint(operation):
+        call = func.CallOp(results, callee, list(operands), loc=operation.location)
+    for old, new in zip(operation.results, call.results, strict=True):
         old.replace_all_uses_with(new)
-    call.erase()
+    operation.erase()
 
 
 def value(attribute: Any) -> NDArray[Any]:
     """Returns the elements of a constant, which are not all the same."""
     kind = attribute.type
     dtype = np.dtype(DTYPES[str(kind.element_type)])
-    # The buffer protocol, which numpy reads others by, has no bfloat16. Text has bytes, little-endian, in hexadecimal.
     if dtype != ml_dtypes.bfloat16:
         return np.array(attribute, dtype)
-    contents = _CONTENTS.search(str(attribute))
-    assert contents is not None
-    return np.frombuffer(bytes.fromhex(contents.group(1)), dtype).reshape(kind.shape)
+    # The buffer protocol, which numpy reads others by, has no bfloat16. Text has all bytes, little-endian, in
+    # hexadecimal. Of a few elements it has the numbers, and the bits of those that are none or infinite.
+    text = str(attribute)
+    if (contents := _CONTENTS.search(text)) is not None:
+        elements = np.frombuffer(bytes.fromhex(contents[1]), dtype)
+    else:
+        elements = np.array([_bfloat16(one) for one in _ELEMENT.findall(text)], dtype)
+    return elements.reshape(kind.shape)
+
+
+def _bfloat16(text: str) -> Any:
+    return np.uint16(int(text, 16)).view(ml_dtypes.bfloat16) if text.startswith("0x") else float(text)

@@ -73,7 +73,7 @@ def convolution(graph: Graph, operation: Any, operands: Sequence[Value]) -> Valu
 
 def pooling(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     """Translates the maximum, or the sum, of windows of images."""
-    images, *_ = operands
+    images, *starts = operands
     rank = len(images.shape)
     window = integers(operation, "window_dimensions")
     strides = integers(operation, "window_strides", [1] * rank)
@@ -81,7 +81,7 @@ def pooling(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     pads = _pairs(operation, rank)
     of_windows = [axis for axis in range(rank) if (window[axis], strides[axis], pads[axis]) != (1, 1, (0, 0))]
     kind = of_region(operation)
-    if rank != IMAGES or len(operands) != 2 or len(of_windows) > 2 or dilations != {1}:
+    if rank != IMAGES or len(starts) != 1 or len(of_windows) > 2 or dilations != {1}:
         raise UntranslatableError("a reduction of windows of other than images is not translated")
     others = [axis for axis in range(rank) if axis not in of_windows]
     # Rows and columns in the middle, and the channels, whose number is known, last.
@@ -92,13 +92,15 @@ def pooling(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     tensor = graph.tensor(images, order, of_windows)
     rows, columns = middle[:2]
     sizes, steps = [window[rows], window[columns]], [strides[rows], strides[columns]]
-    if kind == "stablehlo.maximum" and tensor.dtype.is_floating:
+    start = starts[0].tensor.item() if starts[0].is_known else None
+    if kind == "stablehlo.maximum" and tensor.dtype.is_floating and start is not None:
         pooled = tf.nn.max_pool2d(_padded(tensor, [pads[rows], pads[columns]], tensor.dtype.min), sizes, steps, "VALID")
-    elif kind == "stablehlo.add" and tensor.dtype.is_floating:
+        pooled = tf.maximum(pooled, start) if start > -np.inf else pooled
+    elif kind == "stablehlo.add" and tensor.dtype.is_floating and start == 0:
         padded = _padded(tensor, [pads[rows], pads[columns]], 0)
         pooled = tf.nn.avg_pool2d(padded, sizes, steps, "VALID") * tf.cast(prod(sizes), tensor.dtype)
     else:
-        raise UntranslatableError(f"{kind} of windows is not translated")
+        raise UntranslatableError(f"{kind} of windows, from {start}, is not translated")
     return Value(pooled, shape(operation.results[0]), order, images.sizes)
 
 

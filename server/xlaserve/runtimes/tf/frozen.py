@@ -17,7 +17,6 @@ import ctypes
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
@@ -29,6 +28,7 @@ from tensorflow.python.framework import convert_to_constants, ops
 
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import OutOfDeviceMemory
+from xlaserve.runtimes.tf.definitions import nodes, widen, widened
 from xlaserve.runtimes.tf.stablehlo import MUST_COMPILE
 
 MAX_BYTES: Final = 2**31 - 2**26
@@ -51,9 +51,6 @@ _XLA_ALONE: Final = "Xla"
 
 _NOT_INLINED: Final = "_noinline"
 """The attribute of functions that stay functions, as those do that XLA is to compile."""
-_FLOAT32: Final[int] = tf.float32.as_datatype_enum
-"""A type as a graph has it."""
-_NARROW: Final = frozenset({tf.bfloat16.as_datatype_enum, tf.float16.as_datatype_enum})
 
 
 class UnfreezableError(Exception):
@@ -72,7 +69,7 @@ class Frozen(NamedTuple):
     @property
     def has_xla(self) -> bool:
         """Whether XLA has to run some of it."""
-        return any(node.op.startswith(_XLA_ALONE) for node in _nodes(self.definition))
+        return any(node.op.startswith(_XLA_ALONE) for node in nodes(self.definition))
 
 
 def freeze(function: Any) -> Frozen:
@@ -83,7 +80,7 @@ def freeze(function: Any) -> Frozen:
     outputs = tuple(output.name for output in function.outputs)
     frozen = Frozen(_freeze(function), function.inputs[0].name, outputs)
     if not frozen.has_xla:
-        for part in (*_nodes(frozen.definition), *frozen.definition.library.function):
+        for part in (*nodes(frozen.definition), *frozen.definition.library.function):
             part.attr.pop(MUST_COMPILE, None)
             part.attr.pop(_NOT_INLINED, None)
     return frozen
@@ -136,8 +133,10 @@ def _freeze(function: Any) -> Any:
     size_bytes = sum(variable.dtype.size * variable.shape.num_elements() for variable in function.variables)
     if size_bytes > MAX_BYTES:
         raise UnfreezableError(f"it has {size_bytes / 2**30:.1f} GiB of weights, and a graph holds less than 2")
-    needed, free = PEAK_COPIES * size_bytes, psutil.virtual_memory().available
-    if needed > free:
+    needed = PEAK_COPIES * size_bytes
+    if needed > psutil.virtual_memory().available:
+        trim_heap()  # what this process has freed counts as taken until then
+    if needed > (free := psutil.virtual_memory().available):
         raise UnfreezableError(f"freezing takes {needed / 2**30:.1f} GiB for a moment, and {free / 2**30:.1f} are free")
     try:
         # What convert_variables_to_constants_v2 does, without making two more functions of the result: that takes ten
@@ -155,14 +154,14 @@ def _freeze(function: Any) -> Any:
 
 def assigns_variables(function: Any) -> bool:
     """Returns whether a concrete function changes variables as it runs."""
-    return any(_WRITES.match(node.op) for node in _nodes(function.graph.as_graph_def()))
+    return any(_WRITES.match(node.op) for node in nodes(function.graph.as_graph_def()))
 
 
 def has_xla(function: Any) -> bool:
     """Returns whether TensorFlow would compile parts of a concrete function with XLA as it runs it."""
     return any(
         node.op.startswith(_XLA_ALONE) or (MUST_COMPILE in node.attr and node.attr[MUST_COMPILE].b)
-        for node in _nodes(function.graph.as_graph_def())
+        for node in nodes(function.graph.as_graph_def())
     )
 
 
@@ -193,26 +192,12 @@ def _imported(definition: Any) -> Any:
 
 def _widen(definition: Any) -> None:
     """Has a graph compute in float32 wherever it computes in less."""
-    for attributes in (node.attr for node in _nodes(definition)):
-        for value in attributes.values():
-            if value.type in _NARROW:
-                value.type = _FLOAT32
-            elif value.tensor.dtype in _NARROW:
-                wide = tf.make_ndarray(value.tensor).astype(np.float32)
-                value.tensor.CopyFrom(tf.make_tensor_proto(wide))
-            elif not _NARROW.isdisjoint(value.list.type):
-                value.list.type[:] = map(_widened, value.list.type)
+    for node in nodes(definition):
+        for attribute in node.attr.values():
+            widen(attribute)
     for function in definition.library.function:
         for argument in (*function.signature.input_arg, *function.signature.output_arg):
-            argument.type = _widened(argument.type)
-
-
-def _widened(number: int) -> int:
-    return _FLOAT32 if number in _NARROW else number
-
-
-def _nodes(definition: Any) -> Iterator[Any]:
-    return chain(definition.node, *(function.node_def for function in definition.library.function))
+            argument.type = widened(argument.type)
 
 
 def _session_config(has_clusters: bool) -> Any:

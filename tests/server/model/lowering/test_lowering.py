@@ -126,7 +126,7 @@ def test_a_program_takes_no_weights_but_those_that_it_reads() -> None:
         ("MobileNet", {"alpha": 0.25}),
         ("MobileNetV2", {"alpha": 0.35}),
         ("MobileNetV3Small", {"alpha": 0.75, "minimalistic": True}),
-        ("EfficientNetV2B0", {}),
+        pytest.param("EfficientNetV2B0", {}, marks=pytest.mark.slow),
         pytest.param("Xception", {"include_top": False, "pooling": "max"}, marks=pytest.mark.slow),
         *(
             pytest.param(name, {}, marks=pytest.mark.slow)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import tensorflow as tf
+from jax import export
+from jax import numpy as jnp
+from tensorflow.compiler.tf2xla.python import xla
 from tests.server.model.lowering.tracing import TOLERANCE, compiled, difference, lowered, noise, program
 
 from xlaserve.config import Lowering, Precision
@@ -85,3 +89,27 @@ def test_a_narrow_loop_stays_narrow_and_all_else_is_lowered() -> None:
     made = lowered(run, IMAGES)
     assert made.text == "pooling 1"
     assert difference(compiled(made, IMAGES), run(tf.constant(IMAGES))) < 0.02
+
+
+@pytest.mark.parametrize("name", ["XlaCallModule", "Bitcast"])
+def test_what_is_fixed_in_a_narrow_type_keeps_it_and_all_else_is_lowered(name: str) -> None:
+    tanh = export.export(jax.jit(jnp.tanh))(jax.ShapeDtypeStruct(IMAGES.shape, jnp.bfloat16))
+
+    def run(images: tf.Tensor) -> tf.Tensor:
+        values = tf.cast(images, tf.bfloat16)
+        if name == "Bitcast":
+            values = tf.bitcast(tf.bitcast(tf.tanh(values), tf.uint16), tf.bfloat16)
+        else:
+            (values,) = xla.call_module(
+                [values],
+                module=tanh.mlir_module_serialized,
+                version=tanh.calling_convention_version,
+                platforms=["CPU"],
+                Tout=[tf.bfloat16],
+                Sout=[IMAGES.shape],
+            )
+        return tf.nn.avg_pool2d(tf.cast(values, tf.float32), 2, 1, "SAME")
+
+    made = lowered(run, IMAGES)
+    assert made.text == "pooling 1"
+    assert difference(compiled(made, IMAGES), tf.nn.avg_pool2d(tf.tanh(IMAGES), 2, 1, "SAME")) < 0.02

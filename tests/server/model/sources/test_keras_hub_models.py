@@ -349,7 +349,9 @@ def decoded(detector: Any, images: tf.Tensor) -> tuple[NDArray[np.float32], NDAr
     return np.stack([left, top, right, bottom], -1), found["scores"].numpy()
 
 
-@pytest.mark.parametrize("name", DETECTORS)
+@pytest.mark.parametrize(
+    "name", ["RetinaNetObjectDetector", pytest.param("DFineObjectDetector", marks=pytest.mark.slow)]
+)
 def test_a_detector_in_xla_finds_what_kerashub_finds(name: str, made: list[Any]) -> None:
     model = catalog.load(settings(name, classes=3, score_threshold=0.001, iou_threshold=0.5))
     assert model.task == Detection(3, max_detections=100)
@@ -440,6 +442,7 @@ def test_a_detectors_preset_finds_what_kerashubs_predict_finds(made: list[Any], 
     np.testing.assert_allclose(scores[:, 0], found["confidence"].max(axis=1), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_segmenters_preset_answers_as_kerashubs_predict(made: list[Any], tmp_path: Path) -> None:
     task = save(made, "SegFormerImageSegmenter", tmp_path, classes=4)
     (class_map,) = run(catalog.load(settings("SegFormerImageSegmenter", weights=str(tmp_path), input_size=None)))

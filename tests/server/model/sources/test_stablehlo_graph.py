@@ -23,6 +23,7 @@ RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.normal(0, 1, (3, 9, 8, 3)).astype(np.float32)
 CHANNELS_FIRST = np.ascontiguousarray(IMAGES.transpose(0, 3, 1, 2))
 TOLERANCE = 1e-5
+BF16, LIMITS = jnp.bfloat16, (-np.inf, 0.3, -2)
 Function = Callable[[Any], Any]
 
 
@@ -102,6 +103,8 @@ FUNCTIONS: dict[str, Function] = {
     "one slice": lambda x: x[:, 3],
     "a part from a place": lambda x: lax.dynamic_slice_in_dim(x, 7, 3, 1),
     "taken": lambda x: jnp.take(x, jnp.array([2, 0]), axis=2).mean(1) + x[:, jnp.array([8, 1])].mean(2),
+    "taken from all images": lambda x: x.ravel()[jnp.arange(x.shape[0])[:, None] * 216 + jnp.arange(5)],
+    "what nothing reads": lambda x: (jnp.sort(x), jnp.argmax(x, -1) + 1, x.max(-1))[2],
     "padding": lambda x: jnp.pad(x, [(0, 0), (1, 2), (0, 1), (0, 0)], constant_values=2),
     "cropping": lambda x: lax.pad(x, jnp.float32(0), [(0, 0, 0), (-1, 2, 0), (3, -2, 0), (0, 0, 0)]),
     "concatenation": lambda x: jnp.concatenate([x, x * 2, jnp.ones_like(x)], -1),
@@ -113,6 +116,14 @@ FUNCTIONS: dict[str, Function] = {
     "reductions": lambda x: jnp.stack([x.max((1, 2)), x.min((1, 2)), x.sum((1, 2)), x.var((1, 2))]),
     "a function within": lambda x: 2 * jax.jit(lambda y: jax.nn.relu(y) @ weights(3, 5))(x),
     "bfloat16": lambda x: (x.astype(jnp.bfloat16) @ weights(3, 5).astype(jnp.bfloat16)).astype(jnp.float32),
+    "largest, from 0": pool(0.0, lax.max),
+    "turned": lambda x: x[:, ::-1, ::-1] * jnp.asarray([1.0, 2.0, 3.0])[::-1],
+    "an operation that JAX names": lambda x: lax.erf(x) + jnp.sinh(x),
+    "numbers beyond a type": lambda x: (x * 300).astype(jnp.uint8).sum(-1) + (x * 1e12).astype(jnp.int32).max(-1) // 7,
+    "no number as a whole one": lambda x: jnp.log(x).astype(jnp.int32),
+    "few numbers in bfloat16": lambda x: jnp.maximum(x * jnp.asarray([1, -2.5, 0], BF16), jnp.asarray(LIMITS, BF16)),
+    "one number many times": lambda x: x @ np.full((3, 4), 0.5, np.float32) + np.full(4, 2, np.float32),
+    "what is finite": lambda x: (jnp.isfinite(jnp.log(x)) ^ (x > 1)).astype(jnp.float32) + lax.atan2(x, x + 1),
     "resizing": lambda x: jax.image.resize(x, (x.shape[0], 18, 16, 3), "bilinear"),
 }
 
@@ -122,7 +133,7 @@ def test_a_translation_computes_the_same(name: str) -> None:
     function = FUNCTIONS[name]
     made = translated(function)
     for count in (1, 3):
-        (got,), wanted = made.run(tf.constant(IMAGES[:count])), np.asarray(function(IMAGES[:count]))
+        (got,), wanted = made.run(tf.constant(IMAGES[:count])), np.asarray(jax.jit(function)(IMAGES[:count]))
         assert (got.shape, got.dtype.name) == (wanted.shape, wanted.dtype.name)
         np.testing.assert_allclose(got, wanted, atol=TOLERANCE * max(1, np.abs(wanted).max()))
 
@@ -180,6 +191,7 @@ def test_a_batch_of_any_size_may_be_asserted_as_pytorch_does() -> None:
     ("function", "batch", "expected"),
     [
         (lambda x: lax.fori_loop(0, 3, lambda _, y: jnp.tanh(y), x), "b", "stablehlo.while is not translated"),
+        (pool(1.0, lax.add), "b", "stablehlo.add of windows, from 1.0, is not translated"),
         (jnp.sort, "b", "stablehlo.sort is not translated"),
         (lambda x: jnp.argmax(x, -1), "b", "a reduction of several values is not translated"),
         (lambda x: x.reshape(x.shape[0] // 2, -1), "2*b", "stablehlo.custom_call is not translated"),
@@ -229,6 +241,16 @@ def test_an_export_is_lowered_and_runs_in_every_mode(file: Path) -> None:
             (scores,) = model.program.compile(mode, Bucket(2, 16, 16)).executable(PIXELS)
             np.testing.assert_allclose(scores, net(PIXELS.astype(np.float32)), atol=1e-5)
     assert not catalog.load(settings(file, disable_lowerings=tuple(Lowering))).lowerings
+
+
+def test_float32_that_comes_from_bfloat16_is_compared_as_bfloat16(tmp_path: Path) -> None:
+    def mixed(images: Any) -> Any:
+        features = jnp.tanh(images.mean((1, 2)) @ weights(3, 64)).astype(BF16)
+        return (features @ weights(64, 64).astype(BF16)).astype(jnp.float32)
+
+    shape = jax.ShapeDtypeStruct((*export.symbolic_shape("b"), 16, 16, 3), jnp.float16)
+    (file := tmp_path / "mixed.jax").write_bytes(export.export(jax.jit(mixed))(shape).serialize())
+    assert catalog.load(settings(file)).lowerings == "float32 3, pooling 1"
 
 
 @pytest.mark.parametrize("fault", ["wrong", "failing"])

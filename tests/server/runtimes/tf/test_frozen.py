@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -114,6 +116,12 @@ def test_weights_that_freezing_has_no_memory_for_are_not_frozen(
     monkeypatch.setattr(frozen, "PEAK_COPIES", 2**50)
     with pytest.raises(UnfreezableError, match=r"GiB for a moment, and .* are free"):
         freeze(concrete(normalized))
+
+
+def test_memory_that_the_process_has_freed_is_free(normalized: Normalized, monkeypatch: pytest.MonkeyPatch) -> None:
+    available = iter([0, 2**40])
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=next(available)))
+    freeze(concrete(normalized))
 
 
 def test_graph_mode_runs_what_can_not_be_frozen_all_the_same_and_says_so() -> None:
