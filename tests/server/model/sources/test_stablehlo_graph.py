@@ -91,6 +91,8 @@ FUNCTIONS: dict[str, Function] = {
     "depthwise": convolve(groups=3, window_strides=(2, 2)),
     "depthwise, uneven strides": convolve(groups=3, window_strides=(2, 1)),
     "depthwise, dilated": convolve(groups=3, dilation=2, padding="VALID"),
+    "transposed": lambda x: lax.conv_transpose(x, weights(3, 2, 3, 5), (3, 2), "SAME"),
+    "transposed, cropped": convolve(lhs_dilation=(2, 1), padding=[(1, 2), (0, 1)]),
     "largest": pool(-jnp.inf, lax.max),
     "largest of padded": pool(-jnp.inf, lax.max, [(0, 0), (1, 1), (0, 1), (0, 0)]),
     "average": average,
@@ -195,7 +197,12 @@ def test_a_batch_of_any_size_may_be_asserted_as_pytorch_does() -> None:
         (jnp.sort, "b", "stablehlo.sort is not translated"),
         (lambda x: jnp.argmax(x, -1), "b", "a reduction of several values is not translated"),
         (lambda x: x.reshape(x.shape[0] // 2, -1), "2*b", "stablehlo.custom_call is not translated"),
-        (lambda x: lax.conv_transpose(x, weights(3, 3, 3, 3), (2, 2), "SAME"), "b", "a transposed convolution is not"),
+        (lambda x: lax.conv_transpose(x, weights(1, 1, 3, 3), (2, 2), "SAME"), "b", "more padding than its kernel"),
+        (
+            convolve(lhs_dilation=(2, 2), window_strides=(2, 2), padding=[(1, 1)] * 2),
+            "b",
+            "a transposed convolution of this form is not",
+        ),
     ],
 )
 def test_what_is_not_translated_says_what_it_is(function: Function, batch: str, expected: str) -> None:
