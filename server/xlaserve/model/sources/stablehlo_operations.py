@@ -139,8 +139,10 @@ def _transpose(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value
 
 def _reverse(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     (operand,), axes = operands, integers(operation, "dimensions")
-    tensor = tf.reverse(graph.tensor(operand), [operand.order[axis] for axis in axes])
-    return Value(tensor, operand.shape, operand.order, operand.sizes)
+    places = {operand.order[axis] for axis in axes}
+    # As slices, which OpenVINO knows.
+    slices = tuple(slice(None, None, -1 if place in places else 1) for place in range(len(operand.shape)))
+    return Value(graph.tensor(operand)[slices], operand.shape, operand.order, operand.sizes)
 
 
 def _concatenate(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:

@@ -81,7 +81,7 @@ def _transposed(pixels: Any, weights: Any, spread: Sequence[int], pads: Sequence
         (size - 1) * step + positions
         for size, step, positions in zip(pixels.shape[1:3], spread, shape_of_kernel, strict=True)
     ]
-    kernel = tf.transpose(tf.reverse(weights, [0, 1]), [0, 1, 3, 2])
+    kernel = tf.transpose(weights[::-1, ::-1], [0, 1, 3, 2])
     whole = tf.nn.conv2d_transpose(pixels, kernel, [tf.shape(pixels)[0], *sizes, filters], spread, "VALID")
     # Which is what comes of padding by all of the kernel but one position.
     crops = [[positions - 1 - pad for pad in side] for positions, side in zip(shape_of_kernel, pads, strict=True)]

@@ -176,6 +176,13 @@ def test_activations_become_one_operation() -> None:
     assert not {"Exp", "Minimum", "Maximum", "RealDiv"} & set(found)
 
 
+@pytest.mark.parametrize("name", ["turned", "transposed"])
+def test_what_is_turned_is_a_slice_as_openvino_has_no_operation_for_it(name: str) -> None:
+    found = kinds(translated(FUNCTIONS[name]))
+    assert "StridedSlice" in found
+    assert "ReverseV2" not in found
+
+
 def test_large_weights_become_variables() -> None:
     made = translated(lambda x: (x.mean((1, 2)) @ weights(3, 2048)) @ weights(2048, 3))
     assert sorted(variable.shape.as_list() for variable in made.weights) == [[3, 2048], [2048, 3]]
