@@ -111,6 +111,7 @@ FUNCTIONS: dict[str, Function] = {
     "cropping": lambda x: lax.pad(x, jnp.float32(0), [(0, 0, 0), (-1, 2, 0), (3, -2, 0), (0, 0, 0)]),
     "concatenation": lambda x: jnp.concatenate([x, x * 2, jnp.ones_like(x)], -1),
     "repeated": lambda x: jnp.broadcast_to(x.mean((1, 2), keepdims=True), (*x.shape[:3], 3)).reshape(x.shape[0], -1),
+    "repeated and reduced": lambda x: jnp.ones((x.shape[0], 4, 3)).sum(1).T + x.mean((1, 2)).T,
     "repeated rows": lambda x: jnp.repeat(x, 2, axis=1),
     "positions": lambda x: x + jnp.arange(9.0)[:, None, None] * jnp.arange(8.0)[:, None],
     "choice": lambda x: jnp.where((x > 0) & ~(x > 1) | (x < -1), x, x**2),
