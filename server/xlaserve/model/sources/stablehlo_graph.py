@@ -186,7 +186,7 @@ class Translator:
     def _unknown_size(self, value: Value, axis: int) -> Any:
         if value.sizes is None or self._is_known:
             raise UnknownSizeError("a size is not known")
-        return value.sizes[axis]
+        return value.sizes.tensor[value.sizes.places[axis]]
 
     def _in_graph(self, array: Any, value: Value, order: Order) -> Any:
         if self._is_known or array.size < MIN_VARIABLE:

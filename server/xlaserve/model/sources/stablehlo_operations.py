@@ -13,6 +13,8 @@ from jax.extend.mlir.dialects import stablehlo
 from xlaserve.model.sources import stablehlo_windows
 from xlaserve.model.sources.stablehlo_values import (
     Order,
+    Shape,
+    Sizes,
     UntranslatableError,
     Value,
     array,
@@ -87,27 +89,32 @@ def _constant(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
 
 def _iota(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     sides, axis = shape(operation.results[0]), int(operation.attributes["iota_dimension"])
-    sizes: Any = graph.whole(operands[0]) if operands else None
-    count = sizes[axis] if sides[axis] is None else sides[axis]
+    sizes = _sizes(graph, operands, sides)
+    count = sizes.tensor[axis] if sizes and sides[axis] is None else sides[axis]
     numbers = tf.cast(tf.range(count), dtype(operation.results[0]))
     compact = [-1 if one == axis else 1 for one in range(len(sides))]
     return Value(tf.reshape(numbers, compact), sides, identity(sides), sizes)
 
 
+def _sizes(graph: Graph, shapes: Sequence[Value], sides: Shape) -> Sizes | None:
+    """Returns the sizes of a result whose shape is the only one of `shapes`, if there is one."""
+    return Sizes(graph.whole(shapes[0]), identity(sides)) if shapes else None
+
+
 def _broadcast(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     """Only gives the sides of 1 along which the result repeats its operand."""
-    (operand, *sizes), sides = operands, shape(operation.results[0])
+    (operand, *shapes), sides = operands, shape(operation.results[0])
     places = integers(operation, "broadcast_dimensions")
-    shape_of_result = graph.whole(sizes[0]) if sizes else None
+    sizes = _sizes(graph, shapes, sides)
     if places == list(range(len(sides))):
-        return Value(graph.tensor(operand), sides, operand.order, shape_of_result)
+        return Value(graph.tensor(operand), sides, operand.order, sizes)
     tensor = graph.tensor(operand, identity(operand.shape))
     compact: list[Any] = [1] * len(sides)
     for axis, place in enumerate(places):
         compact[place] = tensor.shape[axis]
     if list(places) != sorted(places):
         tensor = tf.transpose(tensor, np.argsort(places))
-    return Value(_reshaped(tensor, compact), sides, identity(sides), shape_of_result)
+    return Value(_reshaped(tensor, compact), sides, identity(sides), sizes)
 
 
 def _reshape(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
@@ -119,7 +126,7 @@ def _reshape(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
         compact = [1 if size == 1 else next(kept) for size in sides]
     else:
         tensor, compact = graph.whole(operand), list(sides)
-    return Value(_reshaped(tensor, compact), sides, identity(sides), graph.whole(operands[1]) if operands[1:] else None)
+    return Value(_reshaped(tensor, compact), sides, identity(sides), _sizes(graph, operands[1:], sides))
 
 
 def _reshaped(tensor: Any, sides: Sequence[int | None]) -> Any:
@@ -133,14 +140,16 @@ def _reshaped(tensor: Any, sides: Sequence[int | None]) -> Any:
 def _transpose(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     (operand,), places = operands, integers(operation, "permutation")
     order = tuple(operand.order[place] for place in places)
-    sizes = None if operand.sizes is None else tf.gather(operand.sizes, places)
+    sizes = operand.sizes and operand.sizes.of(places)
     return Value(graph.tensor(operand), shape(operation.results[0]), order, sizes)
 
 
 def _reverse(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     (operand,), axes = operands, integers(operation, "dimensions")
-    tensor = tf.reverse(graph.tensor(operand), [operand.order[axis] for axis in axes])
-    return Value(tensor, operand.shape, operand.order, operand.sizes)
+    places = {operand.order[axis] for axis in axes}
+    # As slices, which OpenVINO knows.
+    slices = tuple(slice(None, None, -1 if place in places else 1) for place in range(len(operand.shape)))
+    return Value(graph.tensor(operand)[slices], operand.shape, operand.order, operand.sizes)
 
 
 def _concatenate(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
@@ -248,13 +257,9 @@ def _reduce(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     reduced = reduce(tensor, [operand.order[axis] for axis in axes])
     if not first.is_known or first.tensor != neutral(tensor.dtype):
         reduced = combine(reduced, graph.tensor(first))
-    kept = [operand.order[axis] for axis in range(len(operand.shape)) if axis not in axes]
-    order = inverse(inverse(kept))
-    sizes = (
-        None
-        if operand.sizes is None
-        else tf.gather(operand.sizes, [a for a in range(len(operand.shape)) if a not in axes])
-    )
+    kept = [axis for axis in range(len(operand.shape)) if axis not in axes]
+    order = inverse(inverse([operand.order[axis] for axis in kept]))
+    sizes = operand.sizes and operand.sizes.of(kept)
     return Value(reduced, shape(operation.results[0]), order, sizes)
 
 

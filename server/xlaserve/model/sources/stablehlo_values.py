@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -38,6 +38,18 @@ class UnknownSizeError(UntranslatableError):
     """A size is only known as the program runs."""
 
 
+class Sizes(NamedTuple):
+    """The shape of a value, which is only known as the program runs."""
+
+    tensor: Any
+    places: Order
+    """Where each axis is in `tensor`: operations for that are made where a size is needed, and not ahead."""
+
+    def of(self, axes: Sequence[int]) -> Sizes:
+        """Returns the sizes of `axes`."""
+        return Sizes(self.tensor, tuple(self.places[axis] for axis in axes))
+
+
 @dataclass(frozen=True, eq=False)
 class Value:
     """A value of StableHLO.
@@ -50,8 +62,8 @@ class Value:
     """An array where weights alone determine it, else a tensor of the graph."""
     shape: Shape
     order: Order
-    sizes: Any = None
-    """Its shape as a tensor, where it repeats along a side of unknown size."""
+    sizes: Sizes | None = None
+    """Where it repeats along a side of unknown size."""
 
     @property
     def is_known(self) -> bool:

@@ -28,15 +28,14 @@ IMAGES: Final = 4
 
 
 def convolution(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
-    """Translates a convolution of images, with groups and dilated perhaps."""
+    """Translates a convolution of images, with groups and dilated perhaps, or transposed."""
     sides, to = shape(operation.results[0]), dtype(operation.results[0])
     if len(sides) != IMAGES:
         raise UntranslatableError("a convolution of other than images is not translated")
     attributes = operation.attributes
     reversals = attributes["window_reversal"] if "window_reversal" in attributes else ()  # noqa: SIM401 - no mapping
-    plain = {*integers(operation, "lhs_dilation", [1]), int(attributes["batch_group_count"])}
-    if plain != {1} or any(map(bool, reversals)):
-        raise UntranslatableError("a transposed convolution is not translated")
+    if int(attributes["batch_group_count"]) != 1 or any(map(bool, reversals)):
+        raise UntranslatableError("a convolution of this form is not translated")
     axes = stablehlo.ConvDimensionNumbers(attributes["dimension_numbers"])
     of_images = [axes.input_batch_dimension, *axes.input_spatial_dimensions, axes.input_feature_dimension]
     of_kernel = [
@@ -52,6 +51,11 @@ def convolution(graph: Graph, operation: Any, operands: Sequence[Value]) -> Valu
     dilations = integers(operation, "rhs_dilation", [1, 1])
     pads = _pairs(operation, 2)
     rows, columns, width, filters = weights.shape
+    order = inverse([axes.output_batch_dimension, *axes.output_spatial_dimensions, axes.output_feature_dimension])
+    if (spread := integers(operation, "lhs_dilation", [1, 1])) != [1, 1]:
+        if {*strides, *dilations} != {1} or width != pixels.shape[-1]:
+            raise UntranslatableError("a transposed convolution of this form is not translated")
+        return Value(_transposed(pixels, weights, spread, pads), sides, order)
     padding: Any = "SAME"
     wanted = [
         same(size, 1 + (positions - 1) * dilation, stride)
@@ -67,8 +71,24 @@ def convolution(graph: Graph, operation: Any, operands: Sequence[Value]) -> Valu
         result = tf.nn.depthwise_conv2d(pixels, weights, [1, *strides, 1], padding, dilations=dilations)
     else:
         result = tf.nn.conv2d(pixels, weights, strides, padding, dilations=dilations)
-    order = inverse([axes.output_batch_dimension, *axes.output_spatial_dimensions, axes.output_feature_dimension])
     return Value(result, sides, order)
+
+
+def _transposed(pixels: Any, weights: Any, spread: Sequence[int], pads: Sequence[tuple[int, int]]) -> Any:
+    """Convolves `pixels` that are `spread`, with zeros between them, padded by `pads`."""
+    *shape_of_kernel, _, filters = weights.shape
+    sizes = [
+        (size - 1) * step + positions
+        for size, step, positions in zip(pixels.shape[1:3], spread, shape_of_kernel, strict=True)
+    ]
+    kernel = tf.transpose(weights[::-1, ::-1], [0, 1, 3, 2])
+    whole = tf.nn.conv2d_transpose(pixels, kernel, [tf.shape(pixels)[0], *sizes, filters], spread, "VALID")
+    # Which is what comes of padding by all of the kernel but one position.
+    crops = [[positions - 1 - pad for pad in side] for positions, side in zip(shape_of_kernel, pads, strict=True)]
+    if min(map(min, crops)) < 0:
+        raise UntranslatableError("a transposed convolution with more padding than its kernel is not translated")
+    rows, columns = (slice(low, size - high) for size, (low, high) in zip(sizes, crops, strict=True))
+    return whole[:, rows, columns]
 
 
 def pooling(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:

@@ -91,6 +91,8 @@ FUNCTIONS: dict[str, Function] = {
     "depthwise": convolve(groups=3, window_strides=(2, 2)),
     "depthwise, uneven strides": convolve(groups=3, window_strides=(2, 1)),
     "depthwise, dilated": convolve(groups=3, dilation=2, padding="VALID"),
+    "transposed": lambda x: lax.conv_transpose(x, weights(3, 2, 3, 5), (3, 2), "SAME"),
+    "transposed, cropped": convolve(lhs_dilation=(2, 1), padding=[(1, 2), (0, 1)]),
     "largest": pool(-jnp.inf, lax.max),
     "largest of padded": pool(-jnp.inf, lax.max, [(0, 0), (1, 1), (0, 1), (0, 0)]),
     "average": average,
@@ -109,6 +111,7 @@ FUNCTIONS: dict[str, Function] = {
     "cropping": lambda x: lax.pad(x, jnp.float32(0), [(0, 0, 0), (-1, 2, 0), (3, -2, 0), (0, 0, 0)]),
     "concatenation": lambda x: jnp.concatenate([x, x * 2, jnp.ones_like(x)], -1),
     "repeated": lambda x: jnp.broadcast_to(x.mean((1, 2), keepdims=True), (*x.shape[:3], 3)).reshape(x.shape[0], -1),
+    "repeated and reduced": lambda x: jnp.ones((x.shape[0], 4, 3)).sum(1).T + x.mean((1, 2)).T,
     "repeated rows": lambda x: jnp.repeat(x, 2, axis=1),
     "positions": lambda x: x + jnp.arange(9.0)[:, None, None] * jnp.arange(8.0)[:, None],
     "choice": lambda x: jnp.where((x > 0) & ~(x > 1) | (x < -1), x, x**2),
@@ -174,6 +177,13 @@ def test_activations_become_one_operation() -> None:
     assert not {"Exp", "Minimum", "Maximum", "RealDiv"} & set(found)
 
 
+@pytest.mark.parametrize("name", ["turned", "transposed"])
+def test_what_is_turned_is_a_slice_as_openvino_has_no_operation_for_it(name: str) -> None:
+    found = kinds(translated(FUNCTIONS[name]))
+    assert "StridedSlice" in found
+    assert "ReverseV2" not in found
+
+
 def test_large_weights_become_variables() -> None:
     made = translated(lambda x: (x.mean((1, 2)) @ weights(3, 2048)) @ weights(2048, 3))
     assert sorted(variable.shape.as_list() for variable in made.weights) == [[3, 2048], [2048, 3]]
@@ -195,7 +205,12 @@ def test_a_batch_of_any_size_may_be_asserted_as_pytorch_does() -> None:
         (jnp.sort, "b", "stablehlo.sort is not translated"),
         (lambda x: jnp.argmax(x, -1), "b", "a reduction of several values is not translated"),
         (lambda x: x.reshape(x.shape[0] // 2, -1), "2*b", "stablehlo.custom_call is not translated"),
-        (lambda x: lax.conv_transpose(x, weights(3, 3, 3, 3), (2, 2), "SAME"), "b", "a transposed convolution is not"),
+        (lambda x: lax.conv_transpose(x, weights(1, 1, 3, 3), (2, 2), "SAME"), "b", "more padding than its kernel"),
+        (
+            convolve(lhs_dilation=(2, 2), window_strides=(2, 2), padding=[(1, 1)] * 2),
+            "b",
+            "a transposed convolution of this form is not",
+        ),
     ],
 )
 def test_what_is_not_translated_says_what_it_is(function: Function, batch: str, expected: str) -> None:
