@@ -98,7 +98,7 @@ def notes(
     own: dict[str, dict[str, None]] = {}
     for point in points:
         if point.generator.own_ms is not None:
-            own.setdefault(f"{point.generator.own_ms:.2g} ms", {})[point.arm] = None
+            own.setdefault(f"{_two_digits(point.generator.own_ms)} ms", {})[point.arm] = None
     if own:
         # Protocols differ, and with them arms.
         about = ", ".join(f"{own_ms} ({', '.join(arms)})" if len(own) > 1 else own_ms for own_ms, arms in own.items())
@@ -265,3 +265,7 @@ def _stalls(samples: Sequence[Sample]) -> Iterator[tuple[str, str]]:
         longest_s = float(np.diff(inside, prepend=window[0]).max()) / 1e9 if inside.size else 0.0
         if longest_s > max(_MIN_STALL_S, _STALL_FACTOR * float(np.median(sample.latencies_ns)) / 1e9):
             yield _STALLED, f"{sample.block.arm}, block {sample.block.index} ({longest_s:.2g} s)"
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"

@@ -57,7 +57,9 @@ def figures(samples: Sequence[Sample]) -> GeneratorFigures:
     answers = sum(sample.latencies_ns.size for sample in samples)
     mean_ms = sum(int(sample.latencies_ns.sum()) for sample in samples) / answers / 1e6 if answers else None
     limits = []
-    if busy is not None and busy > BUSY_LIMIT:
+    if busy is not None and busy > 1:
+        limits.append(f"it sent {busy:.3g} times what was measured before the run as its most")
+    elif busy is not None and busy > BUSY_LIMIT:
         limits.append(f"it was {busy:.0%} busy (limit {BUSY_LIMIT:.0%})")
     if late_share > LATE_LIMIT:
         limits.append(f"{late_share:.1%} of sends were late (limit {LATE_LIMIT:.0%})")

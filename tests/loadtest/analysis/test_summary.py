@@ -377,6 +377,19 @@ def test_what_of_a_latency_is_the_generators_is_noted_and_not_subtracted(run_fil
     assert any(note.startswith("Of every latency, about 0.31 ms is not the target's") for note in summary.notes)
 
 
+@pytest.mark.parametrize(("own_ms", "written"), [(104.2, "104 ms"), (9.96, "10 ms"), (0.312, "0.31 ms")])
+def test_what_the_generator_adds_is_written_without_an_exponent(run_file: NewRun, own_ms: float, written: str) -> None:
+    own = GeneratorUse(1, 0.1, sends=100, own_ms=own_ms)
+    summary = summarize(run_file().header(("xla",)).block("xla", [200.0] * 100, generator=own).read())
+    assert any(note.startswith(f"Of every latency, about {written} is not") for note in summary.notes)
+
+
+def test_more_than_the_generator_was_measured_to_send_is_not_called_a_share(run_file: NewRun) -> None:
+    busy = GeneratorUse(1, 0.1, sends=100, busy=10.75)
+    summary = summarize(run_file().header(("xla",)).block("xla", [1.0] * 100, generator=busy).read())
+    assert any("it sent 10.8 times what was measured before the run as its most" in line for line in summary.warnings)
+
+
 def test_what_of_a_latency_is_the_generators_is_noted_for_each_protocol(run_file: NewRun) -> None:
     run = run_file().header(("grpc", "rest"))
     for arm, own_ms in (("grpc", 0.51), ("rest", 0.2)):

@@ -301,6 +301,8 @@ def test_it_shows_models_buckets_stages_and_rates(state: State, page: Page, tmp_
     page.click("#models-rows tr:nth-child(3) a")
     is_shown(page, "birds, version 1")
     is_shown(page, "it broke")
+    # A reload keeps what was counted before it.
+    assert page.text("#stages-when") == "since the server was started"
     check_views(page, "state", tmp_path)
 
 

@@ -331,7 +331,7 @@
     const recent = (name) => since(read(model)[name], read(details[0])[name]);
     const isRecent = sum(recent("total").counts) > 0;
     const found = Object.fromEntries([...STAGES, "total"].map((name) => [name, isRecent ? recent(name) : read(model)[name]]));
-    set($("stages-when"), isRecent ? "in the last minute" : "since it was loaded");
+    set($("stages-when"), isRecent ? "in the last minute" : "since the server was started");
     const mean = ({ counts, total_s }) => sum(counts) ? total_s / sum(counts) : null;
     const whole = STAGES.reduce((total, name) => total + (mean(found[name]) ?? 0), 0);
     fill("stages-rows", Object.entries(found).map(([name, histogram]) => [

@@ -111,10 +111,14 @@ class ConvertedGraph:
         return cls(core().read_model(str(operations, "utf-8", "replace"), own), is_int8=is_int8)
 
     def to_bytes(self) -> tuple[bytes, bytes]:
-        """Returns it as OpenVINO saves it: its operations, as XML, and its weights. Raises what OpenVINO does."""
+        """Returns it as OpenVINO saves it: its operations, as XML, and its weights. Raises OSError where it can't."""
         with tempfile.TemporaryDirectory() as folder:  # OpenVINO writes files alone
             file = Path(folder) / "model.xml"
-            load().save_model(self.model, file, compress_to_fp16=False)
+            try:
+                load().save_model(self.model, file, compress_to_fp16=False)
+            except RuntimeError as error:  # "iostream error", without a place or a reason
+                reason = "OpenVINO can't write it into the folder for temporary files (TMPDIR)"
+                raise OSError(f"{reason}: {_said(error)}") from error
             return file.read_bytes(), file.with_suffix(".bin").read_bytes()
 
     @property

@@ -45,6 +45,14 @@ def test_the_verdict_comes_before_every_figure(summary: MakeSummary) -> None:
     assert '1.170 <span class="bounds">[1.140, 1.200]</span>' in text
 
 
+def test_each_comparison_of_the_verdict_is_a_paragraph(summary: MakeSummary) -> None:
+    run = summary()
+    verdicts = ("xla is faster than graph.", "xla is slower than openvino.")
+    text = body(html.render([dataclasses.replace(run, verdict=f"It fell. {' '.join(verdicts)}", verdicts=verdicts)]))
+    for words in ("It fell.", *verdicts):
+        assert f'<p class="words">{words}</p>' in text
+
+
 def test_every_section_of_a_full_run_has_its_chart(summary: MakeSummary) -> None:
     names = ["throughput", "percentiles", "over-time", "closed-loads", "stages", "break-even", "ledger", "buckets"]
     found = charts(html.render([summary()]))

@@ -4,6 +4,7 @@ import io
 import logging
 import os
 import pickle
+import resource
 import subprocess
 import sys
 import threading
@@ -398,6 +399,17 @@ def test_first_runs_do_not_count_in_what_a_layer_takes() -> None:
     slow = CompiledModel(SlowAtFirst([900, 100, 10, 30], [0, 0, 0, 0], [7, 1, 0, 0]), 0.0, Precision.FLOAT32)
     layers = slow.layers(noise(SMALL), runs=2)
     assert {layer.name: layer.seconds for layer in layers} == pytest.approx({"0": 20e-6})
+
+
+def test_a_graph_that_openvino_can_not_write_is_said_to_lack_space_for_temporary_files() -> None:
+    graph = TensorFlowProgram(sums).converted(BUCKET)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+    try:
+        with pytest.raises(OSError, match="folder for temporary files"):
+            graph.to_bytes()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_what_was_sealed_goes_on_and_converts_nothing_more() -> None:
