@@ -139,8 +139,8 @@ class State:
         return {
             **model,
             "warnings": [f"warning: {EVIL}"] if name == "evil" else [],
-            "source": "keras.applications:ResNet50",
-            "weights": "imagenet",
+            "source": "birds.keras" if name == "birds" else "keras.applications:ResNet50",
+            "weights": "birds.keras" if name == "birds" else "imagenet",
             "fit": "letterbox",
             "precision": "bfloat16 (xla: largest difference 0.012, agreement 1.000 of 16 images)",
             "decode": "exact",
@@ -301,6 +301,7 @@ def test_it_shows_models_buckets_stages_and_rates(state: State, page: Page, tmp_
     page.click("#models-rows tr:nth-child(3) a")
     is_shown(page, "birds, version 1")
     is_shown(page, "it broke")
+    assert page.text("#model-what").count("birds.keras") == 1
     # A reload keeps what was counted before it.
     assert page.text("#stages-when") == "since the server was started"
     check_views(page, "state", tmp_path)

@@ -298,7 +298,8 @@
     while (details[0].at < now - HISTORY_S) details.shift();
     $("model").hidden = false;
     set($("model-title"), `${model.name}, version ${model.version}`);
-    set($("model-what"), [model.task, model.source, model.weights, model.precision, `fit ${model.fit}`, `decode ${model.decode}`].filter((word) => word && word !== "fit ").join(" · "));
+    const weights = model.weights === model.source ? "" : model.weights;
+    set($("model-what"), [model.task, model.source, weights, model.precision, `fit ${model.fit}`, `decode ${model.decode}`].filter((word) => word && word !== "fit ").join(" · "));
     $("model-reason").hidden = !model.reason;
     set($("model-reason"), model.reason);
     $("model-warnings").hidden = !model.warnings.length;
