@@ -363,9 +363,9 @@ def test_a_detector_in_xla_finds_what_kerashub_finds(name: str, made: list[Any])
         assert scores[image, 0] == pytest.approx(probabilities[image][has_area].max(), abs=1e-5)
         for k in range(count[image]):
             apart = np.abs(wanted[image] - boxes[image, k]).max(axis=-1)
-            apart = np.where(np.abs(probabilities[image].max(-1) - scores[image, k]) < 1e-5, apart, np.inf)
-            assert apart.min() < 0.1
-            assert probabilities[image][apart.argmin()].argmax() == classes[image, k]
+            apart = np.where(np.abs(probabilities[image].max(-1) - scores[image, k]) < 1e-4, apart, np.inf)
+            # Several cells may have the same box, the whole image for one, and be as sure of different classes.
+            assert classes[image, k] in probabilities[image][apart < 0.1].argmax(axis=-1)
 
 
 @pytest.mark.parametrize("name", SEGMENTERS)
