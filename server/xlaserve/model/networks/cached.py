@@ -29,10 +29,10 @@ from xlaserve.cache.environment import digest
 from xlaserve.cache.records import Folder, Record, RecordError
 from xlaserve.config import Bucket, Mode, ModelSettings, Precision
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import Compilation, Executable, FixedShape, Images, Outputs
+from xlaserve.engine.program import Compilation, Executable, Images, Outputs
 from xlaserve.errors import cause
 from xlaserve.model import catalog
-from xlaserve.model.networks.kept_graphs import KINDS, Prepare
+from xlaserve.model.networks.kept_graphs import KINDS, Contents, Prepare
 from xlaserve.model.networks.network import Network
 from xlaserve.model.task import Task
 from xlaserve.runtimes.tf import persistent_cache, stablehlo
@@ -211,7 +211,7 @@ class CachedProgram:
         """Modes of which a program was seen that can't be kept."""
         self._lock = threading.Lock()
         self._weights: dict[str, tuple[tf.Tensor, ...]] = {}
-        self._graphs: dict[str, _KeptGraph] = {}
+        self._graphs: dict[str, _KeptGraph | None] = {}
         self._running: set[FrozenGraph] = set()
         self._forgotten: set[str] = set()
 
@@ -226,7 +226,7 @@ class CachedProgram:
         cost = self.folder.read(name, _cost)
         if mode.traits.is_jit:
             compilation = self._compile_jit(mode, bucket, cost)
-        elif mode in KINDS and mode not in self.not_kept:
+        elif mode in KINDS:
             compilation = self._compile_graph(mode, bucket, cost)
         else:
             compilation = self._program.compile(mode, bucket)
@@ -281,34 +281,39 @@ class CachedProgram:
         began = time.perf_counter()
         name = f"{mode}-{bucket.height}x{bucket.width}"
         if name not in self._graphs:
-            try:
-                self._graphs[name] = self._graph(mode, bucket, name)
-            except UnfreezableError as error:
-                self._give_up(mode, name, error)
-                return self._program.compile(mode, bucket)
-        graph = self._graphs[name]
+            self._graphs[name] = self._graph(mode, bucket, name)
+        if (graph := self._graphs[name]) is None:
+            return self._program.compile(mode, bucket)
         prepared = graph.prepare(bucket)
         if isinstance(prepared, FrozenGraph):
             self._running.add(prepared)
         compilation = run_first(prepared, bucket, began, run_s=cost and cost.alone_s)
         return replace(compilation, from_cache=graph.from_cache, forget=partial(self._forget, name))
 
-    def _graph(self, mode: Mode, bucket: Bucket, name: str) -> _KeptGraph:
-        """Reads the graph that all buckets of a size share, or makes and keeps it. Raises UnfreezableError."""
+    def _graph(self, mode: Mode, bucket: Bucket, name: str) -> _KeptGraph | None:
+        """Reads the graph that all buckets of a size share, or makes and keeps it; None where it can't be frozen."""
         kind = KINDS[mode]
         kind.check()
         graph = None if name in self._forgotten else self.folder.read(name, kind.read)
-        if from_cache := graph is not None:
-            return _KeptGraph(kind.start(graph, self.openvino_precision), from_cache)
-        graph = kind.make(self._program, bucket)
-        if self.cache.is_filling:
+        from_cache = graph is not None
+        if graph is None:
+            program = self._program  # its errors are the model's own
             try:
-                self.folder.write(name, *kind.write(graph))
-            except Exception as error:
+                graph = kind.make(program, bucket)
+            except UnfreezableError as error:
                 self._give_up(mode, name, error)
-        else:
-            log.info("compile cache: %s is not kept", name)
+                return None
+            self._keep_graph(mode, name, partial(kind.write, graph))
         return _KeptGraph(kind.start(graph, self.openvino_precision), from_cache)
+
+    def _keep_graph(self, mode: Mode, name: str, write: Callable[[], Contents]) -> None:
+        if not self.cache.is_filling:
+            log.info("compile cache: %s is not kept", name)
+            return
+        try:
+            self.folder.write(name, *write())
+        except Exception as error:
+            self._give_up(mode, name, error)
 
     def _compile_and_keep(
         self, program: TensorFlowProgram, mode: Mode, bucket: Bucket, cost: Cost | None
@@ -359,20 +364,12 @@ class CachedProgram:
         self, traced: stablehlo.TracedFunction, bucket: Bucket, began: float, cost: Cost | None
     ) -> tuple[Compilation, dict[str, bytes]]:
         """Compiles or loads a function by running it, and returns the executables that TensorFlow then has."""
-        shape = (*bucket, CHANNELS)
-        blank = np.zeros(shape, np.uint8)
         try:
-            executable = FixedShape(Function(stablehlo.load(traced, shape, self.device.kind)), shape)
-            loaded = time.perf_counter()
-            executable(blank)
-            compiled = time.perf_counter()
-            if cost is None:
-                executable(blank)
+            function = Function(stablehlo.load(traced, (*bucket, CHANNELS), self.device.kind))
+            compilation = run_first(function, bucket, began, run_s=cost and cost.alone_s)
         finally:
             executables = persistent_cache.take(traced.name)  # one that can't be loaded fails the next try as well
-        run_s = time.perf_counter() - compiled if cost is None else cost.alone_s
-        compile_s = max(0.0, compiled - loaded - run_s)
-        return Compilation(executable, loaded - began, compile_s), executables
+        return compilation, executables
 
     def _keep(self, name: str, traced: stablehlo.TracedFunction, executables: Mapping[str, bytes]) -> None:
         header = {

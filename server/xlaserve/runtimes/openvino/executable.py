@@ -38,7 +38,6 @@ _PLACES: Final = re.compile(r"^(?:Exception from |Check '.*' failed at |FrontEnd
 _BODIES: Final[Mapping[str, Sequence[tuple[int, ...]]]] = {"If": ((0,), (1,)), "Loop": ((),), "TensorIterator": ((),)}
 """Operations that run other graphs, and what OpenVINO asks for to name each of those."""
 
-
 Buffer = bytes | memoryview
 
 
