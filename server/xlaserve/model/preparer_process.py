@@ -7,7 +7,6 @@ import sys
 import threading
 from contextlib import suppress
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -39,11 +38,12 @@ def main() -> None:
 
     model = catalog.load(settings.models[0], partial(cached.network, cache, device))
     verifier = verification.verifier(model, has_tf32=device.tf32, warn=lambda warning: None)
-    for mode, bucket in product(model.settings.compiled_modes, model.buckets):
-        compile_one = partial(model.program.compile, mode, bucket)
+    for mode in model.settings.compiled_modes:
         try:
-            verifier.admit(mode, bucket, compile_one(), compile_one)
-        except ModelFailed:
+            for bucket in model.buckets:
+                compile_one = partial(model.program.compile, mode, bucket)
+                verifier.admit(mode, bucket, compile_one(), compile_one)
+        except ModelFailed:  # its other buckets would take as long to fail
             if model.settings.needs(mode):
                 raise
         if not isinstance(model.program, cached.CachedProgram) or model.program.not_kept:
