@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from xlaserve_loadtest.analysis.compare import Comparison
+from xlaserve_loadtest.analysis.generator import two_digits
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Measure
 from xlaserve_loadtest.analysis.mlperf import ScenarioResult
 from xlaserve_loadtest.analysis.parts import Column, odd_parts, part_names
@@ -98,7 +99,7 @@ def notes(
     own: dict[str, dict[str, None]] = {}
     for point in points:
         if point.generator.own_ms is not None:
-            own.setdefault(f"{_two_digits(point.generator.own_ms)} ms", {})[point.arm] = None
+            own.setdefault(f"{two_digits(point.generator.own_ms)} ms", {})[point.arm] = None
     if own:
         # Protocols differ, and with them arms.
         about = ", ".join(f"{own_ms} ({', '.join(arms)})" if len(own) > 1 else own_ms for own_ms, arms in own.items())
@@ -215,8 +216,8 @@ def _sent_from(run: Run) -> Iterator[str]:
     error_ms = max(machine.clock_error_ms for machine in machines)
     drift_ms = max(abs(machine.clock_drift_ms) for machine in machines)
     yield (
-        f"Sent from {where}. Times are of the coordinator's clock, to within {error_ms:.2g} ms; in one block a "
-        f"generator's clock drifted by up to {drift_ms:.2g} ms. Each latency is of one clock."
+        f"Sent from {where}. Times are of the coordinator's clock, to within {two_digits(error_ms)} ms; in one block a "
+        f"generator's clock drifted by up to {two_digits(drift_ms)} ms. Each latency is of one clock."
     )
 
 
@@ -265,7 +266,3 @@ def _stalls(samples: Sequence[Sample]) -> Iterator[tuple[str, str]]:
         longest_s = float(np.diff(inside, prepend=window[0]).max()) / 1e9 if inside.size else 0.0
         if longest_s > max(_MIN_STALL_S, _STALL_FACTOR * float(np.median(sample.latencies_ns)) / 1e9):
             yield _STALLED, f"{sample.block.arm}, block {sample.block.index} ({longest_s:.2g} s)"
-
-
-def _two_digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"

@@ -64,7 +64,7 @@ def figures(samples: Sequence[Sample]) -> GeneratorFigures:
     if late_share > LATE_LIMIT:
         limits.append(f"{late_share:.1%} of sends were late (limit {LATE_LIMIT:.0%})")
     if wait_ms is not None and mean_ms is not None and wait_ms > WAIT_LIMIT * mean_ms:
-        limits.append(f"answers waited {wait_ms:.2g} ms for it (limit {WAIT_LIMIT:.0%} of the mean latency)")
+        limits.append(f"answers waited {two_digits(wait_ms)} ms for it (limit {WAIT_LIMIT:.0%} of the mean latency)")
     if steal is not None and steal > STEAL_LIMIT:
         limits.append(f"the hypervisor gave {steal:.0%} of the processors to others (limit {STEAL_LIMIT:.0%})")
     requests = sum(sample.rows.size for sample in samples)
@@ -92,3 +92,8 @@ def _mean(blocks: Sequence[GeneratorUse], values: Iterable[float | None]) -> flo
     known = [(block.sends, value) for block, value in zip(blocks, values, strict=True) if value is not None]
     sends = sum(weight for weight, _ in known)
     return sum(weight * value for weight, value in known) / sends if sends and len(known) == len(blocks) else None
+
+
+def two_digits(value: float) -> str:
+    """Returns a number in its two first digits, or as a whole one, without an exponent."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
