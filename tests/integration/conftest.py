@@ -202,6 +202,7 @@ class Server:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that all tests share: leave its models ready. `digits` offers every mode; `broken` failed."""
     config = {
+        **COMPILES,  # else what it counts as compiled depends on which tests ran before
         "models": [DIGITS, NOOP, BROKEN],
         "exit_on_model_failure": False,
         "max_message_bytes": 16 * 1024 * 1024,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from scripts.shapes_data import HELD_OUT_SEED, LABELS, Scene, scene
-from tests.integration.conftest import Server, StartServer
+from tests.integration.conftest import COMPILES, Server, StartServer
 from tests.required import required
 from tests.scoring import Confusion, Found, Truth, mean_average_precision
 
@@ -51,7 +51,7 @@ def mean_colour(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def server(start_module_server: StartServer, mean_colour: dict[str, Any]) -> Iterator[Any]:
     """Nothing that these tests ask for is compiled after readiness."""
-    server = start_module_server({"models": [*MODELS, mean_colour], "max_message_bytes": 2 * 1024 * 1024})
+    server = start_module_server({**COMPILES, "models": [*MODELS, mean_colour], "max_message_bytes": 2 * 1024 * 1024})
     compiled = server.metric("xlaserve_compilations_total")
     assert compiled == 5, "noop needs none"
     yield server
