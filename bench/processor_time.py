@@ -90,9 +90,24 @@ def images_per_processor_s(executable: Executable, images: Images, seconds: floa
 def to_onnx(program: TensorFlowProgram, bucket: Bucket) -> Any:
     """Returns the frozen graph for images of the size of `bucket` as an ONNX model."""
     function = cast(Any, program.trace(Mode.OPENVINO, bucket))
-    inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (function.inputs, function.outputs))
+    # The other inputs are weights, which are constants in a frozen graph.
+    inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (function.inputs[:1], function.outputs))
     convert = importlib.import_module("tf2onnx").convert
-    return convert.from_graph_def(portable(function).as_graph_def(), None, inputs, outputs, OPSET)[0]
+    definition = portable(function).as_graph_def()
+    _write_erfc_with_erf(definition)
+    return convert.from_graph_def(definition, None, inputs, outputs, OPSET)[0]
+
+
+def _write_erfc_with_erf(definition: Any) -> None:
+    """Writes each `Erfc(x)`, which ONNX lacks and GELU has, as `1 - Erf(x)`."""
+    for erfc in [node for node in definition.node if node.op == "Erfc"]:
+        erf, one = definition.node.add(), definition.node.add()
+        erf.CopyFrom(erfc)
+        erf.op, erf.name = "Erf", f"{erfc.name}/erf"
+        one.op, one.name = "Const", f"{erfc.name}/one"
+        one.attr["dtype"].type = one.attr["value"].tensor.dtype = erfc.attr["T"].type
+        one.attr["value"].tensor.float_val.append(1.0)
+        erfc.op, erfc.input[:] = "Sub", (one.name, erf.name)
 
 
 def in_onnx_runtime(onnx: Any, bucket: Bucket) -> Executable:
@@ -113,7 +128,7 @@ def in_onnx_runtime(onnx: Any, bucket: Bucket) -> Executable:
 
 def _settings(name: str) -> ModelSettings:
     return ModelSettings(
-        name=name,
+        name=name.replace(":", "."),
         source=name if ":" in name else f"keras.applications:{name}",
         weights="random",
         input_size=(224, 224),

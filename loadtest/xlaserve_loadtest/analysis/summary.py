@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from xlaserve_loadtest.analysis import caveats, highest_rate, mlperf, verdict
@@ -47,8 +47,8 @@ class Summary:
 
     path: Path
     header: Header
-    verdict: str
-    """The answer in one or two sentences, first in every report. It begins with what invalidates the comparison."""
+    verdict_sentences: tuple[str, ...]
+    """The answer, first in every report. It begins with what invalidates the comparison."""
     verdicts: tuple[str, ...]
     """A sentence for each comparison that is not a control."""
     points: tuple[Point, ...]
@@ -83,6 +83,11 @@ class Summary:
     """The same of each generator, where there are several."""
     generators: tuple[GeneratorLine, ...] = ()
     """Generators on other machines."""
+    verdict: str = field(init=False)
+    """`verdict_sentences`, joined."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "verdict", " ".join(self.verdict_sentences))
 
 
 def summarize(run: Run, conditions: Iterable[Condition] = ()) -> Summary:
@@ -104,7 +109,7 @@ def summarize(run: Run, conditions: Iterable[Condition] = ()) -> Summary:
     return Summary(
         path=run.path,
         header=header,
-        verdict=verdict.text(run, points, comparisons, rates),
+        verdict_sentences=verdict.sentences(run, points, comparisons, rates),
         verdicts=tuple(verdict.sentence(comparison) for comparison in comparisons if not comparison.is_control),
         points=points,
         curve=curve,

@@ -16,7 +16,9 @@ from xlaserve_loadtest.record.lines import Equality, Run, in_words
 _MAX_SENTENCES = 3
 
 
-def text(run: Run, points: Sequence[Point], comparisons: Sequence[Comparison], rates: Sequence[HighestRate]) -> str:
+def sentences(
+    run: Run, points: Sequence[Point], comparisons: Sequence[Comparison], rates: Sequence[HighestRate]
+) -> tuple[str, ...]:
     """Returns the verdict on a run: what invalidates it first, then what was found."""
     parts = _first((disagreement(each) for each in run.equalities if not each.is_equal), "outputs differ")
     if any(point.requests for point in points):
@@ -40,7 +42,7 @@ def text(run: Run, points: Sequence[Point], comparisons: Sequence[Comparison], r
         reason = run.end.reason if run.end else "the file was cut off before a block had ended"
         failure = next((f"{in_words(failed.status)}: {failed.message}" for failed in run.failures), "")
         parts.append("Nothing was measured: " + (reason or failure or "no block came out of warm-up") + ".")
-    return " ".join(parts)
+    return tuple(parts)
 
 
 def sentence(comparison: Comparison) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from markupsafe import Markup
 
@@ -82,22 +82,10 @@ def _occasion(summary: Summary) -> str:
 def _verdict(summary: Summary) -> Markup:
     verdicts = {comparison.verdict for comparison in summary.comparisons if not comparison.is_control}
     kind = next(iter(verdicts)) if len(verdicts) == 1 else "inconclusive" if verdicts else "none"
-    others = [text for text in summary.verdicts if text not in summary.verdict]
+    others = [text for text in summary.verdicts if text not in summary.verdict_sentences]
     details = tag("details", tag("summary", f"All {len(others)} comparisons"), [tag("p", text) for text in others])
-    words = [tag("p", text, class_="words") for text in _paragraphs(summary)]
+    words = [tag("p", text, class_="words") for text in summary.verdict_sentences]
     return join([tag("div", words, details if others else None, class_=f"verdict {kind}"), _warnings(summary)])
-
-
-def _paragraphs(summary: Summary) -> Iterator[str]:
-    """Yields the verdict with each comparison in a paragraph of its own."""
-    rest = summary.verdict
-    for sentence in summary.verdicts:
-        before, found, after = rest.partition(sentence)
-        if found:
-            yield from filter(None, (before.strip(), sentence))
-            rest = after
-    if rest := rest.strip():
-        yield rest
 
 
 def _warnings(summary: Summary) -> Markup | None:

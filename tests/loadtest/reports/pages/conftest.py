@@ -125,7 +125,7 @@ def make_summary(**changes: Any) -> Summary:
                 "abc123",
             ),
         ),
-        verdict="xla is faster than graph: 1.17 times the images/s (95% interval 1.14 to 1.20).",
+        verdict_sentences=("xla is faster than graph: 1.17 times the images/s (95% interval 1.14 to 1.20).",),
         verdicts=("xla is faster than graph: 1.17 times the images/s (95% interval 1.14 to 1.20).",),
         points=points,
         curve=tuple(

@@ -45,11 +45,11 @@ def test_the_verdict_comes_before_every_figure(summary: MakeSummary) -> None:
     assert '1.170 <span class="bounds">[1.140, 1.200]</span>' in text
 
 
-def test_each_comparison_of_the_verdict_is_a_paragraph(summary: MakeSummary) -> None:
-    run = summary()
+def test_each_sentence_of_the_verdict_is_a_paragraph(summary: MakeSummary) -> None:
     verdicts = ("xla is faster than graph.", "xla is slower than openvino.")
-    text = body(html.render([dataclasses.replace(run, verdict=f"It fell. {' '.join(verdicts)}", verdicts=verdicts)]))
-    for words in ("It fell.", *verdicts):
+    sentences = ("It fell.", *verdicts)
+    text = body(html.render([summary(verdict_sentences=sentences, verdicts=verdicts)]))
+    for words in sentences:
         assert f'<p class="words">{words}</p>' in text
 
 
@@ -82,7 +82,7 @@ def test_a_run_without_data_still_says_what_it_can(summary: MakeSummary) -> None
     bare = summary(
         points=(), curve=(), comparisons=(), prices=(), highest_rates=(), scenario=(), equalities=(), failures=(),
         servers=(), events=(), spans=(), warnings=("nothing was answered",), notes=(), end=None,
-        verdict="Nothing was measured.", verdicts=(),
+        verdict_sentences=("Nothing was measured.",), verdicts=(),
     )  # fmt: skip
     text = html.render([bare])
     assert not charts(text)
@@ -217,7 +217,12 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;"
 
 def test_names_from_a_run_are_text_and_never_markup(summary: MakeSummary, point: MakePoint) -> None:
     run = summary(
-        verdict=HOSTILE, verdicts=(HOSTILE,), warnings=(HOSTILE,), points=(point(HOSTILE),), curve=(), prices=()
+        verdict_sentences=(HOSTILE,),
+        verdicts=(HOSTILE,),
+        warnings=(HOSTILE,),
+        points=(point(HOSTILE),),
+        curve=(),
+        prices=(),
     )
     header = dataclasses.replace(run.header, arms=(Arm(HOSTILE, HOSTILE, HOSTILE, HOSTILE),), command=(HOSTILE,))
     text = html.render([dataclasses.replace(run, header=header)])
