@@ -48,18 +48,19 @@ def compare(name: str, arms: tuple[str, ...], blocks: int, block_s: float) -> It
     """Prints what each arm reaches on one model, and yields the ratios of the last one to the others."""
     model = catalog.load(_settings(name))
     assert isinstance(model.program, TensorFlowProgram)
-    onnx = to_onnx(model.program, model.buckets[0]) if ONNX_RUNTIME in arms else None
     for bucket in model.buckets:
         images = noise(bucket)
-        run = {
-            arm: in_onnx_runtime(onnx, bucket)
-            if arm == ONNX_RUNTIME
-            else model.program.compile(Mode(arm), bucket).executable
-            for arm in arms
-        }
+        run = {arm: model.program.compile(Mode(arm), bucket).executable for arm in arms if arm != ONNX_RUNTIME}
+        if ONNX_RUNTIME in arms:
+            try:
+                run[ONNX_RUNTIME] = in_onnx_runtime(to_onnx(model.program, bucket), bucket)
+                run[ONNX_RUNTIME](images)
+            except Exception as error:  # whatever the converter, or what it has made, fails with
+                run.pop(ONNX_RUNTIME, None)
+                print(f"  {name}: ONNX Runtime is left out: {error}", flush=True)
         for executable in run.values():
             images_per_processor_s(executable, images, WARM_UP_S)
-        turns = {arm: partial(images_per_processor_s, run[arm], images, block_s) for arm in arms}
+        turns = {arm: partial(images_per_processor_s, run[arm], images, block_s) for arm in arms if arm in run}
         rates = interleaved(turns, blocks)
         for arm, measured in rates.items():
             line = f"{median(measured):.1f} ({min(measured):.1f} to {max(measured):.1f})"
