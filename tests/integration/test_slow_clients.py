@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.attack import http2
 from tests.attack.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM
-from tests.integration.conftest import BOUNDS, NOOP, Connect, NoopClient, Server, StartServer
+from tests.integration.conftest import BOUNDS, FRONTS, NOOP, Connect, NoopClient, Server, StartServer, not_with_fronts
 
 from xlaserve_proto import open_inference_pb2 as pb
 
@@ -97,7 +97,14 @@ def test_calls_that_wait_for_one_client_keep_no_other_out(
     else:
         assert is_well(client)
     server.wait_for(lambda: client.ask(1) is grpc.StatusCode.OK, "it never served again", PATIENCE_S)
-    assert [client.ask(level) for level in range(50)] == [grpc.StatusCode.OK] * 50
+
+    def serves_all() -> bool:
+        return [client.ask(level) for level in range(50)] == [grpc.StatusCode.OK] * 50
+
+    if FRONTS:  # the front that is asked may be another one than the front that ends calls, which looks once a second
+        server.wait_for(serves_all, "it refused some", PATIENCE_S)
+    else:
+        assert serves_all()
     assert (server.resident_bytes() - before_bytes) / 2**20 < MOST_MIB * BOUNDS
 
 
@@ -122,6 +129,7 @@ def test_who_gives_way_is_told_at_once(
     assert "ERROR" not in server.stderr
 
 
+@not_with_fronts("the next call, for which grpcio forgets the last one, may come to another front")
 def test_transfers_have_a_time_limit_and_silent_streams_have_none(
     start_server: StartServer, connect: Connect, held: ExitStack
 ) -> None:

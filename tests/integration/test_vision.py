@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.integration.conftest import FRONTS
 from tests.required import required
 
 from xlaserve_proto import vision_pb2 as pb
@@ -114,7 +115,7 @@ def test_bytes_that_are_no_request_are_refused(channel: grpc.Channel) -> None:
 def test_models_are_listed_with_what_they_cost(vision: VisionStub) -> None:
     listed = vision.ListModels(pb.ListModelsRequest())
     assert listed.lanes >= 1
-    assert listed.fronts == 0, "one process does all"
+    assert listed.fronts == FRONTS
     digits, noop, broken = listed.models
     assert (digits.name, digits.version, digits.state, digits.reason) == ("digits", "1", pb.Model.STATE_READY, "")
     assert (digits.source, digits.weights, digits.task) == ("builtin:digits", "built in", "classification")
