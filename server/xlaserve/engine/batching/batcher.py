@@ -279,6 +279,7 @@ class Batcher:
         self._has_ended = True
         self._task.cancel()
         await asyncio.wait([self._task])
+        self._too_large.clear()  # which holds pixels of jobs that have failed
         self.worker.free(self._reserved)
         self._reserved = set()
 
@@ -436,7 +437,7 @@ class Batcher:
             if isinstance(run, Run):
                 scatter(taken.pieces, run)
                 self._account(taken, run)
-            elif isinstance(run, OutOfDeviceMemory) and self._has_smaller(taken):
+            elif isinstance(run, OutOfDeviceMemory) and not self._has_ended and self._has_smaller(taken):
                 self._too_large.append((taken.queue, taken.pieces))
                 self._changed.set()
                 is_again = True
@@ -514,6 +515,7 @@ class Batcher:
         log.critical("model %s: the batch loop died", self.name, exc_info=task.exception())
         self.admission.is_closed = self._has_ended = True
         fail(self._unsettled, ExecutionFailed, f"model {self.name} stopped serving")
+        self._too_large.clear()
         self.on_crash()
 
 

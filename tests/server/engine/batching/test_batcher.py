@@ -574,6 +574,27 @@ async def test_nothing_is_kept_of_a_request_once_it_is_settled(virtual_time: obj
     assert [reference() is None for reference in kept] == [True] * 3
 
 
+@pytest.mark.parametrize("seconds", [0.5, 3.5, 5.5, 7.5])
+async def test_drain_keeps_nothing_of_what_memory_did_not_hold_and_was_to_run_again(
+    virtual_time: object, make: Make, seconds: float
+) -> None:
+    model = make()
+    model.worker.error_of = short_of_memory(1)
+    pixels = model._pictures(range(16))
+    kept = weakref.ref(pixels)
+    ask = asyncio.create_task(model.batcher.run(pixels, Mode.XLA, NO_DEADLINE))
+    del pixels
+    await asyncio.sleep(seconds)
+    model.batcher.admission.admit(1, 1)  # so that it does not end by itself
+    await model.batcher.drain(0.0)
+    with pytest.raises(ShuttingDown):
+        await ask
+    del ask
+    await asyncio.sleep(30)  # what was on the device ends
+    gc.collect()
+    assert kept() is None
+
+
 # Deadlines and cancellations
 
 
