@@ -93,6 +93,20 @@ def test_what_layer_normalization_reads_is_computed_once() -> None:
     assert products(Lowering.DEPTHWISE, Lowering.NORMALIZATION) < products(Lowering.DEPTHWISE) - 9
 
 
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+def test_xla_turns_no_small_image_around(padding: str) -> None:
+    weights, images = tf.Variable(noise(3, 3, 16, 16)), noise(2, 2, 3, 16)
+
+    def convolve(values: tf.Tensor) -> tf.Tensor:
+        padded = tf.pad(values, [[0, 0], [1, 1], [1, 1], [0, 0]]) if padding == "VALID" else values
+        return tf.nn.conv2d(padded, weights, 1, padding)
+
+    made = lowered(convolve, images, [Lowering.SMALL])
+    assert " reverse(" not in program(made, images)
+    assert difference(compiled(made, images), convolve(tf.constant(images))) < TOLERANCE
+    assert " reverse(" in program(lowered(convolve, images, []), images)  # or the lowering is not needed any more
+
+
 class Doubling(keras.Model):
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         return 2 * super().call(inputs, training=training)
