@@ -6,11 +6,11 @@ faster to compute several groups as one, with zeros for the weights between them
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import tensorflow as tf
 
-from xlaserve.model.lowering import slices
+from xlaserve.model.lowering import slices, small
 from xlaserve.model.lowering.operations import convolution
 from xlaserve.model.lowering.replay import Node
 from xlaserve.model.lowering.windows import Windows, total
@@ -54,11 +54,14 @@ def _blocks(images: tf.Tensor, kernel: tf.Tensor, windows: Windows, blocks: int,
     own = tf.reshape(tf.eye(together, dtype=kernel.dtype), [together, 1, 1, together, 1])
     kernels = tf.reshape(apart * own, [rows, columns, together * width, filters])
     inputs, outputs = images.shape[-1] // blocks, filters // blocks
+    padding: Any = windows.padding
+    if small.is_turned(windows):
+        images, padding = windows.padded(images), "VALID"
 
     def compute(start: tf.Tensor) -> tf.Tensor:
         block = slices.channels(images, start // outputs * inputs, inputs)
         weights = slices.channels(kernels, start, outputs)
-        return tf.nn.conv2d(block, weights, windows.strides, windows.padding, dilations=windows.dilations)
+        return tf.nn.conv2d(block, weights, windows.strides, padding, dilations=windows.dilations)
 
     return slices.in_turn(compute, images, (*windows.output, filters), outputs)
 

@@ -27,8 +27,7 @@ def substitute(node: Node) -> tf.Tensor | None:
     met = _met(windows, 0), _met(windows, 1)
     is_whole = windows.shape == tuple(map(len, met))
     # What TensorFlow dilates by batches that are padded already, XLA does not turn around.
-    is_turned = found.node is node and prod(windows.shape) > prod(windows.size)
-    if is_whole and not is_turned:
+    if is_whole and not (found.node is node and is_turned(windows)):
         return None
     if is_whole or kernel.known is None:
         weights = _part(kernel.tensor, met)
@@ -36,6 +35,11 @@ def substitute(node: Node) -> tf.Tensor | None:
         with tf.init_scope():  # now, and not in the program
             weights = _part(kernel.known, met)
     return found.computed(lambda images: _convolve(images, weights, windows, met))
+
+
+def is_turned(windows: Windows) -> bool:
+    """Returns whether XLA exchanges image and kernel."""
+    return prod(windows.shape) > prod(windows.size)
 
 
 def _met(windows: Windows, side: int) -> range:

@@ -93,18 +93,22 @@ def test_what_layer_normalization_reads_is_computed_once() -> None:
     assert products(Lowering.DEPTHWISE, Lowering.NORMALIZATION) < products(Lowering.DEPTHWISE) - 9
 
 
-@pytest.mark.parametrize("padding", ["SAME", "VALID"])
-def test_xla_turns_no_small_image_around(padding: str) -> None:
-    weights, images = tf.Variable(noise(3, 3, 16, 16)), noise(2, 2, 3, 16)
+@pytest.mark.parametrize("is_padded_before", [False, True])
+@pytest.mark.parametrize(("name", "width"), [(Lowering.SMALL, 24), (Lowering.GROUPED, 6)])
+def test_xla_turns_no_small_image_around(name: Lowering, width: int, is_padded_before: bool) -> None:
+    weights, images = tf.Variable(noise(3, 3, width, 24)), noise(2, 2, 3, 24)
 
     def convolve(values: tf.Tensor) -> tf.Tensor:
-        padded = tf.pad(values, [[0, 0], [1, 1], [1, 1], [0, 0]]) if padding == "VALID" else values
-        return tf.nn.conv2d(padded, weights, 1, padding)
+        if is_padded_before:
+            return tf.nn.conv2d(tf.pad(values, [[0, 0], [1, 1], [1, 1], [0, 0]]), weights, 1, "VALID")
+        return tf.nn.conv2d(values, weights, 1, "SAME")
 
-    made = lowered(convolve, images, [Lowering.SMALL])
+    made = lowered(convolve, images, [name])
+    assert made.text == f"{name} 1"
     assert " reverse(" not in program(made, images)
     assert difference(compiled(made, images), convolve(tf.constant(images))) < TOLERANCE
-    assert " reverse(" in program(lowered(convolve, images, []), images)  # or the lowering is not needed any more
+    if name is Lowering.SMALL:
+        assert " reverse(" in program(lowered(convolve, images, []), images)  # or it is not needed any more
 
 
 class Doubling(keras.Model):
