@@ -11,7 +11,7 @@ from typing import Any, Final
 import tensorflow as tf
 
 from xlaserve.model.lowering import slices, small
-from xlaserve.model.lowering.operations import convolution
+from xlaserve.model.lowering.operations import convolution, with_padding
 from xlaserve.model.lowering.replay import Node
 from xlaserve.model.lowering.windows import Windows, total
 
@@ -26,6 +26,8 @@ def substitute(node: Node) -> tf.Tensor | None:
     found = convolution(node)
     if found is None or found.is_depthwise or found.groups == 1:
         return None
+    if small.is_turned((padded := with_padding(found)).windows):
+        found = padded
     kernel, windows, groups = found.kernel.tensor, found.windows, found.groups
     rows, columns, width, _ = found.shape
     if rows * columns * width <= MAX_TERMS:
