@@ -129,7 +129,7 @@ def test_a_keras_model_with_a_call_of_its_own_is_lowered() -> None:
 
 def test_a_program_takes_no_weights_but_those_that_it_reads() -> None:
     images = noise(1, 12, 12, 32)
-    layers = [keras.layers.Conv2D(16, 3, use_bias=False), keras.layers.BatchNormalization(), depthwise()]
+    layers = [keras.layers.Conv2D(32, 3, use_bias=False), keras.layers.BatchNormalization(), depthwise()]
     stack = keras.Sequential([keras.Input(images.shape[1:]), *layers])
     made = lowered(stack, images)
     assert made.text == "depthwise 1, winograd 1, normalization 1"

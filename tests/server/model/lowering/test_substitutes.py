@@ -151,6 +151,13 @@ def test_pointwise_convolutions_of_few_channels(strides: int) -> None:
     assert not lowered(keras.layers.Conv2D(24, 1, strides), noise(2, 5, 6, 17), [Lowering.STEM]).text
 
 
+@pytest.mark.parametrize("resize", [keras.layers.UpSampling2D(2, interpolation="bilinear"), keras.layers.ReLU()])
+def test_what_is_resized_is_no_sum(resize: Any) -> None:
+    layer = keras.layers.Conv2D(4, 1)
+    made = lowered(lambda images: resize(layer(images)), noise(1, 4, 4, 16), [Lowering.STEM])
+    assert bool(made.text) == isinstance(resize, keras.layers.ReLU)
+
+
 @pytest.mark.parametrize("count", range(1, 10))
 def test_sums_have_each_term_once(count: int) -> None:
     assert total(tf.constant(2**power) for power in range(count)) == 2**count - 1
@@ -245,7 +252,7 @@ def test_images_padded_by_more_than_zeros_are_not_small(pad: Any) -> None:
 @given(
     size=st.tuples(st.integers(3, 12), st.integers(9, 19)),
     channels=st.integers(32, 40),
-    filters=st.integers(16, 40),
+    filters=st.integers(32, 40),
     padding=st.sampled_from(["SAME", "VALID", [[0, 0], [1, 2], [0, 3], [0, 0]]]),
 )
 def test_winograd(size: tuple[int, int], channels: int, filters: int, padding: Any) -> None:
@@ -349,7 +356,7 @@ def test_layer_normalization(**options: Any) -> None:
         (Lowering.STEM, lambda **options: keras.layers.Conv2D(6, 3, padding="same", strides=2, **options), (6, 7, 3)),
         (Lowering.POINTWISE, lambda **options: keras.layers.Conv2D(6, 1, strides=2, **options), (6, 7, 20)),
         (Lowering.SMALL, lambda **options: keras.layers.Conv2D(6, 3, padding="same", **options), (1, 2, 20)),
-        (Lowering.WINOGRAD, lambda **options: keras.layers.Conv2D(16, 3, **options), (9, 12, 32)),
+        (Lowering.WINOGRAD, lambda **options: keras.layers.Conv2D(32, 3, **options), (9, 12, 32)),
         (Lowering.POOLING, lambda **options: keras.layers.MaxPooling2D(3, 2, **options), (6, 7, 5)),
         (Lowering.POOLING, lambda **options: keras.layers.AveragePooling2D(3, 2, "same", **options), (6, 7, 5)),
     ],
