@@ -45,6 +45,5 @@ def substitute(node: Node) -> tf.Tensor | None:
 
 def _is_resized(operation: Any) -> bool:
     """Returns whether resizing reads the result, with which XLA would compute a sum again for each pixel it gathers."""
-    return any(
-        reader.type in RESIZINGS or (reader.type in ELEMENTWISE and _is_resized(reader)) for reader in readers(operation)
-    )
+    following = readers(operation)
+    return any(each.type in RESIZINGS or (each.type in ELEMENTWISE and _is_resized(each)) for each in following)
