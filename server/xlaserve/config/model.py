@@ -126,6 +126,8 @@ class Lowering(StrEnum):
     """Convolutions of a few channels, such as a network's first, as sums of shifted outer products."""
     POINTWISE = "pointwise"
     """1 x 1 convolutions with strides as matrix products of the pixels that they read."""
+    SMALL = "small"
+    """Convolutions of images smaller than the kernel, without what of it meets nothing but padding."""
     WINOGRAD = "winograd"
     """3 x 3 convolutions by Winograd's minimal filtering."""
     NORMALIZATION = "normalization"
@@ -343,8 +345,8 @@ class ModelSettings(Frozen):
     a mean over the batch: `single` serves it in batches of one, `refuse` fails it, `allow` serves it as any other."""
     disable_lowerings: tuple[Lowering, ...] = ()
     """On a CPU, XLA runs some operations of models in another form, which is faster and gives the same result up to
-    rounding: `float32` (of models that compute in less), `depthwise`, `grouped`, `stem`, `pointwise`, `winograd`,
-    `normalization`, `pooling` and `resize`. Those named here are left as they are."""
+    rounding: `float32` (of models that compute in less), `depthwise`, `grouped`, `stem`, `pointwise`, `small`,
+    `winograd`, `normalization`, `pooling` and `resize`. Those named here are left as they are."""
     default_mode: Mode | None = None
     """The mode of a request that names none; the first of `modes` by default."""
     buckets: tuple[BucketSettings, ...] = (BucketSettings(1), *map(BucketSettings, (2, 4, 8, 16)))

@@ -6,12 +6,12 @@ faster to compute several groups as one, with zeros for the weights between them
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import tensorflow as tf
 
-from xlaserve.model.lowering import slices
-from xlaserve.model.lowering.operations import convolution
+from xlaserve.model.lowering import slices, small
+from xlaserve.model.lowering.operations import convolution, with_padding
 from xlaserve.model.lowering.replay import Node
 from xlaserve.model.lowering.windows import Windows, total
 
@@ -26,6 +26,8 @@ def substitute(node: Node) -> tf.Tensor | None:
     found = convolution(node)
     if found is None or found.is_depthwise or found.groups == 1:
         return None
+    if small.is_turned((padded := with_padding(found)).windows):
+        found = padded
     kernel, windows, groups = found.kernel.tensor, found.windows, found.groups
     rows, columns, width, _ = found.shape
     if rows * columns * width <= MAX_TERMS:
@@ -54,11 +56,14 @@ def _blocks(images: tf.Tensor, kernel: tf.Tensor, windows: Windows, blocks: int,
     own = tf.reshape(tf.eye(together, dtype=kernel.dtype), [together, 1, 1, together, 1])
     kernels = tf.reshape(apart * own, [rows, columns, together * width, filters])
     inputs, outputs = images.shape[-1] // blocks, filters // blocks
+    padding: Any = windows.padding
+    if small.is_turned(windows):
+        images, padding = windows.padded(images), "VALID"
 
     def compute(start: tf.Tensor) -> tf.Tensor:
         block = slices.channels(images, start // outputs * inputs, inputs)
         weights = slices.channels(kernels, start, outputs)
-        return tf.nn.conv2d(block, weights, windows.strides, windows.padding, dilations=windows.dilations)
+        return tf.nn.conv2d(block, weights, windows.strides, padding, dilations=windows.dilations)
 
     return slices.in_turn(compute, images, (*windows.output, filters), outputs)
 

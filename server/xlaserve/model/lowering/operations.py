@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import tensorflow as tf
@@ -13,6 +13,7 @@ from xlaserve.model.lowering.windows import Pair, Windows, same
 
 DEPTHWISE: Final = "DepthwiseConv2dNative"
 CONVOLUTIONS: Final = frozenset({"Conv2D", DEPTHWISE})
+PADS: Final = frozenset({"Pad", "PadV2"})
 POOLINGS: Final = frozenset({"MaxPool", "AvgPool"})
 TO_BATCH, TO_SPACE = "SpaceToBatchND", "BatchToSpaceND"
 """What TensorFlow puts before and after a convolution to dilate it."""
@@ -77,6 +78,22 @@ def convolution(node: Node) -> Convolution | None:
         return None
     dilated = {"dilations": block.numpy(), "pads": padding.numpy() - crops.numpy()}
     return _convolution(inner, before.inputs[0], **dilated)
+
+
+def with_padding(found: Convolution) -> Convolution:
+    """Returns `found` with the zeros that other operations put around its images as its own padding, as XLA has it."""
+    pad, windows = found.images.node, found.windows
+    if pad is None or pad.kind not in PADS:
+        return found
+    numbers, *fill = (value.known for value in pad.inputs[1:])
+    if numbers is None or any(value is None or value.numpy() != 0 for value in fill):
+        return found
+    pads, size = dict(zip(_format(found.node), numbers.numpy(), strict=True)), _size(found.node, pad.inputs[0])
+    if size is None or any(pads["N"]) or any(pads["C"]):
+        return found
+    above, left = (_pair(own + pads[side]) for own, side in zip(windows.pads, "HW", strict=True))
+    windows = replace(windows, size=size, pads=(above, left))
+    return with_padding(replace(found, images=pad.inputs[0], windows=windows))
 
 
 def pooling(node: Node) -> Operation | None:

@@ -6,11 +6,11 @@ before, and its outputs are written to memory before they are used.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import tensorflow as tf
 
-from xlaserve.model.lowering.operations import convolution
+from xlaserve.model.lowering.operations import convolution, readers
 from xlaserve.model.lowering.replay import Node
 from xlaserve.model.lowering.windows import total
 
@@ -18,6 +18,9 @@ MAX_TERMS: Final = 32
 """Terms of an output's sum; 3 x 3 x 3 are 27. At 7 x 7 x 3 the matrix product is faster."""
 MAX_POINTWISE: Final = 16
 """The same for pointwise convolutions, for which nothing has to be copied."""
+RESIZINGS: Final = frozenset({"ResizeBilinear", "ResizeNearestNeighbor"})
+ELEMENTWISE: Final = frozenset({"Identity", "BiasAdd", "Add", "AddV2", "Mul", "Relu", "Relu6", "FusedBatchNormV3"})
+"""What may lie between a convolution and a resizing, and is computed with it."""
 
 
 def substitute(node: Node) -> tf.Tensor | None:
@@ -28,6 +31,8 @@ def substitute(node: Node) -> tf.Tensor | None:
     rows, columns, channels, _ = found.shape
     if rows * columns * channels > (MAX_TERMS if rows * columns > 1 else MAX_POINTWISE):
         return None
+    if _is_resized(node.operation):
+        return None
     kernel, windows = found.kernel.tensor, found.windows
     return found.computed(
         lambda images: total(
@@ -36,3 +41,9 @@ def substitute(node: Node) -> tf.Tensor | None:
             for channel in range(channels)
         )
     )
+
+
+def _is_resized(operation: Any) -> bool:
+    """Returns whether resizing reads the result, with which XLA would compute a sum again for each pixel it gathers."""
+    following = readers(operation)
+    return any(each.type in RESIZINGS or (each.type in ELEMENTWISE and _is_resized(each)) for each in following)

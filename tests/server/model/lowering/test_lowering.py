@@ -93,6 +93,24 @@ def test_what_layer_normalization_reads_is_computed_once() -> None:
     assert products(Lowering.DEPTHWISE, Lowering.NORMALIZATION) < products(Lowering.DEPTHWISE) - 9
 
 
+@pytest.mark.parametrize("is_padded_before", [False, True])
+@pytest.mark.parametrize(("name", "width"), [(Lowering.SMALL, 24), (Lowering.GROUPED, 6)])
+def test_xla_turns_no_small_image_around(name: Lowering, width: int, is_padded_before: bool) -> None:
+    weights, images = tf.Variable(noise(3, 3, width, 24)), noise(2, 2, 3, 24)
+
+    def convolve(values: tf.Tensor) -> tf.Tensor:
+        if is_padded_before:
+            return tf.nn.conv2d(tf.pad(values, [[0, 0], [1, 1], [1, 1], [0, 0]]), weights, 1, "VALID")
+        return tf.nn.conv2d(values, weights, 1, "SAME")
+
+    made = lowered(convolve, images, [name])
+    assert made.text == f"{name} 1"
+    assert " reverse(" not in program(made, images)
+    assert difference(compiled(made, images), convolve(tf.constant(images))) < TOLERANCE
+    if name is Lowering.SMALL:
+        assert " reverse(" in program(lowered(convolve, images, []), images)  # or it is not needed any more
+
+
 class Doubling(keras.Model):
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         return 2 * super().call(inputs, training=training)
@@ -111,7 +129,7 @@ def test_a_keras_model_with_a_call_of_its_own_is_lowered() -> None:
 
 def test_a_program_takes_no_weights_but_those_that_it_reads() -> None:
     images = noise(1, 12, 12, 32)
-    layers = [keras.layers.Conv2D(16, 3, use_bias=False), keras.layers.BatchNormalization(), depthwise()]
+    layers = [keras.layers.Conv2D(32, 3, use_bias=False), keras.layers.BatchNormalization(), depthwise()]
     stack = keras.Sequential([keras.Input(images.shape[1:]), *layers])
     made = lowered(stack, images)
     assert made.text == "depthwise 1, winograd 1, normalization 1"

@@ -151,6 +151,13 @@ def test_pointwise_convolutions_of_few_channels(strides: int) -> None:
     assert not lowered(keras.layers.Conv2D(24, 1, strides), noise(2, 5, 6, 17), [Lowering.STEM]).text
 
 
+@pytest.mark.parametrize("resize", [keras.layers.UpSampling2D(2, interpolation="bilinear"), keras.layers.ReLU()])
+def test_what_is_resized_is_no_sum(resize: Any) -> None:
+    layer = keras.layers.Conv2D(4, 1)
+    made = lowered(lambda images: resize(layer(images)), noise(1, 4, 4, 16), [Lowering.STEM])
+    assert bool(made.text) == isinstance(resize, keras.layers.ReLU)
+
+
 @pytest.mark.parametrize("count", range(1, 10))
 def test_sums_have_each_term_once(count: int) -> None:
     assert total(tf.constant(2**power) for power in range(count)) == 2**count - 1
@@ -184,11 +191,68 @@ def test_convolutions_with_groups(
     check(Lowering.GROUPED, layer, noise(2, *size, count * width))
 
 
+@settings(max_examples=30)
+@given(
+    size=st.tuples(st.integers(1, 4), st.integers(1, 2)),
+    kernel=st.tuples(st.integers(3, 5), st.integers(3, 5)),
+    strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    dilation=st.integers(1, 2),
+    padding=st.sampled_from(["SAME", [[0, 0], [4, 5], [6, 4], [0, 0]]]),
+    before=st.sampled_from([None, [[0, 0], [4, 4], [7, 2], [0, 0]]]),
+)
+def test_convolutions_of_small_images(
+    size: tuple[int, int], kernel: tuple[int, int], dilation: int, before: Any, padding: Any, **options: Any
+) -> None:
+    weights = tf.Variable(noise(*kernel, 5, 6))
+
+    def convolve(images: tf.Tensor) -> tf.Tensor:
+        padded = images if before is None else tf.pad(images, before)
+        return tf.nn.conv2d(padded, weights, **options, padding=padding, dilations=dilation)
+
+    check(Lowering.SMALL, convolve, noise(2, *size, 5))
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "expected"),
+    [
+        ((1, 1), {"padding": "same"}, (1, 1)),
+        ((2, 3), {"padding": "same"}, (3, 3)),
+        ((2, 2), {"padding": "same", "strides": 2}, (2, 2)),
+        ((1, 9), {"padding": "same"}, (1, 3)),
+        ((8, 8), {"padding": "same", "dilation_rate": 8}, (1, 1)),
+        ((3, 3), {"padding": "same"}, None),
+        ((3, 3), {"padding": "valid"}, None),
+    ],
+)
+def test_of_a_kernel_is_kept_what_meets_the_images(size: tuple[int, int], options: Any, expected: Any) -> None:
+    layer, images = keras.layers.Conv2D(6, 3, **options), noise(1, *size, 5)
+    made = lowered(layer, images, [Lowering.SMALL])
+    assert bool(made.text) == (expected is not None)
+    if expected:
+        graph = made.forward.graph  # type: ignore[attr-defined]
+        (product,) = (each for each in graph.get_operations() if each.type == "Conv2D")
+        assert product.inputs[1].shape[:2] == expected
+
+
+@pytest.mark.parametrize(
+    "pad",
+    [
+        lambda images: tf.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]], constant_values=1),
+        lambda images: tf.pad(images, [[0, 0], [1, 1], [1, 1], [0, 1]]),
+        lambda images: tf.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]], "SYMMETRIC"),
+    ],
+)
+def test_images_padded_by_more_than_zeros_are_not_small(pad: Any) -> None:
+    images = noise(1, 2, 2, 5)
+    weights = tf.Variable(noise(3, 3, pad(images).shape[-1], 6))
+    assert not lowered(lambda values: tf.nn.conv2d(pad(values), weights, 1, "VALID"), images, [Lowering.SMALL]).text
+
+
 @settings(max_examples=8)
 @given(
     size=st.tuples(st.integers(3, 12), st.integers(9, 19)),
     channels=st.integers(32, 40),
-    filters=st.integers(16, 40),
+    filters=st.integers(32, 40),
     padding=st.sampled_from(["SAME", "VALID", [[0, 0], [1, 2], [0, 3], [0, 0]]]),
 )
 def test_winograd(size: tuple[int, int], channels: int, filters: int, padding: Any) -> None:
@@ -291,7 +355,8 @@ def test_layer_normalization(**options: Any) -> None:
         (Lowering.GROUPED, lambda **options: keras.layers.Conv2D(6, 3, groups=3, **options), (6, 7, 12)),
         (Lowering.STEM, lambda **options: keras.layers.Conv2D(6, 3, padding="same", strides=2, **options), (6, 7, 3)),
         (Lowering.POINTWISE, lambda **options: keras.layers.Conv2D(6, 1, strides=2, **options), (6, 7, 20)),
-        (Lowering.WINOGRAD, lambda **options: keras.layers.Conv2D(16, 3, **options), (9, 12, 32)),
+        (Lowering.SMALL, lambda **options: keras.layers.Conv2D(6, 3, padding="same", **options), (1, 2, 20)),
+        (Lowering.WINOGRAD, lambda **options: keras.layers.Conv2D(32, 3, **options), (9, 12, 32)),
         (Lowering.POOLING, lambda **options: keras.layers.MaxPooling2D(3, 2, **options), (6, 7, 5)),
         (Lowering.POOLING, lambda **options: keras.layers.AveragePooling2D(3, 2, "same", **options), (6, 7, 5)),
     ],
