@@ -67,6 +67,8 @@ class BesideTraffic:
                 known_images = await loop.run_in_executor(self.compiling, noise, known_bucket)
                 ratio = seconds / await self.time(warmed.executable, known_bucket, known_images)
                 cost = Cost(warmed.cost.alone_s * ratio, warmed.cost.loaded_s * ratio)
+            if compilation.cost is not None:
+                cost = Cost(*map(min, cost, compilation.cost))
         return self.ledger.record(mode, bucket, compilation, cost, verified, in_background=True)
 
     def forget(self, height: int, width: int) -> None:

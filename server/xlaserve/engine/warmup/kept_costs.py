@@ -1,9 +1,9 @@
 """Costs that the compile cache has kept, held against the runs that verify each program at a later start.
 
 Other work on the machine makes programs slower, never faster. So a run that takes clearly less than the kept cost
-proves that wrong: something disturbed the machine when it was measured. The programs of a resolution are compared with
-each other, so all are timed again, under the same conditions, and kept anew. A run that takes more than the kept cost
-proves nothing, as the machine may be disturbed or throttled now: what was kept stays.
+proves that wrong: something disturbed the machine when it was measured. The programs of a resolution were measured
+together and are compared with each other, so all are timed again. The lower cost is kept: the machine may be disturbed
+or throttled now, and so a run that takes more than the kept cost proves nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def corrected(
         for (mode, bucket), one in alike.items():
             if stop.is_set():
                 raise ShuttingDown(f"model {ledger.model}: warm-up was stopped")
-            cost = timer(one.executable, bucket)
+            cost = Cost(*map(min, one.cost, timer(one.executable, bucket)))
             one.keep_cost(cost)
             ledger.correct(mode, bucket, cost)
             right[mode, bucket] = replace(one, cost=cost, fastest_s=math.inf)
