@@ -25,6 +25,7 @@ from xlaserve.errors import ShuttingDown
 log = logging.getLogger(__name__)
 
 MARGIN: Final = 1.5
+"""Above noise (ADR 12), and below what it takes to share the processors with one other program."""
 WRONG: Final = (
     "model %s: the compile cache's cost of %s %s is %.1f times too high, as a run of %.2f ms shows; %s timed again"
 )

@@ -86,7 +86,6 @@ class Ledger:
 
     def correct(self, mode: Mode, bucket: Bucket, cost: Cost) -> None:
         """Puts another cost in the place of a program's."""
-        self._entries = [
-            replace(entry, cost=cost) if (entry.mode, entry.bucket) == (mode, bucket) else entry
-            for entry in self._entries
-        ]
+        for index, entry in enumerate(self._entries):
+            if (entry.mode, entry.bucket) == (mode, bucket):
+                self._entries[index] = replace(entry, cost=cost)
