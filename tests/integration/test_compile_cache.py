@@ -16,7 +16,7 @@ import pytest
 from scripts.digits_data import digit_images
 from tests.integration.conftest import COMPILES, StartServer
 
-from xlaserve.cache.records import SUFFIX, Folder
+from xlaserve.cache.records import SUFFIX, Folder, Record
 from xlaserve_client import VisionClient
 
 BUCKETS = [1, 2, 4]
@@ -92,12 +92,23 @@ def records(config: Path) -> list[Path]:
     return sorted((config.parent / "cache").rglob("*.xlaserve"))
 
 
+def kept_record(file: Path) -> Record:
+    record = Folder(file.parent, read_only=True).read(file.name.removesuffix(SUFFIX), lambda record: record)
+    assert record is not None
+    return record
+
+
 def test_a_second_start_compiles_nothing_and_times_nothing(config: Path) -> None:
     before = {file: file.read_bytes() for file in records(config)}
     second = Warm(config).end()
     assert second.from_cache == [True] * len(BUCKETS)
     assert second.compiled == 0
-    assert {file: file.read_bytes() for file in records(config)} == before
+    after = {file: file.read_bytes() for file in records(config)}
+    if "timed again" in second.stderr:  # other work disturbed the machine as the first start timed its programs
+        before, after = (
+            {file: data for file, data in each.items() if "cost-" not in file.name} for each in (before, after)
+        )
+    assert after == before
     assert "WARN" not in second.stderr
     assert "Error" not in second.stderr
 
@@ -139,6 +150,33 @@ def test_what_is_warm_is_of_use_to_engines_of_any_size(tmp_path: Path) -> None:
     assert sorted(one["cores"] for one in facts) == ["1", "2"]
 
 
+def test_a_kept_cost_that_is_ten_times_too_high_is_measured_again_and_kept_anew(
+    config: Path, start_server: StartServer
+) -> None:
+    def kept() -> dict[str, dict[str, float]]:
+        return {file.name: kept_record(file).header for file in records(config) if file.name.startswith("cost-")}
+
+    before = kept()
+    for file in records(config):
+        if file.name.startswith("cost-") and "-xla-1x" in file.name:
+            wrong = {key: 10 * seconds for key, seconds in kept_record(file).header.items()}
+            Folder(file.parent, read_only=False).write(file.name.removesuffix(SUFFIX), wrong, {})
+    doctored = kept()
+    (name,) = [name for name in before if doctored[name] != before[name]]
+    model = {"name": "digits", "source": "builtin:digits", "buckets": BUCKETS}
+    server = start_server({"models": [model], "compile_cache": str(config.parent / "cache")})
+    assert server.stderr.count("the compile cache's cost of xla 1x32x32 is ") == 1
+    assert "all programs at 32x32 are timed again" in server.stderr
+    after = kept()
+    assert after[name]["alone_s"] < doctored[name]["alone_s"]
+    assert all(after[other]["alone_s"] <= before[other]["alone_s"] for other in before.keys() - {name})
+    with VisionClient(server.grpc) as client:
+        (described,) = client.models()
+    served_s = {program.bucket.batch: program.run_s for program in described.programs}
+    assert served_s[1] == after[name]["alone_s"]
+    assert server.stop() == 0
+
+
 def test_damaged_files_are_made_anew(config: Path) -> None:
     whole = {file: file.read_bytes() for file in records(config)}
     assert {file.name.partition("-")[0] for file in whole} == {
@@ -164,8 +202,7 @@ def test_an_executable_that_tensorflow_can_not_load_is_compiled_anew(config: Pat
     for file in records(config):
         if file.name.startswith("xla-"):
             folder, name = Folder(file.parent, read_only=False), file.name.removesuffix(SUFFIX)
-            record = folder.read(name, lambda record: record)
-            assert record is not None
+            record = kept_record(file)
             blobs = {key: bytes(blob) if key == "module" else bytes(blob)[:-100] for key, blob in record.blobs.items()}
             folder.write(name, record.header, blobs)
     third = Warm(config).end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -79,6 +80,10 @@ class Warmed:
 
     executable: Executable
     cost: Cost
+    fastest_s: float = math.inf
+    """Seconds of its fastest run at this start, where an earlier start measured the cost."""
+    keep_cost: Callable[[Cost], object] = lambda cost: None
+    """Writes another cost to the compile cache."""
 
 
 class Program(Protocol):

@@ -30,6 +30,7 @@ from xlaserve.engine.warmup.auto_buckets import Programs, warm_up_auto
 from xlaserve.engine.warmup.background import Background
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.compiler import Timer, compile_threads, fastest, measure, noise, warm_up
+from xlaserve.engine.warmup.kept_costs import corrected
 from xlaserve.engine.warmup.verify import Verifier
 from xlaserve.errors import ShuttingDown
 from xlaserve.image import ImageLimits
@@ -255,14 +256,20 @@ class Loader:
                 leave_out=version.leave_out,
             )
 
+        def correct(programs: Programs) -> Programs:
+            return corrected(programs, timer, version.ledger, self.lanes.count, self.stop)
+
         if not settings.has_auto_buckets:
             programs = warm(settings.compiled_modes, buckets)
         else:
             demand_file = settings.auto_buckets.demand
-            programs = warm_up_auto(warm, settings, buckets, demand.read(demand_file) if demand_file else {})
+            demands = demand.read(demand_file) if demand_file else {}
+            programs = warm_up_auto(warm, settings, buckets, demands, corrected=correct)
             # A mode that a later candidate has failed in may have run an earlier one.
             programs = {key: one for key, one in programs.items() if key[0] not in version.left_out}
-        return verification.in_batches_of_one(programs, warm) if verifier.is_dependent else programs
+        if verifier.is_dependent:
+            programs = verification.in_batches_of_one(programs, warm)
+        return correct(programs)
 
 
 async def _grow(served: Served, buckets: Iterable[Bucket], programs: Programs, beside: BesideTraffic) -> None:

@@ -138,7 +138,7 @@ def _signs(version: Version) -> tuple[object, ...]:
     model = version.model
     return (
         id(version),
-        len(version.ledger),
+        tuple(version.ledger),
         len(version.warnings),
         len(version.auto),
         len(version.differences),

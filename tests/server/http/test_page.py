@@ -136,6 +136,9 @@ class State:
             }
             for batch in batches
         ]
+        if name == "choosy":
+            buckets.append({**buckets[0], "mode": "graph", "runs_in": "graph", "batches": 0})
+            ledger.append({**ledger[0], "mode": "graph"})
         return {
             **model,
             "warnings": [f"warning: {EVIL}"] if name == "evil" else [],
@@ -144,7 +147,7 @@ class State:
             "fit": "letterbox",
             "precision": "bfloat16 (xla: largest difference 0.012, agreement 1.000 of 16 images)",
             "decode": "exact",
-            "modes": ["auto", "xla", "graph"],
+            "modes": ["auto"] if name == "choosy" else ["auto", "xla", "graph"],
             "stages": dict.fromkeys(("decode", "queue", "gather", "execute", "encode"), model["total"]),
             "buckets": buckets,
             "padded_rows": 12,
@@ -416,6 +419,19 @@ def test_the_policy_stops_markup_and_scripts_from_elsewhere(browser: Page, state
         browser.wait_for("true")
         assert browser.evaluate("fetch('http://localhost:1/').then(() => 'sent', (error) => error.message)") != "sent"
         assert sum("Content Security Policy" in said for said in browser.said) >= 2
+
+
+@pytest.mark.slow
+def test_what_auto_has_measured_and_does_not_use_is_marked_and_is_no_bucket(state: State, page: Page) -> None:
+    state.models.append(state.model("choosy"))
+    is_shown(page, "choosy")
+    page.click("#models-rows tr:nth-child(2) a")
+    is_shown(page, "choosy, version 1")
+    page.click("#ledger summary")
+    is_shown(page, "in parentheses")
+    cells = "[...document.querySelectorAll('#{} td:nth-child({})')].map((cell) => cell.textContent)"
+    assert page.evaluate(cells.format("buckets-rows", 2)) == ["auto: xla"] * state.buckets
+    assert page.evaluate(cells.format("ledger-rows", 3)) == ["xla"] * state.buckets + ["(graph)"]
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from tests.server.model.house import House
 
 from xlaserve.config import Bucket, Fit, Mode, ModelSettings
 from xlaserve.engine.batching.unmatched import Unmatched
+from xlaserve.engine.buckets.planner import Cost
 from xlaserve.model.published import Publisher, row_bytes, snapshot
 from xlaserve.model.task import Classification, Detection, Embedding, Segmentation, Task
 from xlaserve.model.version import Served, State
@@ -50,6 +51,12 @@ async def test_signs_differ_once_something_is_to_be_told(house: House) -> None:
     assert publisher.signs() != before
     (loading,) = publisher.catalogue().loadings
     assert pickle.loads(loading.facts).warnings == ("bfloat16 is slow here",)
+    before = publisher.signs()
+    entry = next(iter(version.ledger))
+    version.ledger.correct(entry.mode, entry.bucket, Cost(0.25, 0.5))
+    assert publisher.signs() != before
+    (loading,) = publisher.catalogue().loadings
+    assert Cost(0.25, 0.5) in [one.cost for one in pickle.loads(loading.facts).entries]
     before = publisher.signs()
     batcher = house.repository.get("a").batcher
     batcher.add({(Mode.GRAPH, Bucket(1, 3, 3)): next(iter(batcher._programs.values()))})

@@ -40,12 +40,15 @@ def warm_up_auto(
     model: ModelSettings,
     buckets: Iterable[Bucket],
     demands: Mapping[Resolution, Demand],
+    *,
+    corrected: Callable[[Programs], Programs] = lambda programs: programs,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Programs:
     """Measures the candidates `buckets` in the default mode, and returns the chosen ones, compiled in all modes.
 
-    `demands` are those that were recorded; a resolution without gets `demand.even`. Blocks. Raises what `warm` raises,
-    and ModelFailed where `max_memory_mib` is too little for any candidate.
+    `demands` are those that were recorded; a resolution without gets `demand.even`. Costs are compared once they are
+    `corrected`. Blocks. Raises what `warm` and that raise, and ModelFailed where `max_memory_mib` is too little for any
+    candidate.
     """
     settings, modes, default_mode = model.auto_buckets, model.compiled_modes, model.effective_default_mode
     measured_modes = modes if default_mode is Mode.AUTO else (default_mode,)
@@ -57,22 +60,25 @@ def warm_up_auto(
     for left, (resolution, batches) in zip(range(len(by_resolution), 0, -1), by_resolution.items(), strict=True):
         until = clock() + (give_up_at - clock()) / left
         measured: Programs = {}
-        candidates: list[Candidate] = []
+        taken: dict[Bucket, memory.Taken] = {}
         for batch in in_order_of_use(batches):
-            if candidates and clock() >= until:
+            if taken and clock() >= until:
                 log.warning(
                     "model %s: auto_buckets.max_compile_s (%g) is over with %d of %d candidates measured",
                     model.name,
                     settings.max_compile_s,
-                    len(candidates),
+                    len(taken),
                     len(batches),
                 )
                 break
             bucket = Bucket(batch, *resolution)
-            warmed, taken = _measured(partial(warm, measured_modes, (bucket,)), settings)
+            warmed, taken[bucket] = _measured(partial(warm, measured_modes, (bucket,)), settings)
             measured |= warmed
-            cost_s = warmed[fastest(warmed)[bucket], bucket].cost.loaded_s + OVERHEAD_S
-            candidates.append(Candidate(batch, cost_s, *taken))
+        measured = corrected(measured)
+        candidates = [
+            Candidate(bucket.batch, measured[mode, bucket].cost.loaded_s + OVERHEAD_S, *taken[bucket])
+            for bucket, mode in fastest(measured).items()
+        ]
         demand = demands.get(resolution) or even(2 * settings.max_batch)
         chosen = _choose(model.name, resolution, candidates, demand, settings)
         kept |= {key: warmed for key, warmed in measured.items() if key[1].batch in chosen}

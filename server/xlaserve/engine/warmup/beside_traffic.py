@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import statistics
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -18,9 +19,12 @@ from xlaserve.engine.batching.worker import Batch, Run, Worker
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Compilation, Executable, Images, Program, Warmed
 from xlaserve.engine.warmup.compiler import MIN_RUNS, noise
+from xlaserve.engine.warmup.kept_costs import MARGIN, WRONG, excess
 from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.engine.warmup.verify import Verified, Verifier
 from xlaserve.errors import ModelFailed
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -50,6 +54,11 @@ class BesideTraffic:
         loop = asyncio.get_running_loop()
         compilation, verified, images = await loop.run_in_executor(self.compiling, self._compile_one, mode, bucket)
         cost = compilation.cost
+        if cost is not None and verified is not None:
+            factor = excess(cost, verified.fastest_s, self.lanes.count)
+            if factor > MARGIN:
+                log.info(WRONG, self.ledger.model, mode, bucket, factor, verified.fastest_s * 1000, "it is")
+                cost = None
         if cost is None:
             seconds = await self.time(compilation.executable, bucket, images)
             cost = Cost(seconds, seconds)  # measured beside traffic: idle and loaded are not told apart
@@ -58,6 +67,8 @@ class BesideTraffic:
                 known_images = await loop.run_in_executor(self.compiling, noise, known_bucket)
                 ratio = seconds / await self.time(warmed.executable, known_bucket, known_images)
                 cost = Cost(warmed.cost.alone_s * ratio, warmed.cost.loaded_s * ratio)
+            if compilation.cost is not None:
+                cost = Cost(*map(min, cost, compilation.cost))
         return self.ledger.record(mode, bucket, compilation, cost, verified, in_background=True)
 
     def forget(self, height: int, width: int) -> None:

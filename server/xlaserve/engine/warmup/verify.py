@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -54,6 +55,23 @@ class Verified:
     """Whether that is more than rounding could ever be."""
     is_dependent: bool = False
     """Whether the model's rows depend on each other."""
+    fastest_s: float = field(default=math.inf, compare=False)
+    """Seconds of the program's fastest run."""
+
+
+class _Timed:
+    """Runs a program, and notes how long the fastest run took."""
+
+    def __init__(self, executable: Executable, clock: Callable[[], float]) -> None:
+        self._executable = executable
+        self._clock = clock
+        self.fastest_s = math.inf
+
+    def __call__(self, images: Images) -> Outputs:
+        began = self._clock()
+        outputs = self._executable(images)
+        self.fastest_s = min(self.fastest_s, self._clock() - began)
+        return outputs
 
 
 class Verifier:
@@ -74,6 +92,7 @@ class Verifier:
         verification: Literal["refuse", "warn", "off"] = "refuse",
         batch_dependence: Literal["single", "refuse", "allow"] = "single",
         warn: Callable[[str], object] = lambda warning: None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._task = task
         self._reference = None if verification == "off" else reference
@@ -82,6 +101,7 @@ class Verifier:
         self._refuses = verification == "refuse"
         self._batch_dependence = batch_dependence
         self._warn = warn
+        self._clock = clock
         batches = {bucket.batch for bucket in buckets}
         # A network that was made for batches of one size only has buckets of no other, and takes no image alone.
         self._reference_batch = batches.pop() if len(batches) == 1 else 1
@@ -133,6 +153,10 @@ class Verifier:
             self._warn(f"{found}; it is served in batches of one")
 
     def _verify(self, mode: Mode, bucket: Bucket, executable: Executable) -> Verified:
+        timed = _Timed(executable, self._clock)
+        return replace(self._compared(mode, bucket, timed), fastest_s=timed.fastest_s)
+
+    def _compared(self, mode: Mode, bucket: Bucket, executable: Executable) -> Verified:
         images, wanted = self._sample(bucket)
         most = self._narrow.get(mode, EXACT)
         batches = [(np.arange(bucket.batch) + start) % len(images) for start in range(0, len(images), bucket.batch)]

@@ -310,9 +310,11 @@
     showLedger(model);
     showModes(model);
   };
+  // Programs that `auto` has measured and that nobody may ask for get no batch.
+  const served = (model) => model.buckets.filter((bucket) => bucket.batches || model.modes.includes(bucket.mode));
   const showBuckets = (model) => {
     const batches = model.buckets.reduce((total, bucket) => total + bucket.batches, 0);
-    fill("buckets-rows", model.buckets.map((bucket) => {
+    fill("buckets-rows", served(model).map((bucket) => {
       const share = batches ? bucket.batches / batches : 0;
       return [
         bucket.bucket,
@@ -349,10 +351,13 @@
     const cached = model.ledger.filter((entry) => entry.from_cache).length;
     set($("ledger-sum"), `${model.programs} of ${count(model.programs_total, "program")}, ${number(took)} s${cached ? `, ${cached} from the cache` : ""}`);
     if (!$("ledger").open) return;
+    const used = new Set(served(model).map((bucket) => `${bucket.runs_in} ${bucket.bucket}`));
+    const isLeft = (entry) => used.size > 0 && !used.has(`${entry.mode} ${entry.bucket}`);
+    set($("ledger-about"), model.ledger.some(isLeft) ? "Programs with their mode in parentheses were measured and serve no requests." : "");
     fill("ledger-rows", model.ledger.map((entry) => [
       { text: clock(entry.at_s), className: "time" },
       entry.bucket,
-      entry.mode,
+      isLeft(entry) ? `(${entry.mode})` : entry.mode,
       `${entry.from_cache ? "cache" : "compiled"}${entry.in_background ? ", in the background" : ""}`,
       right(number(entry.trace_s)),
       right(number(entry.compile_s)),

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ class WarmUp:
         modes: tuple[Mode, ...] = (Mode.XLA,),
         default_mode: Mode = Mode.XLA,
         demands: dict[Resolution, Demand] | None = None,
+        corrected: Callable[[Programs], Programs] = lambda programs: programs,
         **settings: Any,
     ) -> Programs:
         limits = AutoBuckets(**settings)
@@ -64,7 +65,7 @@ class WarmUp:
         model = ModelSettings(
             name="model", source="fake", modes=offered, default_mode=default_mode, auto_buckets=limits
         )
-        return warm_up_auto(self, model, buckets, demands or {}, clock=lambda: self.now)
+        return warm_up_auto(self, model, buckets, demands or {}, corrected=corrected, clock=lambda: self.now)
 
 
 def batches(programs: Programs, mode: Mode = Mode.XLA, size: Resolution = SQUARE) -> list[int]:
@@ -83,6 +84,17 @@ def test_of_all_candidates_the_ones_that_are_worth_it_are_kept_and_the_others_dr
 
 def test_no_more_are_kept_than_are_allowed() -> None:
     assert len(batches(WarmUp().auto(max_buckets=2))) == 2
+
+
+def test_candidates_are_compared_by_costs_that_were_corrected() -> None:
+    compared: list[list[int]] = []
+
+    def corrected(programs: Programs) -> Programs:
+        compared.append(batches(programs))
+        return programs | {(Mode.XLA, Bucket(4, *SQUARE)): Warmed(Executable(), Cost(1e-3, 1e-3))}
+
+    assert batches(WarmUp().auto(corrected=corrected, max_buckets=1)) == [4]
+    assert compared == [[1, 2, 3, 4, 6, 8, 12, 16]]
 
 
 def test_recorded_demand_decides_at_its_own_resolution() -> None:

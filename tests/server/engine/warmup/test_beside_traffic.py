@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +15,8 @@ from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs, Warmed
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.ledger import Ledger
+from xlaserve.engine.warmup.verify import Verifier
+from xlaserve.model.task import Classification
 
 SMALL, LARGE = Bucket(1, 2, 2), Bucket(4, 2, 2)
 AT_REST = Cost(0.001, 0.002)
@@ -27,7 +30,9 @@ def taking(seconds: float) -> Executable:
     return executable
 
 
-async def make(compilation: Compilation, known: tuple[Bucket, Warmed] | None) -> tuple[Warmed, Ledger]:
+async def make(
+    compilation: Compilation, known: tuple[Bucket, Warmed] | None, verifier: Verifier | None = None
+) -> tuple[Warmed, Ledger]:
     ledger, worker = Ledger("a", "1"), Worker(1)
     with ThreadPoolExecutor(1) as compiling:
         beside = BesideTraffic(
@@ -36,6 +41,7 @@ async def make(compilation: Compilation, known: tuple[Bucket, Warmed] | None) ->
             worker=worker,
             ledger=ledger,
             compiling=compiling,
+            verifier=verifier,
         )
         warmed = await beside.make(Mode.XLA, LARGE, known)
     worker.stop()
@@ -70,3 +76,18 @@ async def test_a_cost_that_the_cache_knows_is_not_measured() -> None:
     assert warmed.cost == AT_REST
     assert [entry.from_cache for entry in ledger] == [True]
     assert not ran
+
+
+@pytest.mark.parametrize(("kept_s", "is_wrong"), [(0.6, True), (0.001, False)])
+async def test_a_kept_cost_that_a_run_proves_wrong_is_measured_beside_traffic(
+    kept_s: float, is_wrong: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    verifier = Verifier(task=Classification(1), reference=None, buckets=[SMALL, LARGE])
+    compilation = Compilation(taking(0.02), 0.0, 0.0, from_cache=True, cost=Cost(kept_s, kept_s))
+    warmed, _ = await make(compilation, None, verifier)
+    assert ("the compile cache's cost of xla 4x2x2 is" in caplog.text) == is_wrong
+    if is_wrong:
+        assert 0.02 <= warmed.cost.alone_s < kept_s
+    else:
+        assert warmed.cost == compilation.cost

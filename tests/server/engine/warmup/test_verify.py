@@ -320,3 +320,15 @@ def test_a_single_number_that_is_none_is_seen(broken: float, rows: int, level: f
     assert not is_finite((np.zeros(3, np.int32), output))
     output[2, 501:503] = np.inf, -np.inf
     assert not is_finite((np.zeros(3, np.int32), output))
+
+
+def test_the_fastest_of_its_runs_is_noted() -> None:
+    now = 0.0
+    durations = iter([3.0, 0.5, *[2.0] * SAMPLE_IMAGES])
+
+    def taking(images: Images) -> Outputs:
+        nonlocal now
+        now += next(durations)
+        return scores(images)
+
+    assert Checked(clock=lambda: now)(taking, BUCKETS[0]).fastest_s == 0.5
