@@ -21,9 +21,10 @@ def held_out() -> list[DigitImage]:
     return digit_images("held_out")
 
 
-def test_a_server_does_without_scikit_learn_where_it_is_installed(server: Server) -> None:
-    assert find_spec("sklearn")
-    assert "/sklearn/" not in Path(f"/proc/{server.pid}/maps").read_text()
+@pytest.mark.parametrize("package", ["sklearn", "jaxlib"])
+def test_a_server_does_without_packages_that_it_would_not_use(server: Server, package: str) -> None:
+    assert find_spec(package)
+    assert f"/{package}/" not in Path(f"/proc/{server.pid}/maps").read_text()
 
 
 @pytest.mark.parametrize("request_size", [1, 3, 8, 64, 450])
