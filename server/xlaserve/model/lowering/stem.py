@@ -45,5 +45,12 @@ def substitute(node: Node) -> tf.Tensor | None:
 
 def _is_resized(operation: Any) -> bool:
     """Returns whether resizing reads the result, with which XLA would compute a sum again for each pixel it gathers."""
-    following = readers(operation)
-    return any(each.type in RESIZINGS or (each.type in ELEMENTWISE and _is_resized(each)) for each in following)
+    left, seen = readers(operation), set()
+    while left:  # each once, as both sides of a gate lead to what follows; and not by calls within calls
+        each = left.pop()
+        if each.type in RESIZINGS:
+            return True
+        if each.type in ELEMENTWISE and each not in seen:
+            seen.add(each)
+            left += readers(each)
+    return False

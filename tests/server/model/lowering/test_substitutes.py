@@ -158,6 +158,19 @@ def test_what_is_resized_is_no_sum(resize: Any) -> None:
     assert bool(made.text) == isinstance(resize, keras.layers.ReLU)
 
 
+@pytest.mark.parametrize("activate", [tf.nn.relu, lambda values: values * tf.nn.relu6(values + 3)])
+def test_what_follows_is_searched_however_long_it_is_and_whatever_is_read_twice(activate: Any) -> None:
+    layer = keras.layers.Conv2D(4, 1)
+
+    def call(images: tf.Tensor) -> tf.Tensor:
+        values = layer(images)
+        for _ in range(600):
+            values = activate(values)
+        return values
+
+    assert lowered(call, noise(1, 4, 4, 16), [Lowering.STEM]).text == "stem 1"
+
+
 @pytest.mark.parametrize("count", range(1, 10))
 def test_sums_have_each_term_once(count: int) -> None:
     assert total(tf.constant(2**power) for power in range(count)) == 2**count - 1
