@@ -452,6 +452,7 @@ class Batcher:
         self._observe(taken.mode, taken.bucket, taken.images, run)
         if traced is not None:
             self._tell(traced._replace(error=_error(run)))
+        del run  # an error that was caught here refers to this call, which holds requests' images
 
     def _traced(self, taken: TakenBatch, run: Run | BaseException) -> TracedBatch | None:
         """Returns what traces tell of a batch, and has its jobs know it; None where none of them is traced."""

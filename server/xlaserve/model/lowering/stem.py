@@ -31,7 +31,7 @@ def substitute(node: Node) -> tf.Tensor | None:
     rows, columns, channels, _ = found.shape
     if rows * columns * channels > (MAX_TERMS if rows * columns > 1 else MAX_POINTWISE):
         return None
-    if _is_resized(node.operation):
+    if _is_enlarged(node.operation):
         return None
     kernel, windows = found.kernel.tensor, found.windows
     return found.computed(
@@ -43,7 +43,19 @@ def substitute(node: Node) -> tf.Tensor | None:
     )
 
 
-def _is_resized(operation: Any) -> bool:
-    """Returns whether resizing reads the result, with which XLA would compute a sum again for each pixel it gathers."""
-    following = readers(operation)
-    return any(each.type in RESIZINGS or (each.type in ELEMENTWISE and _is_resized(each)) for each in following)
+def _is_enlarged(operation: Any) -> bool:
+    """Returns whether the result is resized to more pixels, for each of which XLA would compute its sums again."""
+    left, seen = readers(operation), set()
+    while left:  # each once, as both sides of a gate lead to what follows; and not by calls within calls
+        each = left.pop()
+        if each.type in RESIZINGS and _enlarges(each):
+            return True
+        if each.type in ELEMENTWISE and each not in seen:
+            seen.add(each)
+            left += readers(each)
+    return False
+
+
+def _enlarges(resizing: Any) -> bool:
+    before, after = (each.shape[1:3].num_elements() for each in (resizing.inputs[0], resizing.outputs[0]))
+    return before is None or after is None or after > before

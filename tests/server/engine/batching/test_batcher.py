@@ -39,6 +39,7 @@ from xlaserve.errors import (
     QueueFull,
     ShuttingDown,
     XlaserveError,
+    clear_tracebacks,
 )
 from xlaserve.trace_context import TraceContext, new
 
@@ -572,6 +573,28 @@ async def test_nothing_is_kept_of_a_request_once_it_is_settled(virtual_time: obj
     del pixels
     gc.collect()
     assert [reference() is None for reference in kept] == [True] * 3
+
+
+async def test_outputs_other_than_promised_keep_no_images_until_garbage_is_collected(
+    virtual_time: object, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make()
+    monkeypatch.setattr(model.executables[Mode.XLA], "_echo", lambda images: (np.zeros(len(images) - 4),))
+    monkeypatch.setattr(batcher_module.log, "disabled", True)  # what captures logs keeps errors
+    pixels = model._pictures(range(4))
+    kept = weakref.ref(pixels)
+    gc.disable()
+    try:
+        ask = asyncio.create_task(model.batcher.run(pixels, Mode.XLA, NO_DEADLINE))
+        del pixels
+        await asyncio.wait([ask])
+        error = ask.exception()
+        assert isinstance(error, ExecutionFailed)
+        clear_tracebacks(error)
+        del ask, error
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("seconds", [0.5, 3.5, 5.5, 7.5])

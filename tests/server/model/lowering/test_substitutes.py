@@ -151,11 +151,25 @@ def test_pointwise_convolutions_of_few_channels(strides: int) -> None:
     assert not lowered(keras.layers.Conv2D(24, 1, strides), noise(2, 5, 6, 17), [Lowering.STEM]).text
 
 
-@pytest.mark.parametrize("resize", [keras.layers.UpSampling2D(2, interpolation="bilinear"), keras.layers.ReLU()])
-def test_what_is_resized_is_no_sum(resize: Any) -> None:
+@pytest.mark.parametrize("interpolation", ["bilinear", "nearest"])
+@pytest.mark.parametrize(("size", "is_sum"), [((5, 4), False), ((4, 4), True), ((3, 4), True)])
+def test_what_is_enlarged_is_no_sum(size: tuple[int, int], is_sum: bool, interpolation: str) -> None:
+    layer, resize = keras.layers.Conv2D(4, 1), keras.layers.Resizing(*size, interpolation)
+    made = lowered(lambda images: resize(tf.nn.relu(layer(images))), noise(1, 4, 4, 16), [Lowering.STEM])
+    assert bool(made.text) == is_sum
+
+
+@pytest.mark.parametrize("activate", [tf.nn.relu, lambda values: values * tf.nn.relu6(values + 3)])
+def test_what_follows_is_searched_however_long_it_is_and_whatever_is_read_twice(activate: Any) -> None:
     layer = keras.layers.Conv2D(4, 1)
-    made = lowered(lambda images: resize(layer(images)), noise(1, 4, 4, 16), [Lowering.STEM])
-    assert bool(made.text) == isinstance(resize, keras.layers.ReLU)
+
+    def call(images: tf.Tensor) -> tf.Tensor:
+        values = layer(images)
+        for _ in range(600):
+            values = activate(values)
+        return values
+
+    assert lowered(call, noise(1, 4, 4, 16), [Lowering.STEM]).text == "stem 1"
 
 
 @pytest.mark.parametrize("count", range(1, 10))
