@@ -48,14 +48,15 @@ def compare(name: str, arms: tuple[str, ...], blocks: int, block_s: float) -> It
     """Prints what each arm reaches on one model, and yields the ratios of the last one to the others."""
     model = catalog.load(_settings(name))
     assert isinstance(model.program, TensorFlowProgram)
+    onnx = to_onnx(model.program, model.buckets[0]) if ONNX_RUNTIME in arms else None
     for bucket in model.buckets:
         images = noise(bucket)
         run = {arm: model.program.compile(Mode(arm), bucket).executable for arm in arms if arm != ONNX_RUNTIME}
-        if ONNX_RUNTIME in arms:
+        if onnx is not None:
             try:
-                run[ONNX_RUNTIME] = in_onnx_runtime(to_onnx(model.program, bucket), bucket)
+                run[ONNX_RUNTIME] = in_onnx_runtime(onnx, bucket)
                 run[ONNX_RUNTIME](images)
-            except Exception as error:  # whatever the converter, or what it has made, fails with
+            except Exception as error:  # the converter makes models that ONNX Runtime can't run
                 run.pop(ONNX_RUNTIME, None)
                 print(f"  {name}: ONNX Runtime is left out: {error}", flush=True)
         for executable in run.values():
