@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+from statistics import geometric_mean
 from typing import Final
 
 from rich.table import Table
@@ -70,13 +72,12 @@ def markdown(checked: Sequence[Checked], command: str) -> str:
         "",
         *(f"- {machine}" for machine in machines),
         "",
+        *_comparison(checked),
         *_LEGEND,
         "",
     ]
     header, rows = grid(checked)
-    lines.append(_cells(header))
-    lines.append(_cells(["---" if index < 3 else "--:" for index in range(len(header))]))
-    lines += map(_cells, rows)
+    lines += _table(header, rows, left=3)
     if failed:
         lines += ["", "## What is not in order", "", *(f"- {line}" for line in failures(failed))]
     return "\n".join(lines) + "\n"
@@ -93,6 +94,30 @@ _LEGEND: Final = (
     "assigns to the weights and to one run of the largest batch, *peak* what the process grew by, at most, while one",
     "program was made and run. Weights are random where nothing else is said: speed and memory do not depend on them.",
 )
+
+
+def _comparison(checked: Sequence[Checked]) -> Iterator[str]:
+    """Yields a table that compares the modes of which `auto` chooses over all models; nothing for only one of them."""
+    columns = _columns(checked)
+    pairs = list(combinations([mode for mode in Mode.AUTO.traits.choice if mode in {arm for arm, _ in columns}], 2))
+    if not pairs:
+        return
+    batches = sorted({batch for _, batch in columns})
+    yield "Images/s of one mode over those of another: the geometric mean of the models that both run, and in how many"
+    yield "of them the first is faster."
+    yield ""
+    rows = [(f"{one} / {other}", *(_faster(checked, one, other, batch) for batch in batches)) for one, other in pairs]
+    yield from _table(["", *(f"batch {batch}" for batch in batches)], rows, left=1)
+    yield ""
+
+
+def _faster(checked: Iterable[Checked], one: Mode, other: Mode, batch: int) -> str:
+    programs = ((model.find(one, batch), model.find(other, batch)) for model in checked)
+    times = [(first.run_ms, second.run_ms) for first, second in programs if first and second]
+    ratios = [second_ms / first_ms for first_ms, second_ms in times if first_ms and second_ms]
+    if not ratios:
+        return NOTHING
+    return f"{geometric_mean(ratios):.2f}, {sum(ratio > 1 for ratio in ratios)} of {len(ratios)}"
 
 
 def _columns(checked: Iterable[Checked]) -> list[tuple[str, int]]:
@@ -157,6 +182,13 @@ def _largest(values: Iterable[int | None]) -> int | None:
 def _sum(values: Iterable[float | None]) -> float | None:
     present = [value for value in values if value is not None]
     return sum(present) if present else None
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> Iterator[str]:
+    """Yields the lines of a table, whose first `left` columns are text and the others numbers."""
+    yield _cells(header)
+    yield _cells(["---" if index < left else "--:" for index in range(len(header))])
+    yield from map(_cells, rows)
 
 
 def _cells(cells: Iterable[str]) -> str:
