@@ -70,6 +70,10 @@ class Compilation:
     """What it costs, where the compile cache knows."""
     keep_cost: Callable[[Cost], object] = lambda cost: None
     """Writes the cost to the compile cache."""
+    difference: float | None = None
+    """How far it was from the reference when it was made, where that is much and the compile cache knows."""
+    keep_difference: Callable[[float], object] = lambda difference: None
+    """Writes the difference to the compile cache."""
     forget: Callable[[], object] = lambda: None
     """Removes it from the compile cache."""
 

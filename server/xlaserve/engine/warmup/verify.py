@@ -32,6 +32,8 @@ EXACT: Final = 1e-3
 GROSS: Final = 1e-2
 """More than that is refused. Between the two lie very deep networks: ResNet152 with random weights is at the first."""
 SAMPLE_IMAGES: Final = 8
+AS_MADE: Final = 0.1
+"""How much a kept program's difference may have changed, as a share of what it was when the program was made."""
 NARROW_SAMPLE_IMAGES: Final = 16
 """Images that are compared where programs are narrow: more, since the agreement is shown as well."""
 
@@ -115,11 +117,12 @@ class Verifier:
     ) -> tuple[Compilation, Verified]:
         """Returns a program that was compiled, and what was found out about it; blocks while it runs.
 
-        A wrong one from the compile cache is compiled with `again`. Raises ModelFailed for one that is not to serve.
+        A wrong one from the compile cache is compiled with `again`, unless it was as wrong when it was made: another
+        would be no better. Raises ModelFailed for one that is not to serve.
         """
         with self._lock:
             verified = self._verify(mode, bucket, compilation.executable)
-            if verified.fault and compilation.from_cache:
+            if verified.fault and compilation.from_cache and not _is_as_made(verified, compilation):
                 log.warning("compile cache: mode %s, bucket %s: %s; it is made again", mode, bucket, verified.fault)
                 compilation.forget()
                 compilation = again()
@@ -127,6 +130,8 @@ class Verifier:
             for warning in compilation.warnings:
                 self._warn(warning)
             self._judge(mode, bucket, verified)
+            if verified.fault and verified.difference is not None and not compilation.from_cache:
+                compilation.keep_difference(verified.difference.largest)
         return compilation, verified
 
     def forget(self, height: int, width: int) -> None:
@@ -236,6 +241,12 @@ class Verifier:
 
     def _are_alike(self, apart: NDArray[np.float64], most: float) -> bool:
         return bool(np.mean(apart <= most) >= self._task.least_alike)
+
+
+def _is_as_made(verified: Verified, compilation: Compilation) -> bool:
+    if verified.difference is None or compilation.difference is None:
+        return False
+    return math.isclose(verified.difference.largest, compilation.difference, rel_tol=AS_MADE)
 
 
 def _other_mates(batch: int, images: int) -> Rows:

@@ -1,9 +1,10 @@
 """Models from the compile cache: what was built, traced, compiled and timed before, without Keras.
 
 A model's folder holds what its source gave (`network`), its weights (`weights-<digest>`), a program for each bucket
-(`<mode>-<bucket>`: StableHLO and XLA's executable) and what each costs (`cost-<lanes>x<threads>-<mode>-<bucket>`). Of
-modes that have one graph for all buckets of a size it holds that (`<mode>-<height>x<width>`); for what is left, which
-is kept nowhere, the model is built as usual.
+(`<mode>-<bucket>`: StableHLO and XLA's executable), what each costs (`cost-<lanes>x<threads>-<mode>-<bucket>`) and, for
+those that answer far from the reference, how far (`difference-<mode>-<bucket>`). Of modes that have one graph for all
+buckets of a size it holds that (`<mode>-<height>x<width>`); for what is left, which is kept nowhere, the model is built
+as usual.
 """
 
 from __future__ import annotations
@@ -231,7 +232,14 @@ class CachedProgram:
         else:
             compilation = self._program.compile(mode, bucket)
         persistent_cache.sweep()
-        return replace(compilation, cost=cost, keep_cost=partial(self._keep_cost, name))
+        difference = f"difference-{mode}-{bucket}"
+        return replace(
+            compilation,
+            cost=cost,
+            keep_cost=partial(self._keep_cost, name),
+            difference=self.folder.read(difference, lambda record: float(record.header["difference"])),
+            keep_difference=partial(self._keep_difference, difference),
+        )
 
     def seal(self) -> None:
         """Drops the network and the weights, which are the executables' now."""
@@ -401,3 +409,7 @@ class CachedProgram:
     def _keep_cost(self, name: str, cost: Cost) -> None:
         if self.cache.is_filling:
             self.folder.write(name, cost._asdict(), {})
+
+    def _keep_difference(self, name: str, difference: float) -> None:
+        if self.cache.is_filling:
+            self.folder.write(name, {"difference": difference}, {})

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -295,6 +296,44 @@ def test_a_wrong_program_of_the_compile_cache_is_forgotten_and_made_anew() -> No
     assert compilation is again
     assert verified.fault == ""
     assert forgotten == [True]
+
+
+def doubled(images: Images) -> Outputs:
+    return (scores(images)[0] * 2,)
+
+
+def narrow() -> Checked:
+    return Checked(narrow={Mode.XLA: MAX_RELATIVE})
+
+
+def test_a_program_that_differs_as_much_as_when_it_was_made_is_not_made_again() -> None:
+    differences: list[float] = []
+    made = Compilation(doubled, 1.0, 1.0, keep_difference=differences.append)
+    narrow().verifier.admit(Mode.XLA, BUCKETS[2], made, lambda: pytest.fail("nothing is to be made again"))
+    assert differences == [pytest.approx(1.0)]
+    kept = replace(made, from_cache=True, difference=differences[0])
+    checked = narrow()
+    compilation, verified = checked.verifier.admit(
+        Mode.XLA, BUCKETS[2], kept, lambda: pytest.fail("nothing is to be made again")
+    )
+    assert compilation is kept
+    assert "something other than its model" in verified.fault
+    assert checked.warnings == [f"mode xla, bucket {BUCKETS[2]}: {verified.fault}"]
+    assert len(differences) == 1
+
+
+@pytest.mark.parametrize("difference", [None, 0.5, 1.2, float("nan")])
+def test_a_program_that_differs_by_something_else_than_when_it_was_made_is_made_again(difference: float | None) -> None:
+    kept = Compilation(doubled, 0.0, 0.0, from_cache=True, difference=difference)
+    again = Compilation(scores, 1.0, 1.0, keep_difference=lambda difference: pytest.fail("it differs by nothing"))
+    compilation, verified = narrow().verifier.admit(Mode.XLA, BUCKETS[2], kept, lambda: again)
+    assert (compilation, verified.fault) == (again, "")
+
+
+def test_how_far_a_refused_program_was_is_not_kept() -> None:
+    refused = Compilation(doubled, 1.0, 1.0, keep_difference=lambda difference: pytest.fail("it is not to serve"))
+    with pytest.raises(ModelFailed):
+        Checked().verifier.admit(Mode.XLA, BUCKETS[2], refused, lambda: refused)
 
 
 def test_a_reference_that_fails_fails_no_model_and_is_said() -> None:

@@ -296,7 +296,9 @@ def test_weights_of_other_contents_than_their_name_says_are_made_anew(
     assert "its name is not that of its contents" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["network", "weights-", "xla-", "cost-", "reference-", "graph-", "openvino-"])
+@pytest.mark.parametrize(
+    "name", ["network", "weights-", "xla-", "cost-", "difference-", "reference-", "graph-", "openvino-"]
+)
 @pytest.mark.parametrize(
     "header",
     [
@@ -321,6 +323,7 @@ def test_any_record_may_hold_something_else(
         assert network.reference is not None
         compilation = network.program.compile(Mode.XLA, BUCKET)
         required(compilation.keep_cost)(COST)
+        compilation.keep_difference(0.5)
         for mode in GRAPHS:
             np.testing.assert_allclose(scores(network, mode), scores(network), rtol=1e-5)
         return scores(network), network.reference(pixels)
@@ -512,6 +515,21 @@ def test_a_program_that_was_found_to_be_wrong_is_made_anew_even_where_it_stays(
     kept.forget()
     again = network.program.compile(Mode.XLA, BUCKET)
     assert (again.from_cache, source.built) == (False, 1)
+
+
+@pytest.mark.parametrize("mode", [Mode.XLA, *GRAPHS])
+def test_how_far_a_program_was_from_its_model_is_kept(open_cache: Callable[..., CompileCache], mode: Mode) -> None:
+    def compiled(mode: Mode, bucket: Bucket = BUCKET, **settings: bool) -> Compilation:
+        return cached.network(open_cache(**settings), DEVICE, SETTINGS, Source(2.0)).program.compile(mode, bucket)
+
+    made = compiled(mode)
+    assert made.difference is None
+    made.keep_difference(0.25)
+    assert compiled(mode).difference == 0.25
+    assert compiled(mode, Bucket(BUCKET.batch + 1, BUCKET.height, BUCKET.width)).difference is None
+    assert compiled(Mode.EAGER).difference is None
+    compiled(mode, read_only=True).keep_difference(0.5)
+    assert compiled(mode).difference == 0.25
 
 
 def test_each_mode_that_xla_compiles_as_a_whole_keeps_a_program_of_its_own(
