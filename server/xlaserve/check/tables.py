@@ -103,8 +103,8 @@ def _comparison(checked: Sequence[Checked]) -> Iterator[str]:
     if not pairs:
         return
     batches = sorted({batch for _, batch in columns})
-    yield "Images/s of one mode over those of another: the geometric mean of the models that both run, and in how many"
-    yield "of them the first is faster."
+    yield "Images/s of one mode over those of another: the geometric mean over the models that both run, and in how"
+    yield "many of them the first is faster."
     yield ""
     rows = [(f"{one} / {other}", *(_faster(checked, one, other, batch) for batch in batches)) for one, other in pairs]
     yield from _table(["", *(f"batch {batch}" for batch in batches)], rows, left=1)

@@ -71,7 +71,8 @@ class Compilation:
     keep_cost: Callable[[Cost], object] = lambda cost: None
     """Writes the cost to the compile cache."""
     difference: float | None = None
-    """How far it was from the reference when it was made, where that is much and the compile cache knows."""
+    """How far it was from the reference when it was made, where that was more than rounding and the compile cache
+    knows."""
     keep_difference: Callable[[float], object] = lambda difference: None
     """Writes the difference to the compile cache."""
     forget: Callable[[], object] = lambda: None

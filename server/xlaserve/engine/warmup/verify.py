@@ -31,9 +31,9 @@ EXACT: Final = 1e-3
 """How far off float32 is with sums in another order, as a share of the largest number; more gets a warning."""
 GROSS: Final = 1e-2
 """More than that is refused. Between the two lie very deep networks: ResNet152 with random weights is at the first."""
-SAMPLE_IMAGES: Final = 8
 AS_MADE: Final = 0.1
-"""How much a kept program's difference may have changed, as a share of what it was when the program was made."""
+"""How much further or less far off a kept program may be than when it was made, as a share of the greater."""
+SAMPLE_IMAGES: Final = 8
 NARROW_SAMPLE_IMAGES: Final = 16
 """Images that are compared where programs are narrow: more, since the agreement is shown as well."""
 
@@ -53,8 +53,11 @@ class Verified:
     """How many of the images were answered with NaN or infinity."""
     fault: str = ""
     """What is wrong with the program; empty where nothing is."""
+    fault_difference: float = 0.0
+    """How far the worst of the answers that are the fault is off, as a share of the largest number, or of the pixels;
+    infinite where there is more to the fault."""
     is_gross: bool = False
-    """Whether that is more than rounding could ever be."""
+    """Whether the fault is more than rounding could ever be."""
     is_dependent: bool = False
     """Whether the model's rows depend on each other."""
     fastest_s: float = field(default=math.inf, compare=False)
@@ -117,12 +120,12 @@ class Verifier:
     ) -> tuple[Compilation, Verified]:
         """Returns a program that was compiled, and what was found out about it; blocks while it runs.
 
-        A wrong one from the compile cache is compiled with `again`, unless it was as wrong when it was made: another
-        would be no better. Raises ModelFailed for one that is not to serve.
+        A wrong one from the compile cache is compiled with `again`, unless it may serve and was as far off when it was
+        made: another would be no better. Raises ModelFailed for one that is not to serve.
         """
         with self._lock:
             verified = self._verify(mode, bucket, compilation.executable)
-            if verified.fault and compilation.from_cache and not _is_as_made(verified, compilation):
+            if verified.fault and compilation.from_cache and not self._is_as_made(mode, verified, compilation):
                 log.warning("compile cache: mode %s, bucket %s: %s; it is made again", mode, bucket, verified.fault)
                 compilation.forget()
                 compilation = again()
@@ -130,18 +133,33 @@ class Verifier:
             for warning in compilation.warnings:
                 self._warn(warning)
             self._judge(mode, bucket, verified)
-            if verified.fault and verified.difference is not None and not compilation.from_cache:
-                compilation.keep_difference(verified.difference.largest)
+            self._keep_difference(verified, compilation)
         return compilation, verified
 
     def forget(self, height: int, width: int) -> None:
         """Drops the images of a resolution of which no more programs are made, and the reference's answers."""
         self._samples.pop((height, width), None)
 
+    def _is_as_made(self, mode: Mode, verified: Verified, compilation: Compilation) -> bool:
+        if self._is_refused(mode, verified) or not compilation.difference:
+            return False
+        return math.isclose(verified.fault_difference, compilation.difference, rel_tol=AS_MADE)
+
+    def _keep_difference(self, verified: Verified, compilation: Compilation) -> None:
+        """Keeps how far off a program is that was made just now; that one is not, too, where the one before it was."""
+        if compilation.from_cache:
+            return
+        difference = verified.fault_difference if math.isfinite(verified.fault_difference) else 0.0
+        if difference or compilation.difference:
+            compilation.keep_difference(difference)
+
+    def _is_refused(self, mode: Mode, verified: Verified) -> bool:
+        return self._refuses and verified.is_gross and mode.traits.uses_compiler and mode not in self._narrow
+
     def _judge(self, mode: Mode, bucket: Bucket, verified: Verified) -> None:
         where = f"mode {mode}, bucket {bucket}"
         if verified.fault:
-            if self._refuses and verified.is_gross and mode.traits.uses_compiler and mode not in self._narrow:
+            if self._is_refused(mode, verified):
                 raise ModelFailed(f"{where}: {verified.fault} (verification: warn serves it all the same)")
             self._warn(f"{where}: {verified.fault}")
         if verified.not_finite:
@@ -189,27 +207,29 @@ class Verifier:
         not_finite = _not_finite(answers, order)
         if are_alike:
             return Verified(difference, dependence, not_finite)
-        fault, is_gross = self._fault(executable, probes, most)
+        fault, fault_difference, is_gross = self._fault(executable, probes, most)
         if not fault and difference is not None:
             dependence = max(dependence, difference.largest)
-        return Verified(difference, dependence, not_finite, fault, is_gross, is_dependent=not fault)
+        return Verified(difference, dependence, not_finite, fault, fault_difference, is_gross, is_dependent=not fault)
 
-    def _fault(self, executable: Executable, probes: list[tuple[Images, Outputs]], most: float) -> tuple[str, bool]:
-        """Returns what is wrong with a program whose answers to an image differ, and whether that is gross; empty where
-        the model itself answers so."""
+    def _fault(
+        self, executable: Executable, probes: list[tuple[Images, Outputs]], most: float
+    ) -> tuple[str, float, bool]:
+        """Returns what is wrong with a program whose answers to an image differ, by how much, and whether that is
+        gross; empty where the model itself answers so."""
         images, got = probes[0]
         if not self._are_alike(self._apart(got, executable(images)), most):
-            return "it answers the same batch differently each time", True
+            return "it answers the same batch differently each time", math.inf, True
         if self._reference is None:
-            return "", False
+            return "", 0.0, False
         for images, got in probes:
             wanted = self._reference(images)
             apart = self._apart(wanted, got)
             if not self._are_alike(apart, most):
                 found = compare(wanted, got, self._task)
                 fault = f"it computes something other than its model: {found}, and at most {most:g} is rounding"
-                return fault, not self._are_alike(apart, max(GROSS, most))
-        return "", False
+                return fault, float(apart.max()), not self._are_alike(apart, max(GROSS, most))
+        return "", 0.0, False
 
     def _sample(self, bucket: Bucket) -> tuple[Images, Outputs | None]:
         """Returns the images of a resolution, and their reference's answers, which it gave once for all programs."""
@@ -241,12 +261,6 @@ class Verifier:
 
     def _are_alike(self, apart: NDArray[np.float64], most: float) -> bool:
         return bool(np.mean(apart <= most) >= self._task.least_alike)
-
-
-def _is_as_made(verified: Verified, compilation: Compilation) -> bool:
-    if verified.difference is None or compilation.difference is None:
-        return False
-    return math.isclose(verified.difference.largest, compilation.difference, rel_tol=AS_MADE)
 
 
 def _other_mates(batch: int, images: int) -> Rows:

@@ -164,6 +164,13 @@ def _cost(record: Record) -> Cost:
     return cost
 
 
+def _difference(record: Record) -> float:
+    difference = float(record.header["difference"])
+    if not 0 <= difference < math.inf:
+        raise RecordError("it holds no difference")
+    return difference
+
+
 def _weights(name: str, record: Record) -> tuple[tf.Tensor, ...]:
     kinds = record.header["arrays"]
     contents = [record.blobs[str(index)] for index in range(len(kinds))]
@@ -237,7 +244,7 @@ class CachedProgram:
             compilation,
             cost=cost,
             keep_cost=partial(self._keep_cost, name),
-            difference=self.folder.read(difference, lambda record: float(record.header["difference"])),
+            difference=self.folder.read(difference, _difference),
             keep_difference=partial(self._keep_difference, difference),
         )
 
@@ -411,5 +418,5 @@ class CachedProgram:
             self.folder.write(name, cost._asdict(), {})
 
     def _keep_difference(self, name: str, difference: float) -> None:
-        if self.cache.is_filling:
-            self.folder.write(name, {"difference": difference}, {})
+        # Of programs made beside traffic, too: their graph may have been kept before.
+        self.folder.write(name, {"difference": difference}, {})

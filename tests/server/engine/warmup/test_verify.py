@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -302,38 +303,100 @@ def doubled(images: Images) -> Outputs:
     return (scores(images)[0] * 2,)
 
 
-def narrow() -> Checked:
-    return Checked(narrow={Mode.XLA: MAX_RELATIVE})
+def classes(images: Images, off_by: int = 0) -> Outputs:
+    """Class maps, of which all pixels but every fourth are another class."""
+    maps = np.broadcast_to(images.max(axis=(1, 2, 3))[:, None], (len(images), 40)).astype(np.uint8)
+    maps[:, np.arange(40) % 4 > 0] += off_by
+    return (maps,)
 
 
-def test_a_program_that_differs_as_much_as_when_it_was_made_is_not_made_again() -> None:
-    differences: list[float] = []
-    made = Compilation(doubled, 1.0, 1.0, keep_difference=differences.append)
-    narrow().verifier.admit(Mode.XLA, BUCKETS[2], made, lambda: pytest.fail("nothing is to be made again"))
-    assert differences == [pytest.approx(1.0)]
-    kept = replace(made, from_cache=True, difference=differences[0])
-    checked = narrow()
-    compilation, verified = checked.verifier.admit(
-        Mode.XLA, BUCKETS[2], kept, lambda: pytest.fail("nothing is to be made again")
-    )
-    assert compilation is kept
-    assert "something other than its model" in verified.fault
-    assert checked.warnings == [f"mode xla, bucket {BUCKETS[2]}: {verified.fault}"]
-    assert len(differences) == 1
+class Kept:
+    """A compile cache of one program, and what it knows of it."""
+
+    def __init__(self, run: Executable, **settings: Any) -> None:
+        self.settings = {"narrow": {Mode.XLA: MAX_RELATIVE}, **settings}
+        self.known: float | None = None
+        self.made_again = 0
+        self.run = run
+        self.start(from_cache=False)
+
+    def start(self, run: Executable | None = None, *, from_cache: bool = True, **settings: Any) -> None:
+        """Verifies the kept program, or `run` in its place, as a start does."""
+
+        def keep(difference: float) -> None:
+            self.known = difference
+
+        def again() -> Compilation:
+            self.made_again += 1
+            return Compilation(self.run, 1.0, 1.0, difference=self.known, keep_difference=keep)
+
+        kept = replace(again(), executable=run or self.run, from_cache=from_cache)
+        self.made_again -= 1
+        Checked(**{**self.settings, **settings}).verifier.admit(Mode.XLA, BUCKETS[2], kept, again)
 
 
-@pytest.mark.parametrize("difference", [None, 0.5, 1.2, float("nan")])
-def test_a_program_that_differs_by_something_else_than_when_it_was_made_is_made_again(difference: float | None) -> None:
-    kept = Compilation(doubled, 0.0, 0.0, from_cache=True, difference=difference)
-    again = Compilation(scores, 1.0, 1.0, keep_difference=lambda difference: pytest.fail("it differs by nothing"))
-    compilation, verified = narrow().verifier.admit(Mode.XLA, BUCKETS[2], kept, lambda: again)
-    assert (compilation, verified.fault) == (again, "")
+def by_half(images: Images) -> Outputs:
+    return (scores(images)[0] * np.float32(1.5),)
 
 
-def test_how_far_a_refused_program_was_is_not_kept() -> None:
-    refused = Compilation(doubled, 1.0, 1.0, keep_difference=lambda difference: pytest.fail("it is not to serve"))
+def test_a_kept_program_that_is_as_far_off_as_when_it_was_made_is_not_made_again() -> None:
+    kept = Kept(doubled)
+    assert kept.known == pytest.approx(1.0)
+    kept.start()
+    kept.start(lambda images: (scores(images)[0] * np.float32(2.05),))
+    assert (kept.made_again, kept.known) == (0, pytest.approx(1.0))
+    kept.start(by_half)
+    assert kept.made_again == 1
+
+
+def test_how_far_class_maps_are_off_is_counted_in_pixels() -> None:
+    def maps(images: Images) -> Outputs:
+        return classes(images, 1)
+
+    kept = Kept(maps, task=Segmentation(300), reference=classes)
+    assert kept.known == pytest.approx(0.75)
+    kept.start()
+    assert kept.made_again == 0
+    kept.start(lambda images: (classes(images)[0] + np.uint8(1),))
+    assert kept.made_again == 1
+
+
+def test_a_program_that_is_right_leaves_nothing_of_one_before_it_that_was_not() -> None:
+    kept = Kept(doubled)
+    kept.run = scores
+    kept.start(by_half)
+    assert (kept.made_again, kept.known) == (1, 0.0)
+    kept.start()
+    kept.start(doubled)
+    assert (kept.made_again, kept.known) == (2, 0.0)
+
+
+def test_how_far_a_program_is_off_is_kept_only_where_it_is_a_number() -> None:
+    def broken(images: Images) -> Outputs:
+        (rows,) = scores(images)
+        rows[0, 0] = np.inf
+        return (rows,)
+
+    kept = Kept(broken)
+    assert kept.known is None
+    kept.start()
+    assert kept.made_again == 1
+
+
+def test_a_program_that_answers_differently_each_time_is_made_again_each_time() -> None:
+    calls = count(2)
+    kept = Kept(lambda images: (scores(images)[0] * np.float32(next(calls)),))
+    kept.start()
+    assert (kept.made_again, kept.known) == (1, None)
+
+
+def test_a_program_that_is_to_be_refused_is_made_again_whatever_is_known_of_it() -> None:
+    kept = Kept(doubled, narrow={}, verification="warn")
+    kept.start()
+    assert (kept.made_again, kept.known) == (0, pytest.approx(1.0))
     with pytest.raises(ModelFailed):
-        Checked().verifier.admit(Mode.XLA, BUCKETS[2], refused, lambda: refused)
+        kept.start(verification="refuse")
+    assert kept.made_again == 1
 
 
 def test_a_reference_that_fails_fails_no_model_and_is_said() -> None:
