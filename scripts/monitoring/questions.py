@@ -271,7 +271,7 @@ SECTIONS: Final[Mapping[str, tuple[Question, ...]]] = {
         _model(
             "compilations",
             "How many programs were compiled since the start, and when?",
-            _COMPILED,
+            f"{_COMPILED} or on (model) 0 * {_LOADS}",
             Unit.COUNT,
             "model",
             "phase",
