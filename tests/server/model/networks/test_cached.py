@@ -530,6 +530,11 @@ def test_how_far_a_program_was_from_its_model_is_kept(open_cache: Callable[..., 
     assert compiled(Mode.EAGER).difference is None
     compiled(mode, read_only=True).keep_difference(0.5)
     assert compiled(mode).difference == 0.25
+    serving = open_cache()
+    beside_traffic = cached.network(serving, DEVICE, SETTINGS, Source(2.0)).program.compile(mode, BUCKET)
+    serving.stop_filling()
+    beside_traffic.keep_difference(0.75)
+    assert compiled(mode).difference == 0.75
 
 
 def test_each_mode_that_xla_compiles_as_a_whole_keeps_a_program_of_its_own(
