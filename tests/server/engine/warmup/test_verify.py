@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -322,17 +323,15 @@ class Kept:
 
     def start(self, run: Executable | None = None, *, from_cache: bool = True, **settings: Any) -> None:
         """Verifies the kept program, or `run` in its place, as a start does."""
+        kept = replace(self._compiled(), executable=run or self.run, from_cache=from_cache)
+        Checked(**{**self.settings, **settings}).verifier.admit(Mode.XLA, BUCKETS[2], kept, self._again)
 
-        def keep(difference: float) -> None:
-            self.known = difference
+    def _again(self) -> Compilation:
+        self.made_again += 1
+        return self._compiled()
 
-        def again() -> Compilation:
-            self.made_again += 1
-            return Compilation(self.run, 1.0, 1.0, difference=self.known, keep_difference=keep)
-
-        kept = replace(again(), executable=run or self.run, from_cache=from_cache)
-        self.made_again -= 1
-        Checked(**{**self.settings, **settings}).verifier.admit(Mode.XLA, BUCKETS[2], kept, again)
+    def _compiled(self) -> Compilation:
+        return Compilation(self.run, 1.0, 1.0, difference=self.known, keep_difference=partial(setattr, self, "known"))
 
 
 def by_half(images: Images) -> Outputs:
@@ -351,10 +350,7 @@ def test_a_kept_program_that_is_as_far_off_as_when_it_was_made_is_not_made_again
 
 
 def test_how_far_class_maps_are_off_is_counted_in_pixels() -> None:
-    def maps(images: Images) -> Outputs:
-        return classes(images, 1)
-
-    kept = Kept(maps, task=Segmentation(300), reference=classes)
+    kept = Kept(partial(classes, off_by=1), task=Segmentation(300), reference=classes)
     assert kept.known == pytest.approx(0.75)
     kept.start()
     assert kept.made_again == 0
