@@ -3,7 +3,8 @@
 Each front has a row, which it alone writes, and reads those of all. So nobody waits for a lock or calls the kernel, and
 a front that is killed leaves nothing half done that others would need: its row is cleared before the next front of its
 number begins. What fronts decide within the same microseconds they decide without knowing of each other, so that a
-bound may be exceeded by what is taken in that time. A server of one process has a table of one row, where nothing is.
+bound may be exceeded by what is taken in that time; but all of it is counted. A server of one process has a table of
+one row, where nothing is.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 WORD_BYTES: Final = 8
 """Of each number in the table: processors read and write an aligned word as a whole."""
@@ -85,10 +86,18 @@ class _Row(NamedTuple):
     """Hashes; 0 where there is no account."""
     under_way: memoryview
     """Images, or what else is counted."""
-    levels: memoryview[float]
-    """Images that might be asked for when the front last changed the account."""
+    taken: memoryview
+    """Images that this front has ever counted. Each writes its own part: none overwrites another's."""
+    granted: memoryview[float]
+    """Images that all fronts together might ever have counted, when this one last changed the account."""
     at: memoryview[float]
     """When that was, in seconds."""
+
+    @classmethod
+    def of(cls, columns: Iterator[memoryview]) -> Self:
+        """Returns a row of the next columns."""
+        names, under_way, taken, granted, at = (next(columns) for _ in cls._fields)
+        return cls(names.cast("Q"), under_way.cast("q"), taken.cast("q"), granted.cast("d"), at.cast("d"))
 
     def find(self, name: int) -> int | None:
         """Returns the place of an account."""
@@ -105,7 +114,7 @@ class _Row(NamedTuple):
             range(first, first + WAYS),
             key=lambda place: (self.names[place] != 0, self.under_way[place] > 0, self.at[place]),
         )
-        self.under_way[place], self.levels[place], self.at[place] = 0, 0.0, NEVER
+        self.under_way[place], self.taken[place], self.granted[place], self.at[place] = 0, 0, 0.0, NEVER
         self.names[place] = name
         return place
 
@@ -113,40 +122,53 @@ class _Row(NamedTuple):
 class Account:
     """What one name has in use at all fronts, as it was when this was made."""
 
-    __slots__ = ("_name", "_own", "_place", "at", "level", "under_way")
+    __slots__ = ("_granted", "_name", "_own", "_place", "_taken", "at", "under_way")
 
     def __init__(self, name: int, rows: list[_Row], own: _Row) -> None:
         self._name = name
         self._own = own
         self.under_way = 0
         """Under way."""
-        self.level, self.at = 0.0, NEVER
-        """Images that might be asked for at the time `at`, in seconds, as whoever changed it last has left it."""
+        self.at = NEVER
+        """When it was last changed, in seconds."""
+        self._taken, self._granted = 0, 0.0
         self._place: int | None = None
         """Where this front had it last."""
-        for row in rows:
-            if (place := row.find(name)) is None:
-                continue
+        places = [(row, place) for row in rows if (place := row.find(name)) is not None]
+        # In the opposite order of `begin`, so that what is granted never includes more than what is seen as taken.
+        for row, place in places:
+            if (at := row.at[place]) > self.at:
+                self._granted, self.at = row.granted[place], at
+        for row, place in places:
+            self.under_way += row.under_way[place]
+            self._taken += row.taken[place]
             if row is own:
                 self._place = place
-            self.under_way += row.under_way[place]
-            at = row.at[place]  # before the level, which is written first
-            if at > self.at:
-                self.level, self.at = row.levels[place], at
 
     @property
     def is_known(self) -> bool:
         """Whether anybody has changed it, and it was not forgotten."""
         return self.at > NEVER
 
-    def change(self, images: int, level: float, at: float) -> None:
-        """Counts `images` as under way, and leaves `level`."""
+    @property
+    def level(self) -> float:
+        """Images that might be asked for at the time `at`; below 0 where more were taken than that."""
+        return self._granted - self._taken
+
+    def begin(self, images: int, level: float, at: float) -> None:
+        """Counts `images` as under way and as taken, of `level` that might be asked for at the time `at`."""
         own, place = self._own, self._found()
         if place is None:
             place = self._place = own.claim(self._name)
         own.under_way[place] += images
-        own.levels[place] = level
+        own.taken[place] += images
+        own.granted[place] = self._taken + level
         own.at[place] = at
+
+    def give_back(self, images: int) -> None:
+        """Counts `images` as never taken, unless the account was forgotten meanwhile. They may still be under way."""
+        if (place := self._found()) is not None:
+            self._own.taken[place] -= images
 
     def end(self, images: int) -> None:
         """Counts `images` no longer, unless the account was forgotten meanwhile."""
@@ -195,13 +217,7 @@ class Usage:
         self._serving = memory[SECRET_BYTES:HEAD_BYTES].cast("q")
         words = (numbers[start : start + PLACES * WORD_BYTES] for start in _areas(fronts))
         self._amounts = numbers[: len(Kind) * fronts * WORD_BYTES].cast("q")
-        listed, others = (
-            [
-                _Row(next(words).cast("Q"), next(words).cast("q"), next(words).cast("d"), next(words).cast("d"))
-                for _ in range(fronts)
-            ]
-            for _ in range(2)
-        )
+        listed, others = ([_Row.of(words) for _ in range(fronts)] for _ in range(2))
         self._rows = (listed, others)
         self.fronts, self.front = fronts, front
         self.listed = Accounts(secret, listed, front)

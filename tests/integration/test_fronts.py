@@ -326,7 +326,9 @@ def test_limits_hold_for_all_fronts_together_and_a_killed_one_takes_nothing_with
     outcomes = Counter(client.ask(1) for client in used)
     assert outcomes == {Status.OK: CHANNELS}
     brake.pull()
-    calls = [client.send(number) for number, client in enumerate(used)]
+    calls = [client.send(number) for number, client in enumerate(used[:8])]
+    until(lambda: server.metric("xlaserve_in_flight_images", model="noop") == 8, "not 8 are under way")
+    calls += [client.send(number) for number, client in enumerate(used[8:], 8)]
     until(lambda: server.metric("xlaserve_requests_limited_total", limit="max_images") == 8, "not 8 were refused")
     processes(server)["xlaserve front 1"].kill()
     until(lambda: server.stderr.count("is ready") == 4, "no other front came")

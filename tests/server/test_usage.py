@@ -52,6 +52,30 @@ while True:
             held.own += 1000
             held.own -= 1000
 """
+SPENT_IMAGES = 20_000
+SPEND = f"""
+import sys
+from xlaserve.access.caller import Caller, Limit
+from xlaserve.access.limits import Limiter
+from xlaserve.errors import LimitExceeded
+from xlaserve.usage import Kind, Usage
+
+file, fronts, front = map(int, sys.argv[1:])
+usage = Usage(file, fronts, front)
+limiter = Limiter(lambda: 1.0, usage=usage)
+caller = Caller("shop", frozenset(), limits=(Limit(images_per_s=1.0, burst_images={SPENT_IMAGES}),))
+started = usage.amount(Kind.CALLS)
+started.own = 1
+while started.total < fronts:
+    pass  # so that all begin at the same time
+taken = 0
+try:
+    while True:
+        with limiter.hold(caller, "digits", 1):
+            taken += 1
+except LimitExceeded:
+    print(taken)
+"""
 
 
 @contextmanager
@@ -179,16 +203,42 @@ def test_processes_that_are_killed_leave_nothing_in_use() -> None:
 
 
 def test_a_count_that_another_front_changed_last_is_what_holds(fronts: list[Usage]) -> None:
-    one, other = (front.listed.look("shop") for front in fronts[:2])
+    one = fronts[0].listed.look("shop")
     assert not one.is_known
-    one.change(3, 5.0, at=1.0)
-    other.change(4, 2.0, at=2.0)
+    one.begin(3, 5.0, at=1.0)
+    fronts[1].listed.look("shop").begin(4, 6.0, at=2.0)
     seen = fronts[2].listed.look("shop")
     assert (seen.under_way, seen.level, seen.at) == (7, 2.0, 2.0)
     one.end(3)
     seen = fronts[2].listed.look("shop")
     assert (seen.under_way, seen.level, seen.at) == (4, 2.0, 2.0)
+    one.give_back(3)
+    assert fronts[2].listed.look("shop").level == 5.0
     assert not fronts[2].others.look("shop").is_known
+
+
+def test_what_fronts_take_at_the_same_moment_is_all_counted(fronts: list[Usage]) -> None:
+    for account in [front.listed.look("shop") for front in fronts]:
+        account.begin(2, 5.0, at=1.0)
+    seen = fronts[0].listed.look("shop")
+    assert (seen.under_way, seen.level, seen.at) == (6, -1.0, 1.0)
+
+
+def test_busy_fronts_let_a_caller_have_its_burst_and_no_more() -> None:
+    file = usage.create(FRONTS)
+    command = [sys.executable, "-c", SPEND, str(file), str(FRONTS)]
+    try:
+        with ExitStack() as running:
+            spenders = [
+                subprocess.Popen([*command, str(front)], stdout=subprocess.PIPE, pass_fds=[file])
+                for front in range(FRONTS)
+            ]
+            for spender in spenders:
+                running.callback(spender.kill)
+            taken = sum(int(spender.communicate(timeout=PATIENCE_S)[0]) for spender in spenders)
+    finally:
+        os.close(file)
+    assert SPENT_IMAGES <= taken < SPENT_IMAGES + FRONTS  # each may find the last image at the same moment
 
 
 async def test_messages_of_all_fronts_are_bounded_together(fronts: list[Usage]) -> None:

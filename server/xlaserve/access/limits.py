@@ -66,13 +66,12 @@ class Limiter:
         counts, now = self._counts(caller, model)
         self._check(caller, counts, images)
         for count in counts:
-            count.account.change(images, count.level - images, now)
+            count.account.begin(images, count.level, now)
         try:
             yield
         except (QueueFull, DeadlineUnreachable):
-            latest, now = self._counts(caller, model)
-            for count in latest:
-                count.account.change(0, count.level + images, now)
+            for count in counts:
+                count.account.give_back(images)
             raise
         finally:
             for count in counts:

@@ -109,7 +109,7 @@ class CallAdmission:
         account = self._accounts.look(f"calls from {address}")
         if account.under_way >= most:
             raise QueueFull(f"max_calls_per_address: expected at most {most} calls at a time, got one more")
-        account.change(1, 0.0, self._clock())
+        account.begin(1, 0.0, self._clock())
         self._addresses[call] = account
 
     def work(self, call: CallTask) -> None:
