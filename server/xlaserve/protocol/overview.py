@@ -191,7 +191,7 @@ def _program(entry: Entry) -> Json:
         "from_cache": entry.from_cache,
         "in_background": entry.in_background,
         "difference": verified.difference.largest if verified and verified.difference else None,
-        "fault": verified.fault if verified else "",
+        "fault": verified.fault.text if verified and verified.fault else "",
     }
 
 

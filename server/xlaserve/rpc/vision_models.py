@@ -120,7 +120,7 @@ def _program(entry: Entry) -> pb.Program:
             batch_dependence=verified.dependence,
             is_batch_dependent=verified.is_dependent,
             not_finite_images=verified.not_finite,
-            fault=verified.fault,
+            fault=verified.fault.text if verified.fault else "",
         )
     return pb.Program(
         mode=entry.mode,

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,20 @@ NARROW_SAMPLE_IMAGES: Final = 16
 Rows = NDArray[np.intp]
 
 
+class Fault(NamedTuple):
+    """What is wrong with a program."""
+
+    text: str
+    difference: float
+    """How far the worst of its answers is off, as a share of the largest number, or of the pixels; infinite where there
+    is more to it."""
+    is_gross: bool
+    """Whether it is more than rounding could ever be."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
 @dataclass(frozen=True, slots=True)
 class Verified:
     """What was found out about a program."""
@@ -51,13 +65,7 @@ class Verified:
     largest number; that of the image with the largest."""
     not_finite: int = 0
     """How many of the images were answered with NaN or infinity."""
-    fault: str = ""
-    """What is wrong with the program; empty where nothing is."""
-    fault_difference: float = 0.0
-    """How far the worst of the answers that are the fault is off, as a share of the largest number, or of the pixels;
-    infinite where there is more to the fault."""
-    is_gross: bool = False
-    """Whether the fault is more than rounding could ever be."""
+    fault: Fault | None = None
     is_dependent: bool = False
     """Whether the model's rows depend on each other."""
     fastest_s: float = field(default=math.inf, compare=False)
@@ -125,41 +133,42 @@ class Verifier:
         """
         with self._lock:
             verified = self._verify(mode, bucket, compilation.executable)
-            if verified.fault and compilation.from_cache and not self._is_as_made(mode, verified, compilation):
-                log.warning("compile cache: mode %s, bucket %s: %s; it is made again", mode, bucket, verified.fault)
+            fault = verified.fault
+            if fault and compilation.from_cache and not self._is_as_made(mode, fault, compilation):
+                log.warning("compile cache: mode %s, bucket %s: %s; it is made again", mode, bucket, fault)
                 compilation.forget()
                 compilation = again()
                 verified = self._verify(mode, bucket, compilation.executable)
             for warning in compilation.warnings:
                 self._warn(warning)
             self._judge(mode, bucket, verified)
-            self._keep_difference(verified, compilation)
+            self._keep_difference(verified.fault, compilation)
         return compilation, verified
 
     def forget(self, height: int, width: int) -> None:
         """Drops the images of a resolution of which no more programs are made, and the reference's answers."""
         self._samples.pop((height, width), None)
 
-    def _is_as_made(self, mode: Mode, verified: Verified, compilation: Compilation) -> bool:
-        if self._is_refused(mode, verified) or not compilation.difference:
+    def _is_as_made(self, mode: Mode, fault: Fault, compilation: Compilation) -> bool:
+        if self._is_refused(mode, fault) or not compilation.difference:
             return False
-        return math.isclose(verified.fault_difference, compilation.difference, rel_tol=AS_MADE)
+        return math.isclose(fault.difference, compilation.difference, rel_tol=AS_MADE)
 
-    def _keep_difference(self, verified: Verified, compilation: Compilation) -> None:
+    def _keep_difference(self, fault: Fault | None, compilation: Compilation) -> None:
         """Keeps how far off a program is that was made just now; that one is not, too, where the one before it was."""
         if compilation.from_cache:
             return
-        difference = verified.fault_difference if math.isfinite(verified.fault_difference) else 0.0
+        difference = fault.difference if fault and math.isfinite(fault.difference) else 0.0
         if difference or compilation.difference:
             compilation.keep_difference(difference)
 
-    def _is_refused(self, mode: Mode, verified: Verified) -> bool:
-        return self._refuses and verified.is_gross and mode.traits.uses_compiler and mode not in self._narrow
+    def _is_refused(self, mode: Mode, fault: Fault) -> bool:
+        return self._refuses and fault.is_gross and mode.traits.uses_compiler and mode not in self._narrow
 
     def _judge(self, mode: Mode, bucket: Bucket, verified: Verified) -> None:
         where = f"mode {mode}, bucket {bucket}"
         if verified.fault:
-            if self._is_refused(mode, verified):
+            if self._is_refused(mode, verified.fault):
                 raise ModelFailed(f"{where}: {verified.fault} (verification: warn serves it all the same)")
             self._warn(f"{where}: {verified.fault}")
         if verified.not_finite:
@@ -207,29 +216,27 @@ class Verifier:
         not_finite = _not_finite(answers, order)
         if are_alike:
             return Verified(difference, dependence, not_finite)
-        fault, fault_difference, is_gross = self._fault(executable, probes, most)
-        if not fault and difference is not None:
+        fault = self._fault(executable, probes, most)
+        if fault is None and difference is not None:
             dependence = max(dependence, difference.largest)
-        return Verified(difference, dependence, not_finite, fault, fault_difference, is_gross, is_dependent=not fault)
+        return Verified(difference, dependence, not_finite, fault, is_dependent=fault is None)
 
-    def _fault(
-        self, executable: Executable, probes: list[tuple[Images, Outputs]], most: float
-    ) -> tuple[str, float, bool]:
-        """Returns what is wrong with a program whose answers to an image differ, by how much, and whether that is
-        gross; empty where the model itself answers so."""
+    def _fault(self, executable: Executable, probes: list[tuple[Images, Outputs]], most: float) -> Fault | None:
+        """Returns what is wrong with a program whose answers to an image differ; None where the model itself answers
+        so."""
         images, got = probes[0]
         if not self._are_alike(self._apart(got, executable(images)), most):
-            return "it answers the same batch differently each time", math.inf, True
+            return Fault("it answers the same batch differently each time", math.inf, is_gross=True)
         if self._reference is None:
-            return "", 0.0, False
+            return None
         for images, got in probes:
             wanted = self._reference(images)
             apart = self._apart(wanted, got)
             if not self._are_alike(apart, most):
                 found = compare(wanted, got, self._task)
-                fault = f"it computes something other than its model: {found}, and at most {most:g} is rounding"
-                return fault, float(apart.max()), not self._are_alike(apart, max(GROSS, most))
-        return "", 0.0, False
+                text = f"it computes something other than its model: {found}, and at most {most:g} is rounding"
+                return Fault(text, float(apart.max()), is_gross=not self._are_alike(apart, max(GROSS, most)))
+        return None
 
     def _sample(self, bucket: Bucket) -> tuple[Images, Outputs | None]:
         """Returns the images of a resolution, and their reference's answers, which it gave once for all programs."""

@@ -80,7 +80,7 @@ def test_a_program_that_answers_as_its_reference_passes_without_a_word(bucket: B
     assert verified.difference is not None
     assert verified.difference.largest < 1e-6
     assert verified.difference.agreement == 1.0
-    assert (verified.fault, verified.is_dependent, verified.not_finite) == ("", False, 0)
+    assert (verified.fault, verified.is_dependent, verified.not_finite) == (None, False, 0)
     assert not checked.warnings
     assert not checked.verifier.is_dependent
 
@@ -107,8 +107,9 @@ def test_a_program_of_xla_with_one_row_beyond_rounding_is_refused(bucket: Bucket
 def test_a_program_of_xla_that_is_off_by_little_more_than_rounding_is_said_and_serves() -> None:
     checked = Checked()
     verified = checked(lambda images: (scores(images)[0] * np.float32(1 + 5 * EXACT),), BUCKETS[1])
-    assert "something other than" in verified.fault
-    assert not verified.is_gross
+    assert verified.fault is not None
+    assert "something other than" in verified.fault.text
+    assert not verified.fault.is_gross
     assert len(checked.warnings) == 1
     assert not checked.verifier.is_dependent
 
@@ -118,14 +119,14 @@ def test_rounding_is_not_refused() -> None:
         (rows,) = scores(images)
         return (rows * np.float32(1 + 1e-4),)
 
-    assert Checked()(rounded, BUCKETS[3]).fault == ""
+    assert Checked()(rounded, BUCKETS[3]).fault is None
 
 
 @pytest.mark.parametrize(("settings", "mode"), [({"verification": "warn"}, Mode.XLA), ({}, Mode.GRAPH)])
 def test_what_is_not_to_be_refused_is_said(settings: dict[str, Any], mode: Mode) -> None:
     checked = Checked(**settings)
     verified = checked(lambda images: (scores(images)[0] * 2,), BUCKETS[1], mode)
-    assert "something other than" in verified.fault
+    assert "something other than" in str(verified.fault)
     assert len(checked.warnings) == 1
     assert "bucket 2x12x12" in checked.warnings[0]
     assert not checked.verifier.is_dependent
@@ -133,14 +134,14 @@ def test_what_is_not_to_be_refused_is_said(settings: dict[str, Any], mode: Mode)
 
 def test_narrow_numbers_may_be_further_off_and_are_never_refused() -> None:
     checked = Checked(narrow={Mode.XLA: MAX_RELATIVE})
-    assert checked(lambda images: (scores(images)[0] * np.float32(1.05),), BUCKETS[1]).fault == ""
+    assert checked(lambda images: (scores(images)[0] * np.float32(1.05),), BUCKETS[1]).fault is None
     assert checked(lambda images: (scores(images)[0] * np.float32(1.5),), BUCKETS[1]).fault
     assert len(checked.warnings) == 1
 
 
 def test_a_mode_that_is_narrow_does_not_make_another_less_exact() -> None:
     checked = Checked(narrow={Mode.OPENVINO: MAX_RELATIVE_INT8})
-    assert checked(lambda images: (scores(images)[0] * np.float32(1.2),), BUCKETS[1], Mode.OPENVINO).fault == ""
+    assert checked(lambda images: (scores(images)[0] * np.float32(1.2),), BUCKETS[1], Mode.OPENVINO).fault is None
     with pytest.raises(ModelFailed, match="mode xla, bucket 2x12x12: it computes something other than its model"):
         checked(lambda images: (scores(images)[0] * np.float32(1.05),), BUCKETS[1], Mode.XLA)
 
@@ -180,7 +181,7 @@ def test_a_model_with_one_size_of_batch_is_given_no_other(batch: int) -> None:
 
     bucket = Bucket(batch, SIDE, SIDE)
     checked = Checked(fixed, buckets=[bucket])
-    assert checked(fixed, bucket).fault == ""
+    assert checked(fixed, bucket).fault is None
     with pytest.raises(ModelFailed, match="something other than"):
         checked(lambda images: (scores(images)[0] * 2,), bucket)
 
@@ -197,7 +198,7 @@ def test_rows_that_depend_on_each_other_are_found(bucket: Bucket, model: Executa
     checked = Checked(model if has_reference else None)
     verified = checked(model, bucket)
     assert verified.is_dependent
-    assert verified.fault == ""
+    assert verified.fault is None
     assert verified.dependence > 0.01
     assert checked.verifier.is_dependent
     assert len(checked.warnings) == 1
@@ -232,7 +233,7 @@ def test_answers_that_change_from_run_to_run_are_no_dependence() -> None:
 
     checked = Checked()
     verified = checked(counting, BUCKETS[2], Mode.GRAPH)
-    assert verified.fault == "it answers the same batch differently each time"
+    assert str(verified.fault) == "it answers the same batch differently each time"
     assert not verified.is_dependent
 
 
@@ -248,7 +249,7 @@ def test_nan_and_infinity_are_counted_by_image_and_said_with_mode_and_bucket() -
     for bucket in BUCKETS:
         verified = checked(broken, bucket)
         assert 0 < verified.not_finite < SAMPLE_IMAGES
-        assert (verified.fault, verified.is_dependent) == ("", False)
+        assert (verified.fault, verified.is_dependent) == (None, False)
     assert len(checked.warnings) == len(BUCKETS)
     assert "mode xla, bucket 4x12x12: NaN or infinity" in checked.warnings[3]
 
@@ -271,7 +272,7 @@ def test_class_maps_are_held_to_the_pixel_and_objects_may_change_places() -> Non
         return (np.where(images[..., 0] < 32, 9, images[..., 0] // 64).astype(np.uint8),)
 
     segmenting = Checked(class_map, task=Segmentation(10))
-    assert segmenting(class_map, BUCKETS[3]).fault == ""
+    assert segmenting(class_map, BUCKETS[3]).fault is None
     with pytest.raises(ModelFailed, match="agreement"):
         segmenting(other, BUCKETS[3])
 
@@ -283,7 +284,7 @@ def test_class_maps_are_held_to_the_pixel_and_objects_may_change_places() -> Non
         return np.zeros((len(rows), 5, 4), np.float32), rows, np.zeros(rows.shape, np.int32), counts
 
     detecting = Checked(objects, task=Detection(3, max_detections=5))
-    assert detecting(lambda images: objects(images, first_is_other=True), BUCKETS[4]).fault == ""
+    assert detecting(lambda images: objects(images, first_is_other=True), BUCKETS[4]).fault is None
     with pytest.raises(ModelFailed):
         detecting(lambda images: objects(255 - images), BUCKETS[4])
 
@@ -296,7 +297,7 @@ def test_a_wrong_program_of_the_compile_cache_is_forgotten_and_made_anew() -> No
     again = Compilation(scores, 1.0, 1.0)
     compilation, verified = Checked().verifier.admit(Mode.XLA, BUCKETS[2], kept, lambda: again)
     assert compilation is again
-    assert verified.fault == ""
+    assert verified.fault is None
     assert forgotten == [True]
 
 
