@@ -293,21 +293,34 @@ def test_a_function_graph_gives_what_it_captured() -> None:
         assert any(inside is symbol for symbol in function.graph.inputs)
 
 
-def test_a_function_graph_captures_what_it_is_given() -> None:
+def test_a_concrete_function_is_called_with_what_it_captured() -> None:
     with needed(
-        "FuncGraph.capture",
-        by="runtimes/tf/stablehlo.py",
-        breaks="a program from the compile cache holds a copy of the weights as constants, or can't be called",
+        "ConcreteFunction's inference_fn.call_flat and captured_inputs",
+        by="runtimes/tf/executable.py",
+        breaks="no program that is not from the compile cache runs",
     ):
         weights = tf.constant([2.0, 3.0])
-
-        def run(values: tf.Tensor) -> tf.Tensor:
-            graph: Any = tf.compat.v1.get_default_graph()
-            return values * graph.capture(weights)
-
-        function = tf.function(run, autograph=False).get_concrete_function(tf.TensorSpec(2, tf.float32))
+        function = tf.function(lambda values: (values * weights, values), autograph=False).get_concrete_function(
+            tf.TensorSpec(2, tf.float32)
+        )
         assert function.captured_inputs[0] is weights
-        assert function(tf.ones(2)).numpy().tolist() == [2.0, 3.0]
+        product, same = function.inference_fn.call_flat(tf.ones(2), *function.captured_inputs)
+        assert (product.numpy().tolist(), same.numpy().tolist()) == ([2.0, 3.0], [1.0, 1.0])
+
+
+def test_a_function_that_was_registered_is_called_by_its_name() -> None:
+    with needed(
+        "context.context().call_function, and import_graph_def, which registers functions outside of a graph",
+        by="runtimes/tf/stablehlo.py",
+        breaks="no program of the compile cache runs",
+    ):
+        function = tf.function(lambda values: (values + 1.0, values)).get_concrete_function(tf.TensorSpec(2))
+        library = tf.compat.v1.GraphDef()
+        library.library.function.add().CopyFrom(function.function_def)
+        library.library.function[0].signature.name = "registered"
+        tf.import_graph_def(library, name="")
+        more, same = context.context().call_function(b"registered", [tf.ones(2)], 2)
+        assert (more.numpy().tolist(), same.numpy().tolist()) == ([2.0, 2.0], [1.0, 1.0])
 
 
 def test_a_module_of_stablehlo_is_an_operation() -> None:
@@ -321,7 +334,7 @@ def test_a_module_of_stablehlo_is_an_operation() -> None:
         weight = tf.Variable(3.0)
         shape = (2, 1, 1, 3)
         exported = export(lambda pixels: (tf.cast(pixels, tf.float32) * weight,), shape)
-        (values,) = load(exported, shape, "cpu")(tf.ones(shape, tf.uint8))
+        (values,) = load(exported, "cpu")(tf.ones(shape, tf.uint8))
         assert values.numpy().tolist() == np.full(shape, 3.0).tolist()
 
 

@@ -380,7 +380,7 @@ class CachedProgram:
     ) -> tuple[Compilation, dict[str, bytes]]:
         """Compiles or loads a function by running it, and returns the executables that TensorFlow then has."""
         try:
-            function = Function(stablehlo.load(traced, (*bucket, CHANNELS), self.device.kind))
+            function = Function(stablehlo.load(traced, self.device.kind))
             compilation = run_first(function, bucket, began, run_s=cost and cost.alone_s)
         finally:
             executables = persistent_cache.take(traced.name)  # one that can't be loaded fails the next try as well

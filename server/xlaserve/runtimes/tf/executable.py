@@ -336,6 +336,7 @@ class Function:
 
     def __init__(self, function: Forward) -> None:
         self.function = function
+        self._call = _flat(function) if isinstance(function, tf.types.experimental.ConcreteFunction) else function
 
     def release_graph(self) -> None:
         """Frees the graph of a concrete function in Python, and what it keeps of those that it calls, for good.
@@ -351,7 +352,16 @@ class Function:
         """Runs `images` and returns the outputs. Raises OutOfDeviceMemory, or what TensorFlow does."""
         with memory_named():
             # `numpy` waits for the result and copies it out of TensorFlow's memory.
-            return tuple(output.numpy() for output in self.function(tf.convert_to_tensor(images)))
+            return tuple(output.numpy() for output in self._call(tf.convert_to_tensor(images)))
+
+
+def _flat(concrete: Any) -> Forward:
+    """Returns what calls a concrete function of one tensor without a walk over its variables and structures in Python.
+
+    That takes 70 us of MobileNetV2's 54 weights, and 200 us of ResNet50's 188, in which no other lane can start.
+    """
+    call, captured = concrete.inference_fn.call_flat, tuple(concrete.captured_inputs)
+    return lambda images: call(images, *captured)
 
 
 def stablehlo(executable: Executable) -> str:

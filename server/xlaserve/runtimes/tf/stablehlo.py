@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from xlaserve.runtimes.tf.persistent_cache import PREFIX
 
@@ -61,43 +62,14 @@ def export(function: Callable[[tf.Tensor], Sequence[tf.Tensor]], shape: tuple[in
     )
 
 
-def load(
-    traced: TracedFunction, shape: tuple[int, ...], device: Literal["cpu", "gpu"]
-) -> Callable[[tf.Tensor], tuple[tf.Tensor, ...]]:
-    """Returns the function, which XLA compiles at its first call, for uint8 images of `shape`."""
-    library = _library(traced, PLATFORMS[device])
-    (inner,) = library.library.function
-    tf.import_graph_def(library, name="")  # outside of a graph, this is how a function is registered with TensorFlow
-
-    graph_def = tf.compat.v1.GraphDef()
-    graph_def.CopyFrom(library)
-    call = graph_def.node.add(name="call", op="StatefulPartitionedCall")
-    call.attr["f"].func.name = traced.name
-    call.attr[MUST_COMPILE].b = True
-    for argument in inner.signature.input_arg:
-        node = graph_def.node.add(name=argument.name, op="Placeholder")
-        node.attr["dtype"].type = argument.type
-        call.input.append(argument.name)
-        call.attr["Tin"].list.type.append(argument.type)
-    call.attr["Tout"].list.type.extend(output.type for output in inner.signature.output_arg)
-    names = [argument.name for argument in inner.signature.input_arg]
-
-    def run(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        graph: Any = tf.compat.v1.get_default_graph()
-        tensors = (pixels, *map(graph.capture, traced.arguments))
-        outputs = tf.import_graph_def(
-            graph_def,
-            input_map={f"{name}:0": tensor for name, tensor in zip(names, tensors, strict=True)},
-            return_elements=[f"call:{index}" for index in range(len(traced.outputs))],
-            name="",
-        )
-        return tuple(outputs)
-
-    spec = tf.TensorSpec(shape, tf.uint8, name=PIXELS)
-    concrete: Callable[[tf.Tensor], tuple[tf.Tensor, ...]] = tf.function(
-        run, autograph=False, jit_compile=False
-    ).get_concrete_function(spec)
-    return concrete
+def load(traced: TracedFunction, device: Literal["cpu", "gpu"]) -> Callable[[tf.Tensor], tuple[tf.Tensor, ...]]:
+    """Returns the function, which XLA compiles at its first call."""
+    # Outside of a graph, this is how a function is registered with TensorFlow.
+    tf.import_graph_def(_library(traced, PLATFORMS[device]), name="")
+    name, arguments, outputs = traced.name.encode(), traced.arguments, len(traced.outputs)
+    call = context.context().call_function
+    # By its name: a graph around it would be made, and walked through at each call, for nothing.
+    return lambda pixels: tuple(call(name, [pixels, *arguments], outputs))
 
 
 def _library(traced: TracedFunction, platform: str) -> Any:
