@@ -89,7 +89,7 @@ class _Row(NamedTuple):
     taken: memoryview
     """Images that this front has ever counted. Each writes its own part: none overwrites another's."""
     granted: memoryview[float]
-    """Images that all fronts together might ever have counted, when this one last changed the account."""
+    """Images that all fronts together could have counted by the time when this one last changed the account."""
     at: memoryview[float]
     """When that was, in seconds."""
 
@@ -122,7 +122,7 @@ class _Row(NamedTuple):
 class Account:
     """What one name has in use at all fronts, as it was when this was made."""
 
-    __slots__ = ("_granted", "_name", "_own", "_place", "_taken", "at", "under_way")
+    __slots__ = ("_elsewhere", "_granted", "_name", "_own", "_place", "_taken", "at", "under_way")
 
     def __init__(self, name: int, rows: list[_Row], own: _Row) -> None:
         self._name = name
@@ -131,19 +131,25 @@ class Account:
         """Under way."""
         self.at = NEVER
         """When it was last changed, in seconds."""
-        self._taken, self._granted = 0, 0.0
+        self._taken, self._elsewhere, self._granted = 0, 0, 0.0
         self._place: int | None = None
         """Where this front had it last."""
         places = [(row, place) for row in rows if (place := row.find(name)) is not None]
-        # In the opposite order of `begin`, so that what is granted never includes more than what is seen as taken.
+        # In the opposite order of `begin`: what was taken before something was granted is seen with it. A place may
+        # have become another name's meanwhile.
         for row, place in places:
-            if (at := row.at[place]) > self.at:
-                self._granted, self.at = row.granted[place], at
+            at, granted = row.at[place], row.granted[place]
+            if at > self.at and row.names[place] == name:
+                self._granted, self.at = granted, at
         for row, place in places:
-            self.under_way += row.under_way[place]
-            self._taken += row.taken[place]
+            under_way, taken = row.under_way[place], row.taken[place]
+            if row.names[place] != name:
+                continue
+            self.under_way += under_way
             if row is own:
-                self._place = place
+                self._taken, self._place = taken, place
+            else:
+                self._elsewhere += taken
 
     @property
     def is_known(self) -> bool:
@@ -153,16 +159,17 @@ class Account:
     @property
     def level(self) -> float:
         """Images that might be asked for at the time `at`; below 0 where more were taken than that."""
-        return self._granted - self._taken
+        return self._granted - self._elsewhere - self._taken
 
     def begin(self, images: int, level: float, at: float) -> None:
         """Counts `images` as under way and as taken, of `level` that might be asked for at the time `at`."""
         own, place = self._own, self._found()
         if place is None:
             place = self._place = own.claim(self._name)
+        taken = own.taken[place]
         own.under_way[place] += images
-        own.taken[place] += images
-        own.granted[place] = self._taken + level
+        own.taken[place] = taken + images
+        own.granted[place] = self._elsewhere + taken + level
         own.at[place] = at
 
     def give_back(self, images: int) -> None:

@@ -238,7 +238,8 @@ def test_busy_fronts_let_a_caller_have_its_burst_and_no_more() -> None:
             taken = sum(int(spender.communicate(timeout=PATIENCE_S)[0]) for spender in spenders)
     finally:
         os.close(file)
-    assert SPENT_IMAGES <= taken < SPENT_IMAGES + FRONTS  # each may find the last image at the same moment
+    # Each may find the first image and the last one at the same moment as others.
+    assert SPENT_IMAGES <= taken <= SPENT_IMAGES + 2 * FRONTS
 
 
 async def test_messages_of_all_fronts_are_bounded_together(fronts: list[Usage]) -> None:

@@ -13,8 +13,8 @@ from xlaserve.usage import Account, Usage
 
 RATE: Final = "images_per_s"
 UNDER_WAY: Final = "max_images"
-TOLERANCE: Final = 1e-6
-"""Of an image, by which floating-point numbers may be too small."""
+TOLERANCE: Final = 1e-3
+"""Of an image, by which floating-point numbers may be too small, after billions of images too."""
 
 
 @dataclass(slots=True, eq=False)

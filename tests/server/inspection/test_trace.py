@@ -61,7 +61,7 @@ def test_instructions_that_wait_for_each_other_take_no_longer_than_all_together(
         for _ in range(5):
             products(images).numpy()
         took_s = time.perf_counter() - began
-    assert sum(trace.instruction_s(tmp_path).values()) < took_s
+    assert took_s / 10 < sum(trace.instruction_s(tmp_path).values()) < took_s
 
 
 @pytest.mark.parametrize(
