@@ -136,6 +136,8 @@ class Lowering(StrEnum):
     """Maximum and average pooling over small windows as shifted images, over all pixels as sums of slices."""
     RESIZE = "resize"
     """Bilinear resizing as means of gathered rows and columns."""
+    MICRO_BATCHES = "micro_batches"
+    """Batches two images at a time, where each lane has one thread."""
 
 
 BoxFormat = Literal["xyxy", "yxyx", "xywh", "center_xywh", "rel_xyxy", "rel_yxyx", "rel_xywh", "rel_center_xywh"]
@@ -346,7 +348,7 @@ class ModelSettings(Frozen):
     disable_lowerings: tuple[Lowering, ...] = ()
     """On a CPU, XLA runs some operations of models in another form, which is faster and gives the same result up to
     rounding: `float32` (of models that compute in less), `depthwise`, `grouped`, `stem`, `pointwise`, `small`,
-    `winograd`, `normalization`, `pooling` and `resize`. Those named here are left as they are."""
+    `winograd`, `normalization`, `pooling`, `resize` and `micro_batches`. Those named here are left as they are."""
     default_mode: Mode | None = None
     """The mode of a request that names none; the first of `modes` by default."""
     buckets: tuple[BucketSettings, ...] = (BucketSettings(1), *map(BucketSettings, (2, 4, 8, 16)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -74,14 +74,21 @@ class Cost:
 
 
 def instructions(module: Module) -> list[tuple[Instruction, Cost]]:
-    """Returns what the program runs, the instructions of the entry computation in their order, with what each costs."""
-    entry = module.entry
-    costs = _Costs(module)
-    return [
-        (each, Cost(costs.flops(each, entry), costs.bytes(each, entry)))
-        for each in entry.instructions.values()
-        if each.opcode not in FREE
-    ]
+    """Returns what the program runs, the instructions of the entry computation in their order, with what each costs.
+
+    In the place of a loop are the instructions of its body and its condition, with what all rounds cost together.
+    """
+    return list(_run(module.entry, 1, _Costs(module), module))
+
+
+def _run(computation: Computation, rounds: int, costs: _Costs, module: Module) -> Iterator[tuple[Instruction, Cost]]:
+    for each in computation.instructions.values():
+        if each.opcode == "while":
+            for name in each.called:
+                yield from _run(module.computations[name], rounds * _trips(each), costs, module)
+        elif each.opcode not in FREE:
+            flops, size_bytes = costs.flops(each, computation), costs.bytes(each, computation)
+            yield each, Cost(rounds * flops, rounds * size_bytes)
 
 
 class _Costs:

@@ -153,5 +153,5 @@ def rows(module: Module, machine: Machine, measured_s: Mapping[str, float]) -> t
 
 
 def fusions(module: Module) -> dict[str, int]:
-    """Returns how many fusions of each kind the program runs."""
-    return dict(Counter(each.kind for each in module.entry.instructions.values() if each.opcode == "fusion"))
+    """Returns how many fusions of each kind the program runs, those of a loop once."""
+    return dict(Counter(each.kind for each, _ in cost.instructions(module) if each.opcode == "fusion"))

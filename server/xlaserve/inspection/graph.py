@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from xlaserve.inspection.explanation import Explanation, Row
 from xlaserve.inspection.hlo import NO_OPERATION, Computation, Module
@@ -22,7 +23,7 @@ _SHARES: Final = (0.005, 0.02, 0.05, 0.10)
 
 def dot(module: Module, explanation: Explanation) -> str:
     """Returns the graph in Graphviz's language, with name, layer, shape, cost and time in each box."""
-    drawn, hidden = _from_images(module.entry)
+    drawn, hidden = _from_images(module)
     total_s = explanation.traced_s or explanation.bound_s
     lines = [
         "digraph program {",
@@ -56,23 +57,49 @@ def draw(text: str, file: Path) -> bool:
     return done.returncode == 0
 
 
-def _from_images(entry: Computation) -> tuple[dict[str, list[str]], int]:
-    """Returns what depends on the images with the names of what it depends on, and how much else is run."""
-    sources: dict[str, list[str]] = {}
+class _Value(NamedTuple):
+    """What a result depends on, of what is drawn; of a tuple, that of its elements too."""
+
+    sources: list[str]
+    elements: tuple[_Value, ...] = ()
+
+
+def _from_images(module: Module) -> tuple[dict[str, list[str]], int]:
+    """Returns what depends on the images with the names of what it depends on, and how much else is run.
+
+    In the place of a loop is one round of it.
+    """
     drawn: dict[str, list[str]] = {}
     hidden = 0
-    for name, instruction in entry.instructions.items():
-        inputs = list(dict.fromkeys(source for operand in instruction.operands for source in sources[operand]))
-        if instruction.opcode == "parameter":
-            sources[name] = ["images"] if instruction.literal == "0" else []
-        elif instruction.opcode in NO_OPERATION:
-            sources[name] = inputs
-        elif inputs:
-            drawn[name] = inputs
-            sources[name] = [name]
-        else:
-            hidden += 1
-            sources[name] = []
+
+    def walk(computation: Computation, arguments: Sequence[_Value]) -> _Value:
+        nonlocal hidden
+        values: dict[str, _Value] = {}
+        value = _Value([])
+        for name, instruction in computation.instructions.items():
+            operands = [values[operand] for operand in instruction.operands]
+            sources = list(dict.fromkeys(source for operand in operands for source in operand.sources))
+            match instruction.opcode:
+                case "parameter":
+                    value = arguments[int(instruction.literal)]
+                case "tuple":
+                    value = _Value(sources, tuple(operands))
+                case "get-tuple-element" if operands[0].elements:
+                    value = operands[0].elements[int(instruction.attributes["index"])]
+                case "while":
+                    value = walk(module.computations[instruction.attributes["body"].lstrip("%")], operands)
+                case opcode if opcode in NO_OPERATION:
+                    value = _Value(sources)
+                case _ if sources:
+                    drawn[name] = sources
+                    value = _Value([name])
+                case _:
+                    hidden += 1
+                    value = _Value([])
+            values[name] = value
+        return value
+
+    walk(module.entry, [_Value(["images"]), *[_Value([])] * len(module.entry.parameters[1:])])
     return drawn, hidden
 
 

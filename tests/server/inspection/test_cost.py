@@ -163,8 +163,8 @@ def test_loops_count_their_rounds_where_they_are_known() -> None:
     loop = "ROOT %w = f32[4]{0} while(%a), condition=%condition, body=%body"
     known = ', backend_config={"known_trip_count":{"n":"5"}}'
     text = textwrap.dedent(bodies)
-    assert costs(f"%a = f32[4]{{0}} parameter(0)\n        {loop}", text)["w"].flops == 4
-    assert costs(f"%a = f32[4]{{0}} parameter(0)\n        {loop}{known}", text)["w"] == Cost(5 * 4, 5 * 3 * 16)
+    assert costs(f"%a = f32[4]{{0}} parameter(0)\n        {loop}", text)["twice"].flops == 4
+    assert costs(f"%a = f32[4]{{0}} parameter(0)\n        {loop}{known}", text)["twice"] == Cost(5 * 4, 5 * 3 * 16)
 
 
 @pytest.mark.parametrize(

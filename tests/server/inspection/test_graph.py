@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import re
 import shutil
+import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from xlaserve.inspection import graph
+from xlaserve.inspection import graph, hlo
 from xlaserve.inspection.explanation import Explanation
 from xlaserve.inspection.hlo import Module
 
@@ -19,6 +21,43 @@ def test_edges_run_from_the_images_through_what_is_run_and_past_what_renames(
         *(("images", "pixels"), ("pixels", "convolution.1"), ("convolution.1", "activation")),
         ("activation", "dot.1"),
     ]
+
+
+def test_a_loop_is_drawn_as_one_round(explained: Explanation) -> None:
+    text = """
+        HloModule m
+        %body (s: (s32[], u8[4], f32[4])) -> (s32[], u8[4], f32[4]) {
+          %s = (s32[], u8[4], f32[4]) parameter(0)
+          %round = s32[] get-tuple-element(%s), index=0
+          %images = u8[4]{0} get-tuple-element(%s), index=1
+          %outputs = f32[4]{0} get-tuple-element(%s), index=2
+          %next = s32[] add(%round, %round)
+          %converted = f32[4]{0} convert(%images)
+          %placed = f32[4]{0} add(%outputs, %converted)
+          ROOT %results = (s32[], u8[4], f32[4]) tuple(%next, %images, %placed)
+        }
+        %condition (t: (s32[], u8[4], f32[4])) -> pred[] {
+          %t = (s32[], u8[4], f32[4]) parameter(0)
+          ROOT %yes = pred[] constant(true)
+        }
+        ENTRY %main () -> f32[4] {
+          %pixels = u8[4]{0} parameter(0)
+          %zero = s32[] constant(0)
+          %blank = f32[4]{0} constant({...})
+          %state = (s32[], u8[4], f32[4]) tuple(%zero, %pixels, %blank)
+          %loop = (s32[], u8[4], f32[4]) while(%state), condition=%condition, body=%body
+          %output = f32[4]{0} get-tuple-element(%loop), index=2
+          ROOT %scaled = f32[4]{0} add(%output, %output)
+        }
+    """
+    module = hlo.parse(textwrap.dedent(text))
+    names = ["converted", "placed", "scaled"]
+    rows = tuple(replace(explained.rows[0], name=name) for name in names)
+    drawn = graph.dot(module, replace(explained, rows=rows))
+    assert re.findall(r'"(\S+)" -> "(\S+)"', drawn) == [
+        *(("images", "converted"), ("converted", "placed"), ("placed", "scaled"))
+    ]
+    assert "1 instructions that read weights alone" in drawn
 
 
 def test_what_reads_weights_alone_is_a_number(module: Module, explained: Explanation) -> None:

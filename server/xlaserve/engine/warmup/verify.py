@@ -204,35 +204,43 @@ class Verifier:
             apart = self._apart(expected, answers)
             suspect = int(apart.argmax()) // bucket.batch
             are_alike = self._are_alike(apart, most)
-        probes = [(images[batches[suspect]], got[suspect])]
+        rows = batches[suspect]
+        probes = [(rows, got[suspect])]
         dependence = 0.0
         if bucket.batch > 1 and self._batch_dependence != "allow":
             places = _other_mates(bucket.batch, len(images))
-            moved = images[batches[suspect][places]]
-            probes.append((moved, executable(moved)))
+            probes.append((rows[places], executable(images[rows[places]])))
             apart = self._apart(_rows(got[suspect], places), probes[1][1])
             dependence = float(apart.max())
             are_alike &= self._are_alike(apart, most)
         not_finite = _not_finite(answers, order)
         if are_alike:
             return Verified(difference, dependence, not_finite)
-        fault = self._fault(executable, probes, most)
+        fault = self._fault(bucket, executable, probes, most)
         if fault is None and difference is not None:
             dependence = max(dependence, difference.largest)
         return Verified(difference, dependence, not_finite, fault, is_dependent=fault is None)
 
-    def _fault(self, executable: Executable, probes: list[tuple[Images, Outputs]], most: float) -> Fault | None:
+    def _fault(
+        self, bucket: Bucket, executable: Executable, probes: list[tuple[Rows, Outputs]], most: float
+    ) -> Fault | None:
         """Returns what is wrong with a program whose answers to an image differ; None where the model itself answers
-        so."""
-        images, got = probes[0]
+        so. `probes` are the images of batches, and the answers to them."""
+        sample, alone = self._sample(bucket)
+        rows, got = probes[0]
+        images = sample[rows]
         if not self._are_alike(self._apart(got, executable(images)), most):
             return Fault("it answers the same batch differently each time", math.inf, is_gross=True)
         if self._reference is None:
             return None
-        for images, got in probes:
-            wanted = self._reference(images)
+        for rows, got in probes:
+            wanted = self._reference(sample[rows])
             apart = self._apart(wanted, got)
             if not self._are_alike(apart, most):
+                # A program that divides its batches answers otherwise than such a model, and is right for others.
+                is_dependent = alone is not None and not self._are_alike(self._apart(_rows(alone, rows), wanted), most)
+                if is_dependent and bucket.batch > 1 and self._batch_dependence != "allow":
+                    return None
                 found = compare(wanted, got, self._task)
                 text = f"it computes something other than its model: {found}, and at most {most:g} is rounding"
                 return Fault(text, float(apart.max()), is_gross=not self._are_alike(apart, max(GROSS, most)))

@@ -17,6 +17,7 @@ from xlaserve.config import Lowering, ModelSettings
 from xlaserve.model.lowering import (
     depthwise,
     grouped,
+    micro_batches,
     normalization,
     pointwise,
     pooling,
@@ -26,7 +27,7 @@ from xlaserve.model.lowering import (
     widening,
     winograd,
 )
-from xlaserve.model.lowering.replay import Node, Substitute, replay
+from xlaserve.model.lowering.replay import READ, Node, Substitute, replay
 from xlaserve.runtimes.tf.definitions import has_narrow
 from xlaserve.runtimes.tf.executable import Lower, Lowered
 from xlaserve.runtimes.tf.frozen import assigns_variables
@@ -54,7 +55,10 @@ def for_settings(settings: ModelSettings) -> Lower | None:
     """Returns what lowers a model as `settings` want it, or None where XLA runs it as it is or not at all."""
     if not any(mode.traits.is_jit for mode in settings.compiled_modes) or tf.config.get_visible_devices("GPU"):
         return None
-    names = [name for name in Lowering if name not in settings.disable_lowerings]
+    names = {*Lowering} - {*settings.disable_lowerings}
+    has_one_thread = tf.config.threading.get_intra_op_parallelism_threads() == 1
+    if settings.batch_dependence == "allow" or not has_one_thread:
+        names.discard(Lowering.MICRO_BATCHES)
     return (lambda function: lower(function, names)) if names else None
 
 
@@ -67,6 +71,8 @@ def lower(function: Any, names: Collection[Lowering]) -> Lowered:
     substitutes = {name: substitute for name, substitute in SUBSTITUTES.items() if name in names}
 
     def substitute(node: Node) -> tf.Tensor | None:
+        if node.kind == READ:
+            return node.results[0] if is_divisible and node.results and not node.is_stored_narrow else None
         if node.operation.outputs[0].dtype not in FLOATS:
             return None
         for name, each in substitutes.items():
@@ -82,6 +88,7 @@ def lower(function: Any, names: Collection[Lowering]) -> Lowered:
         return replay(function, substitute, pixels, is_wide=is_wide)
 
     is_wide = Lowering.FLOAT32 in names and has_narrow(function)
+    is_divisible = Lowering.MICRO_BATCHES in names and micro_batches.are_possible(function)
     spec, *_ = function.inputs
     if not assigns_variables(function):
         try:
@@ -89,8 +96,11 @@ def lower(function: Any, names: Collection[Lowering]) -> Lowered:
         except Exception as error:  # a graph may hold anything
             _log.info("not lowered: %s", error)
             if is_wide:  # which may be why
-                return lower(function, [name for name in names if name is not Lowering.FLOAT32])
+                return lower(function, {*names} - {Lowering.FLOAT32})
         else:
+            text = ", ".join(f"{name} {counts[name]}" for name in SUBSTITUTES if counts[name])
+            if is_divisible:
+                return Lowered(made, text, micro_batches.divided)
             if counts:
-                return Lowered(made, ", ".join(f"{name} {counts[name]}" for name in SUBSTITUTES if counts[name]))
+                return Lowered(made, text)
     return Lowered(function, "")

@@ -24,7 +24,8 @@ PASSED_ON: Final = frozenset({"Identity", "IdentityN", "StopGradient", "PreventG
 OLD_CONTROL_FLOW: Final = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond"})
 """What TensorFlow 1 makes of branches and loops: cycles, and edges without data that matter."""
 
-SOURCES: Final = frozenset({"Const", "ReadVariableOp"})
+READ: Final = "ReadVariableOp"
+SOURCES: Final = frozenset({"Const", READ})
 """Operations that give numbers of the type that they are stored in."""
 FIXED: Final = frozenset({"Bitcast", "XlaCallModule"})
 """Operations that mean something else, or nothing, in other types."""
@@ -114,7 +115,7 @@ class Node:
     @cached_property
     def is_of_weights(self) -> bool:
         """Whether weights and constants alone determine what it computes."""
-        is_pure = self.kind == "ReadVariableOp" or not self.operation.op_def.is_stateful
+        is_pure = self.kind == READ or not self.operation.op_def.is_stateful
         return is_pure and all(value.is_of_weights for value in self.inputs)
 
     @cached_property
@@ -230,7 +231,7 @@ def _outputs(node: Node, substitute: Substitute) -> Sequence[Value]:
         inlined = _replay(called.graph, node.inputs, substitute, f"{node.name}/", is_wide=node.is_wide)
         if inlined is not None:
             return inlined
-    if not node.is_of_weights:
+    if not node.is_of_weights or node.kind == READ:
         with tf.name_scope(f"{node.name}/"):
             substituted = substitute(node)
         if substituted is not None:

@@ -276,7 +276,7 @@ class CachedProgram:
         return program
 
     def _compile_jit(self, mode: Mode, bucket: Bucket, cost: Cost | None) -> Compilation:
-        name = f"{mode}-{bucket}"
+        name = self._program_name(mode, bucket)
         if name not in self._forgotten:
             compilation = self.folder.read(name, lambda record: self._load(name, record, bucket, cost))
             if compilation is not None:
@@ -339,8 +339,13 @@ class CachedProgram:
             raise ValueError("it assigns variables")
         traced = stablehlo.export(function, (*bucket, CHANNELS))
         compilation, executables = self._run(traced, bucket, began, cost)
-        self._keep(f"{mode}-{bucket}", traced, executables)
+        self._keep(self._program_name(mode, bucket), traced, executables)
         return compilation
+
+    def _program_name(self, mode: Mode, bucket: Bucket) -> str:
+        # Lanes of one thread may have a batch divided; on a GPU none is.
+        is_whole = self.device.kind == "cpu" and self.device.threads_per_lane > 1
+        return f"{mode}-{bucket}-whole" if is_whole else f"{mode}-{bucket}"
 
     def _give_up(self, mode: Mode, name: str, error: Exception) -> None:
         """Says, once for all buckets, that the model's programs in a mode can't be kept."""

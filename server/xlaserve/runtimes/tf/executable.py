@@ -44,6 +44,8 @@ class Lowered(NamedTuple):
     forward: Forward
     text: str
     """What was replaced in it, and how often: `depthwise 17, stem 1`."""
+    divided: Callable[[Forward, Bucket], Forward] = lambda forward, bucket: forward
+    """Returns what computes the batches of a bucket as `forward` does, in parts where that is faster."""
 
 
 Lower = Callable[[Forward], Lowered]
@@ -120,9 +122,10 @@ class TensorFlowProgram:
             tf.config.experimental.enable_tensor_float_32_execution(had_tf32)
 
     def trace(self, mode: Mode, bucket: Bucket) -> Forward:
-        """Returns the function that `mode` runs, for images of the size of `bucket`, any number of them."""
+        """Returns the function that `mode` runs for `bucket`."""
         if mode is Mode.XLA and self._lower is not None:
-            return self._lowered_at(bucket.height, bucket.width, self._lower).forward
+            lowered = self._lowered_at(bucket.height, bucket.width, self._lower)
+            return lowered.divided(lowered.forward, bucket)
         with self._tracing:
             return self._traced(bucket.height, bucket.width)
 

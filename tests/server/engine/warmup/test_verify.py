@@ -205,6 +205,18 @@ def test_rows_that_depend_on_each_other_are_found(bucket: Bucket, model: Executa
     assert "served in batches of one" in checked.warnings[0]
 
 
+@pytest.mark.parametrize("model", [centred, summed, by_size])
+def test_a_program_that_divides_the_batches_of_such_a_model_is_not_taken_for_a_wrong_one(model: Executable) -> None:
+    def divided(images: Images) -> Outputs:
+        return (np.concatenate([model(images[start : start + 2])[0] for start in range(0, len(images), 2)]),)
+
+    assert Checked(model)(divided, BUCKETS[4]).is_dependent
+    with pytest.raises(ModelFailed, match="depends on the others of its batch"):
+        Checked(model, batch_dependence="refuse")(divided, BUCKETS[4])
+    with pytest.raises(ModelFailed, match="something other than"):
+        Checked(model, batch_dependence="allow")(divided, BUCKETS[4])
+
+
 def test_a_model_that_depends_on_its_company_passes_alone() -> None:
     assert Checked(centred)(centred, BUCKETS[0]).is_dependent is False
 

