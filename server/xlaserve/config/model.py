@@ -137,7 +137,7 @@ class Lowering(StrEnum):
     RESIZE = "resize"
     """Bilinear resizing as means of gathered rows and columns."""
     MICRO_BATCHES = "micro_batches"
-    """Batches two images at a time, where each lane has one thread."""
+    """Batches computed two images at a time, where each lane has one thread."""
 
 
 BoxFormat = Literal["xyxy", "yxyx", "xywh", "center_xywh", "rel_xyxy", "rel_yxyx", "rel_xywh", "rel_center_xywh"]

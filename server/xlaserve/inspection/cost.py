@@ -113,7 +113,7 @@ class _Costs:
         if opcode in ("call", "conditional", "while"):
             return _trips(instruction) * sum(map(self._body_bytes, instruction.called))
         if opcode == "fusion":
-            return output + sum(self._read_by_fusion(instruction))
+            return self._written_by_fusion(instruction) + sum(self._read_by_fusion(instruction))
         operands = [within.instructions[name].shape.size_bytes for name in instruction.operands]
         match opcode:
             case "slice" | "dynamic-slice" | "gather":
@@ -126,16 +126,31 @@ class _Costs:
                 moved = output + sum(operands)
         return moved
 
+    def _written_by_fusion(self, fusion: Instruction) -> int:
+        """Bytes written; of what is updated in place only the update."""
+        body = self._module.computations[fusion.called[0]]
+        *_, root = body.instructions.values()
+        if root.opcode == "dynamic-update-slice":
+            return body.instructions[root.operands[1]].shape.size_bytes
+        return fusion.shape.size_bytes
+
     def _read_by_fusion(self, fusion: Instruction) -> list[int]:
-        """Bytes read of each operand; only the slices of one from which the body takes nothing else."""
+        """Bytes read of each operand; only the slices of one from which the body takes nothing else.
+
+        Of what is updated in place, nothing.
+        """
         body = self._module.computations[fusion.called[0]]
         users = body.users()
         read = []
         for parameter in body.parameters:
             whole = parameter.shape.size_bytes
-            slices = [user for user in users[parameter.name] if user.opcode in SLICING]
-            only_slices = len(slices) == len(users[parameter.name])
-            read.append(min(whole, sum(each.shape.size_bytes for each in slices)) if only_slices else whole)
+            found = users[parameter.name]
+            slices = [user for user in found if user.opcode in SLICING]
+            only_slices = len(slices) == len(found)
+            if all(user.opcode == "dynamic-update-slice" and user.operands[0] == parameter.name for user in found):
+                read.append(0)
+            else:
+                read.append(min(whole, sum(each.shape.size_bytes for each in slices)) if only_slices else whole)
         return read
 
     def _body_flops(self, name: str) -> int:

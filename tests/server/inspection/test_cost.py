@@ -149,6 +149,28 @@ def test_integers_casts_and_copies_are_no_floating_point_operations_but_move_byt
     assert found == {name: Cost(0, bytes_moved) for name, bytes_moved in (("b", 96), ("c", 64), ("d", 64))}
 
 
+def test_a_fusion_that_updates_in_place_moves_the_update_alone() -> None:
+    body = """
+        %fused (x: f32[100], u: f32[4], at: s32[]) -> f32[100] {
+          %x = f32[100]{0} parameter(0)
+          %u = f32[4]{0} parameter(1)
+          %at = s32[] parameter(2)
+          %twice = f32[4]{0} add(%u, %u)
+          ROOT %placed = f32[100]{0} dynamic-update-slice(%x, %twice, %at)
+        }
+    """
+    found = costs(
+        """
+        %a = f32[100]{0} parameter(0)
+        %b = f32[4]{0} parameter(1)
+        %c = s32[] parameter(2)
+        ROOT %f = f32[100]{0} fusion(%a, %b, %c), kind=kLoop, calls=%fused
+    """,
+        textwrap.dedent(body),
+    )
+    assert found == {"f": Cost(flops=4, bytes=16 + 16 + 4)}
+
+
 def test_loops_count_their_rounds_where_they_are_known() -> None:
     bodies = """
         %body (s: f32[4]) -> f32[4] {

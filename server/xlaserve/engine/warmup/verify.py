@@ -228,23 +228,32 @@ class Verifier:
         so. `probes` are the images of batches, and the answers to them."""
         sample, alone = self._sample(bucket)
         rows, got = probes[0]
-        images = sample[rows]
-        if not self._are_alike(self._apart(got, executable(images)), most):
+        if not self._are_alike(self._apart(got, executable(sample[rows])), most):
             return Fault("it answers the same batch differently each time", math.inf, is_gross=True)
         if self._reference is None:
             return None
-        for rows, got in probes:
-            wanted = self._reference(sample[rows])
+        answers = [self._reference(sample[rows]) for rows, _ in probes]
+        for wanted, (_, got) in zip(answers, probes, strict=True):
             apart = self._apart(wanted, got)
             if not self._are_alike(apart, most):
-                # A program that divides its batches answers otherwise than such a model, and is right for others.
-                is_dependent = alone is not None and not self._are_alike(self._apart(_rows(alone, rows), wanted), most)
-                if is_dependent and bucket.batch > 1 and self._batch_dependence != "allow":
+                # A program that divides its batches does not answer as a dependent model does; it is right for others.
+                if len(probes) > 1 and self._is_dependent(bucket, rows, answers, alone, most):
                     return None
                 found = compare(wanted, got, self._task)
                 text = f"it computes something other than its model: {found}, and at most {most:g} is rounding"
                 return Fault(text, float(apart.max()), is_gross=not self._are_alike(apart, max(GROSS, most)))
         return None
+
+    def _is_dependent(
+        self, bucket: Bucket, rows: Rows, answers: list[Outputs], alone: Outputs | None, most: float
+    ) -> bool:
+        """Returns whether a reference's `answers` to a batch, and to its images among others, say that they depend."""
+        batch, moved = answers
+        places = _other_mates(bucket.batch, self._images)
+        apart = [self._apart(_rows(batch, places), moved)]
+        if alone is not None:
+            apart.append(self._apart(_rows(alone, rows), batch))
+        return not all(self._are_alike(each, max(GROSS, most)) for each in apart)
 
     def _sample(self, bucket: Bucket) -> tuple[Images, Outputs | None]:
         """Returns the images of a resolution, and their reference's answers, which it gave once for all programs."""
@@ -279,8 +288,11 @@ class Verifier:
 
 
 def _other_mates(batch: int, images: int) -> Rows:
-    """Returns the rows of a batch of `images` different images that make up another: half of them, at other places."""
-    return np.arange(batch)[::-1] % max(1, min(batch, images) // 2)
+    """Returns the rows of a batch of `images` different images that make up another: half of them, at other places.
+
+    It is every other one, so that those beside an image change as well: a program may divide a batch.
+    """
+    return 2 * np.arange(batch)[::-1] % (2 * max(1, min(batch, images) // 2))
 
 
 def _not_finite(answers: Outputs, order: Rows) -> int:

@@ -68,11 +68,12 @@ def lower(function: Any, names: Collection[Lowering]) -> Lowered:
     It stays as it is where they have nothing to replace, where it assigns variables, and where it can't be built again.
     """
     counts: Counter[Lowering] = Counter()
+    values: dict[int, tf.Tensor] = {}
     substitutes = {name: substitute for name, substitute in SUBSTITUTES.items() if name in names}
 
     def substitute(node: Node) -> tf.Tensor | None:
         if node.kind == READ:
-            return node.results[0] if is_divisible and node.results and not node.is_stored_narrow else None
+            return value(node) if is_divisible and not node.is_stored_narrow else None
         if node.operation.outputs[0].dtype not in FLOATS:
             return None
         for name, each in substitutes.items():
@@ -80,6 +81,13 @@ def lower(function: Any, names: Collection[Lowering]) -> Lowered:
                 counts[name] += 1
                 return substituted
         return None
+
+    def value(node: Node) -> tf.Tensor | None:
+        # The same tensor each time that a variable is read, which is one argument then.
+        (handle,) = node.inputs
+        if id(handle.tensor) not in values and node.results:
+            (values[id(handle.tensor)],) = node.results
+        return values.get(id(handle.tensor))
 
     def lowered(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
         graph: Any = tf.compat.v1.get_default_graph()
@@ -99,7 +107,7 @@ def lower(function: Any, names: Collection[Lowering]) -> Lowered:
                 return lower(function, {*names} - {Lowering.FLOAT32})
         else:
             text = ", ".join(f"{name} {counts[name]}" for name in SUBSTITUTES if counts[name])
-            if is_divisible:
+            if is_divisible and not any(captured.dtype == tf.resource for captured in made.captured_inputs):
                 return Lowered(made, text, micro_batches.divided)
             if counts:
                 return Lowered(made, text)

@@ -6,12 +6,14 @@ large for the processor's caches, and is written to memory and read again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops.gen_xla_ops import xla_dynamic_update_slice
 
 from xlaserve.config import Bucket
+from xlaserve.runtimes.tf.definitions import nodes
 from xlaserve.runtimes.tf.frozen import has_xla
 
 IMAGES: Final = 2
@@ -24,11 +26,17 @@ def are_possible(function: Any) -> bool:
     """Returns whether a concrete function of one tensor can be called for a part of a batch.
 
     It can't where it was made for batches of one size, where it has outputs whose shapes are not known, and where
-    operations of XLA's own may be for one size.
+    operations of XLA's own, or functions that it is to compile, may be for one size.
     """
     shapes = [output.shape for output in function.outputs]
     has_rows = all(shape.rank and shape[0] is None and shape[1:].is_fully_defined() for shape in shapes)
-    return has_rows and not has_xla(function)
+    return has_rows and not has_xla(function) and not any(map(_has_one_size, nodes(function.graph.as_graph_def())))
+
+
+def _has_one_size(node: Any) -> bool:
+    """Returns whether an operation only takes as many rows as it says."""
+    sides: Sequence[Any] = node.attr["shape"].shape.dim if node.op == "EnsureShape" else ()
+    return bool(sides) and sides[0].size >= 0
 
 
 def size(bucket: Bucket) -> int:

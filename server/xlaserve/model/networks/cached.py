@@ -81,6 +81,8 @@ def identity(settings: ModelSettings) -> dict[str, Any] | None:
     facts = settings.model_dump(mode="json", exclude=_IRRELEVANT)
     # The description of a network says what is lowered for XLA, where a mode is XLA's.
     facts["has_jit"] = any(mode.traits.is_jit for mode in settings.compiled_modes)
+    # Batches of a model whose images may depend on each other are not divided.
+    facts["is_whole"] = settings.batch_dependence == "allow"
     # Of labels too: where the outputs don't show how many classes there are, labels do.
     for path in [
         Path(named) for named in (settings.source, settings.weights, settings.labels, settings.calibration) if named
@@ -239,7 +241,7 @@ class CachedProgram:
         else:
             compilation = self._program.compile(mode, bucket)
         persistent_cache.sweep()
-        difference = f"difference-{mode}-{bucket}"
+        difference = f"difference-{self._program_name(mode, bucket)}"
         return replace(
             compilation,
             cost=cost,

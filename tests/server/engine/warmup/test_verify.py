@@ -211,6 +211,9 @@ def test_a_program_that_divides_the_batches_of_such_a_model_is_not_taken_for_a_w
         return (np.concatenate([model(images[start : start + 2])[0] for start in range(0, len(images), 2)]),)
 
     assert Checked(model)(divided, BUCKETS[4]).is_dependent
+    if model is not by_size:  # batches of one size only, and no other to compare with
+        assert Checked(model, buckets=[BUCKETS[4]])(divided, BUCKETS[4]).is_dependent
+        assert Checked(None)(divided, BUCKETS[4]).is_dependent
     with pytest.raises(ModelFailed, match="depends on the others of its batch"):
         Checked(model, batch_dependence="refuse")(divided, BUCKETS[4])
     with pytest.raises(ModelFailed, match="something other than"):

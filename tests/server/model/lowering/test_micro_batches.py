@@ -8,6 +8,7 @@ import tensorflow as tf
 from tests.server.model.lowering.tracing import noise
 
 from xlaserve.config import Bucket, Lowering, ModelSettings
+from xlaserve.inspection import cost, hlo
 from xlaserve.model import lowering
 from xlaserve.model.lowering import micro_batches
 from xlaserve.runtimes.tf import stablehlo
@@ -36,6 +37,20 @@ def old_branches(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
     dark, bright = tf.raw_ops.Switch(data=images, pred=tf.reduce_mean(images) > 1.0)
     merged, _ = tf.raw_ops.Merge(inputs=[dark, bright])
     return (tf.reshape(merged, tf.shape(images))[:, 0, 0],)
+
+
+def eight(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    colours = tf.ensure_shape(tf.cast(pixels, tf.float32)[:, 0, 0], (8, 3))
+    return (tf.reshape(colours, tf.stack([tf.shape(pixels)[0], 3])),)
+
+
+FACTOR = tf.Variable(2.0)
+
+
+def variable_in_a_loop(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    colours = tf.cast(pixels, tf.float32)[:, 0, 0]
+    _, colours = tf.while_loop(lambda index, _: index < 3, lambda index, each: (index + 1, each * FACTOR), (0, colours))
+    return (colours,)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +88,28 @@ def test_a_divided_batch_has_the_same_answers_and_its_weights_as_arguments() -> 
         np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5)
 
 
+def test_a_variable_that_is_read_twice_is_one_argument() -> None:
+    weights = tf.Variable(noise(3, 3))
+    function = traced(lambda pixels: (tf.cast(pixels[:, 0, 0], tf.float32) @ weights @ weights,))
+    made: Any = lowering.lower(function, [Lowering.MICRO_BATCHES]).forward
+    assert len(made.captured_inputs) == 1
+
+
+def test_a_divided_batch_is_explained_as_all_its_rounds() -> None:
+    weights = tf.Variable(noise(3, 5))
+    made = lowering.lower(scores(weights), [Lowering.MICRO_BATCHES])
+
+    def flops(forward: Any) -> int:
+        function = tf.function(forward, autograph=False, jit_compile=True)
+        pixels = tf.TensorSpec((*BUCKET, 3), tf.uint8)
+        text = str(function.experimental_get_compiler_ir(pixels)(stage="optimized_hlo"))
+        return sum(price.flops for each, price in cost.instructions(hlo.parse(text)) if each.opcode != "compare")
+
+    whole = flops(made.forward)
+    assert whole > 8 * SIDE * SIDE * 3
+    assert flops(made.divided(made.forward, BUCKET)) == pytest.approx(whole, rel=0.01)
+
+
 def test_a_batch_that_is_small_is_left_as_it_is() -> None:
     weights = tf.Variable(noise(3, 5))
     function = scores(weights)
@@ -86,6 +123,8 @@ def test_a_batch_that_is_small_is_left_as_it_is() -> None:
         pytest.param(lambda: traced(lambda pixels: (tf.cast(pixels[:, 0], tf.float32),), side=None), id="any shape"),
         pytest.param(lambda: traced(lambda pixels: (tf.reduce_max(pixels),)), id="one number"),
         pytest.param(lambda: traced(old_branches), id="TensorFlow 1"),
+        pytest.param(lambda: traced(eight), id="one size within"),
+        pytest.param(lambda: traced(variable_in_a_loop), id="a variable in a loop"),
         pytest.param(
             lambda: traced(tf.function(lambda pixels: (tf.cast(pixels, tf.float32),), jit_compile=True)), id="XLA's own"
         ),
