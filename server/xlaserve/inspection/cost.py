@@ -135,23 +135,13 @@ class _Costs:
         return fusion.shape.size_bytes
 
     def _read_by_fusion(self, fusion: Instruction) -> list[int]:
-        """Bytes read of each operand; only the slices of one from which the body takes nothing else.
-
-        Of what is updated in place, nothing.
-        """
+        """Bytes read of each operand; only the slices of one from which the body takes nothing else."""
         body = self._module.computations[fusion.called[0]]
         users = body.users()
-        read = []
-        for parameter in body.parameters:
-            whole = parameter.shape.size_bytes
-            found = users[parameter.name]
-            slices = [user for user in found if user.opcode in SLICING]
-            only_slices = len(slices) == len(found)
-            if all(user.opcode == "dynamic-update-slice" and user.operands[0] == parameter.name for user in found):
-                read.append(0)
-            else:
-                read.append(min(whole, sum(each.shape.size_bytes for each in slices)) if only_slices else whole)
-        return read
+        return [
+            min(parameter.shape.size_bytes, sum(_read_by(user, parameter) for user in users[parameter.name]))
+            for parameter in body.parameters
+        ]
 
     def _body_flops(self, name: str) -> int:
         if name not in self._by_computation:
@@ -250,6 +240,14 @@ def _valid_places(input_side: int, kernel_side: int, output_side: int, window: d
 
 def _window(text: str) -> dict[str, str]:
     return dict(_WINDOW_FIELD.findall(text))
+
+
+def _read_by(user: Instruction, operand: Instruction) -> int:
+    """Bytes that an instruction of a fusion reads of an operand."""
+    if user.opcode in SLICING:
+        return user.shape.size_bytes
+    is_updated = user.opcode == "dynamic-update-slice" and user.operands[0] == operand.name
+    return 0 if is_updated else operand.shape.size_bytes
 
 
 def _trips(instruction: Instruction) -> int:
