@@ -16,7 +16,7 @@ from xlaserve_loadtest.analysis.parts import Column, odd_parts, part_names
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.samples import Sample, label
 from xlaserve_loadtest.analysis.verdict import capped, disagreement
-from xlaserve_loadtest.record.lines import CHECK_EVERY, Header, Run, Status, in_words
+from xlaserve_loadtest.record.lines import Header, Run, Status, in_words
 from xlaserve_loadtest.schedule.trace import described
 
 CLOCK_SHARE: Final = 0.01
@@ -90,11 +90,6 @@ def notes(
         yield (
             "Closed loop: a waiting slot sends nothing, so a stall is counted once for each slot and hides its queue. "
             "An open loop (--rate) shows what users would have seen."
-        )
-    if any(point.requests for point in points):
-        yield (
-            "Errors: NaN and infinity are looked for in each model's first answer of a block and in one of "
-            f"{CHECK_EVERY}, and in all once one is wrong. A small share of such answers may be missed."
         )
     own: dict[str, dict[str, None]] = {}
     for point in points:

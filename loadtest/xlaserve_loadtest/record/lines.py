@@ -48,9 +48,6 @@ def in_words(status: str) -> str:
     return "invalid answer" if status == Status.INVALID_REPLY.name else status
 
 
-CHECK_EVERY: Final = 251
-"""The numbers of one answer in so many are looked at: p99 does not see that. A prime, as requests repeat."""
-
 STAGES: Final = ("decode_s", "queue_s", "gather_s", "execute_s", "encode_s", "total_s")
 """Where a request's time went inside the server, as the server reports it."""
 

@@ -1,19 +1,24 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from xlaserve_loadtest.record.lines import CHECK_EVERY, STAGES, Status
+from xlaserve_loadtest.record.lines import STAGES, Status
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import Tensor
-from xlaserve_loadtest.targets.answers import Checker
+from xlaserve_loadtest.targets import open_inference_rest, tensorflow_serving, tensorflow_serving_rest
+from xlaserve_loadtest.targets.answers import Checker, numbers_fault
+from xlaserve_loadtest.targets.http_client import HttpAnswer
 from xlaserve_loadtest.targets.open_inference import read
 from xlaserve_loadtest.targets.target import ModelInfo, Reply
 from xlaserve_proto import open_inference_pb2 as oip
+from xlaserve_proto import tensorflow_messages_pb2 as pb
 
 REQUEST = Request(b"", 2, "xla")
 
@@ -138,17 +143,61 @@ def test_text_that_is_too_short_for_its_elements_is_no_answer(model_info: ModelI
     assert "has 7 bytes, too few" in check(message.SerializeToString(), info).detail
 
 
-def test_numbers_are_checked_in_a_sample_and_in_every_answer_after_a_wrong_one(model_info: ModelInfo) -> None:
+def test_the_numbers_of_every_answer_are_looked_at_whatever_came_before(model_info: ModelInfo) -> None:
     checker = checked_by([model_info])
+    sent = [answer() if place % 100 else numbers(np.nan, place=19) for place in range(300)]
+    statuses = [checker.reply(data, REQUEST).status for data in sent]
+    assert statuses.count(Status.INVALID_REPLY) == 3
+    assert {statuses[place] for place in (0, 100, 200)} == {Status.INVALID_REPLY}
 
-    def send(data: bytes) -> Any:
-        return checker.reply(data, REQUEST).status
 
-    assert send(answer()) == Status.OK
-    assert {send(numbers(np.nan)) for _ in range(CHECK_EVERY - 1)} == {Status.OK}
-    assert send(numbers(np.nan)) == Status.INVALID_REPLY
-    assert {send(numbers(np.nan)) for _ in range(10)} == {Status.INVALID_REPLY}
-    assert send(answer()) == Status.OK
+def test_every_number_of_a_large_output_is_looked_at() -> None:
+    values = np.zeros(100_000, "<f4")
+    values[65_537] = np.inf
+    assert numbers_fault("map", values) == "expected finite numbers in output map, got inf"
+    values[65_537] = -np.inf
+    assert numbers_fault("map", values) == ""
+    assert numbers_fault("map", values[:0]) == ""
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    "protocol", ["rest, binary", "rest, JSON", "serving, bytes", "serving, listed", "serving, JSON"]
+)
+def test_what_is_not_finite_is_an_error_in_every_protocol(model_info: ModelInfo, protocol: str, bad: float) -> None:
+    checker, data = _answered(protocol, np.array([[0.5] * 10, [*[0.5] * 9, bad]], "<f4"))
+    reply = checker([model_info]).reply(data, REQUEST)
+    assert (reply.status, reply.detail) == (
+        Status.INVALID_REPLY,
+        f"expected finite numbers in output scores, got {bad}",
+    )
+    checker, data = _answered(protocol, np.full((2, 10), 0.5, "<f4"))
+    assert checker([model_info]).reply(data, REQUEST).status == Status.OK
+
+
+def _answered(protocol: str, values: np.ndarray[Any, Any]) -> tuple[Callable[..., Checker[Any]], Any]:
+    """Returns the checker of a protocol, and an answer of these values in it."""
+    if protocol.startswith("rest"):
+        output = {"name": "scores", "datatype": "FP32", "shape": [2, 10]}
+        if protocol.endswith("JSON"):
+            body = json.dumps({"outputs": [{**output, "data": values.reshape(-1).tolist()}]}).encode()
+            return partial(Checker, read=open_inference_rest.read), HttpAnswer(200, {}, body)
+        head = json.dumps({"outputs": [{**output, "parameters": {"binary_data_size": values.nbytes}}]}).encode()
+        headers = {open_inference_rest.JSON_LENGTH: str(len(head))}
+        return partial(Checker, read=open_inference_rest.read), HttpAnswer(200, headers, head + values.tobytes())
+    if protocol == "serving, JSON":
+        body = json.dumps({"predictions": values.tolist()}).encode()
+        return partial(Checker, read=tensorflow_serving_rest.read), HttpAnswer(200, {}, body)
+    tensor = pb.TensorProto(dtype=pb.DT_FLOAT)
+    tensor.tensor_shape.dim.extend(pb.TensorShapeProto.Dim(size=side) for side in values.shape)
+    if protocol == "serving, bytes":
+        tensor.tensor_content = values.tobytes()
+    else:
+        tensor.float_val.extend(values.reshape(-1).tolist())
+    return (
+        partial(Checker, read=tensorflow_serving.read),
+        pb.PredictResponse(outputs={"scores": tensor}).SerializeToString(),
+    )
 
 
 def test_the_first_answer_of_each_model_is_checked(model_info: ModelInfo) -> None:
