@@ -92,7 +92,10 @@ class RunWriter:
 
 
 def read_run(path: Path) -> Run:
-    """Reads a run file, compressed or not, whole or cut off. Raises RunFileError with the line and what is wrong."""
+    """Reads a run file, compressed or not, whole or cut off, which `Run.end` tells.
+
+    Raises RunFileError with the line and what is wrong, such as data after the end of the run.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -206,13 +209,14 @@ def _as_json(line: Line) -> dict[str, Any]:
 
 def _parse(path: Path, data: bytes) -> Iterator[Line]:
     if data.startswith(b"\x1f\x8b"):
-        try:
-            data = zlib.decompressobj(wbits=_GZIP).decompress(data)
-        except zlib.error as error:
-            raise RunFileError(f"{path}: damaged: {error}") from None
+        data = _unpacked(path, data)
     # What stands after the last end of line was cut off.
-    for number, text in enumerate(data.split(b"\n")[:-1], start=1):
+    *lines, rest = data.split(b"\n")
+    is_over = False
+    for number, text in enumerate(lines, start=1):
         where = f"{path}: line {number}"
+        if is_over:
+            raise RunFileError(f"{where}: follows the end of the run; expected one run in a file")
         try:
             document = json.loads(text, parse_constant=_no_number)
         except (ValueError, RecursionError):
@@ -229,6 +233,7 @@ def _parse(path: Path, data: bytes) -> Iterator[Line]:
             raise RunFileError(f"{where}: schema {schema!r} is not known here; this version reads {SCHEMA!r}")
         try:
             line = _ADAPTERS[kind].validate_python({key: value for key, value in document.items() if key != "kind"})
+            is_over = isinstance(line, End)
             yield line.to_requests() if isinstance(line, _RequestColumns) else line
         except ValidationError as error:
             first = error.errors()[0]
@@ -238,6 +243,23 @@ def _parse(path: Path, data: bytes) -> Iterator[Line]:
             raise RunFileError(f"{where}: {kind}: status: {error.args[0]!r} is not a status") from None
         except (ValueError, OverflowError) as error:
             raise RunFileError(f"{where}: {kind}: {error}") from None
+
+    if is_over and rest:
+        raise RunFileError(f"{path}: {len(rest):,} bytes follow the end of the run; expected one run in a file")
+
+
+def _unpacked(path: Path, data: bytes) -> bytes:
+    """Returns what gzip holds, as far as it goes where it was cut off."""
+    unpacker = zlib.decompressobj(wbits=_GZIP)
+    try:
+        unpacked = unpacker.decompress(data)
+    except zlib.error as error:
+        raise RunFileError(f"{path}: damaged: {error}") from None
+    if unpacker.unused_data:
+        raise RunFileError(
+            f"{path}: {len(unpacker.unused_data):,} bytes follow the end of the run; expected one run in a file"
+        )
+    return unpacked
 
 
 def _no_number(text: str) -> NoReturn:

@@ -108,6 +108,18 @@ def test_a_file_cut_off_anywhere_gives_the_lines_that_were_whole(run_file: NewRu
     assert {-1, 0, 1, 2} == set(blocks)
 
 
+@pytest.mark.parametrize("is_packed", [True, False])
+@pytest.mark.parametrize("more", [b"x", b'{"kind": "poem"}\n', b"the file itself"])
+def test_data_after_the_end_of_a_run_is_refused(run_file: NewRun, more: bytes, *, is_packed: bool) -> None:
+    path = run_file().header().block("xla", [1.0]).write()
+    data = path.read_bytes() if is_packed else gzip.decompress(path.read_bytes())
+    path.write_bytes(data)
+    assert read_run(path).end
+    path.write_bytes(data + (data if more == b"the file itself" else more))
+    with pytest.raises(RunFileError, match=r"follows? the end of the run; expected one run in a file"):
+        read_run(path)
+
+
 def test_a_file_that_was_unpacked_is_read_as_well(run_file: NewRun, tmp_path: Path) -> None:
     path = run_file().header().block("xla", [1.0]).write()
     plain = tmp_path / "plain.jsonl"
