@@ -32,13 +32,15 @@ from xlaserve_loadtest.transport_options import without_secrets
 
 _COMMANDS: Final = {"report": report, "compare": compare_cli, "sweep": sweep, "generate": generate}
 _INTERRUPTED: Final = 130
+_PAGE: Final = ".html"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status.
 
     0: everything was measured to the end; 1: some of it was not, or the target could not be used; 2: a wrong command
-    line; 3: a `--fail-if` or `--abort-if` condition is met, or can't be judged, even where 1 is true; 130: interrupted.
+    line; 3: a `--fail-if` or `--abort-if` condition is met, or can't be judged, or requests failed or outputs differ
+    where no condition is about that, even where 1 is true; 130: interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in _COMMANDS:
@@ -48,7 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.command:
         command.error(f"{chosen.command}: expected as the first word")
     settings = option_checks.settings_of(chosen, command)
-    report.check(chosen, command)
+    try:
+        report.discard(chosen, *_beside(chosen.record))
+    except OSError as error:
+        return report.fail(chosen, f"loadtest: {error}")
     failure: Exception | None = None
     watch = Watch(chosen.abort_if)
     with Progress(watch=watch) as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
@@ -58,9 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 loop.run(_run(session, chosen.out, ["loadtest", *without_secrets(words, settings.transport)], watch))
         except (TargetError, PayloadError, OSError) as error:
             failure = error
-    if failure:
-        sys.stderr.write(f"loadtest: {printable(str(failure))}\n")
-    status = _report(session, chosen, watch)
+    if not session.blocks:
+        status = _report_nothing(chosen, failure)
+    else:
+        if failure:
+            sys.stderr.write(f"loadtest: {printable(str(failure))}\n")
+        status = _report(session, chosen, watch)
     if session.interrupted:
         return _INTERRUPTED
     if status == report.EXIT_CONDITION:
@@ -104,21 +112,35 @@ async def _run(session: Session, folder: Path, command: Sequence[str], watch: Wa
             loop.remove_signal_handler(number)
 
 
+def _beside(record: Path | None) -> list[Path]:
+    """Returns what a run writes that names its run file: that file, its page and the summary of a scenario."""
+    return [] if record is None else [record, *(_named(record, suffix) for suffix in (_PAGE, mlperf_log.SUFFIX))]
+
+
+def _named(record: Path, suffix: str) -> Path:
+    return record.with_name(record.name.removesuffix(SUFFIX) + suffix)
+
+
+def _report_nothing(chosen: argparse.Namespace, failure: Exception | None) -> int:
+    """Says why nothing was measured, in the JUnit file too, which must not be missing where others fail."""
+    if failure is None and not chosen.junit:
+        return 0
+    return report.fail(chosen, f"loadtest: {failure or 'interrupted before anything was measured'}")
+
+
 def _report(session: Session, chosen: argparse.Namespace, watch: Watch) -> int:
     """Reports from the run file, as `loadtest report` does."""
-    if session.path is None or not session.blocks:
-        return 0
+    assert session.path is not None
     if chosen.html is None:
-        chosen.html = session.path.with_name(session.path.name.removesuffix(SUFFIX) + ".html")
+        chosen.html = _named(session.path, _PAGE)
     out = Console()
     try:
         summary = summarize(read_run(session.path), chosen.fail_if)
     except RunFileError as error:
-        sys.stderr.write(f"loadtest: {error}\n")
-        return 1
+        return report.fail(chosen, f"loadtest: {error}")
     files = [("run", session.path), ("page", chosen.html)]
     if summary.scenario:
-        files.append(("summary", session.path.with_name(session.path.name.removesuffix(SUFFIX) + mlperf_log.SUFFIX)))
+        files.append(("summary", _named(session.path, mlperf_log.SUFFIX)))
     status, lost = 0, list[str]()
     try:
         status = report.publish([summary], chosen, out, watch.judged())

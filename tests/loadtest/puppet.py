@@ -91,7 +91,8 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer):
             os.kill(os.getpid(), signal.SIGSTOP)
         if options.hang_after is not None and self.count > options.hang_after:
             await asyncio.Event().wait()
-        is_failing = options.fail_after is not None and self.count > options.fail_after
+        is_failing = bool(options.fail_every) and self.count % options.fail_every == 0
+        is_failing |= options.fail_after is not None and self.count > options.fail_after
         if is_failing or self.count <= options.fail_first:
             await context.abort(grpc.StatusCode.INTERNAL, "broken on purpose")
         await asyncio.sleep(self.latency_s())
@@ -138,6 +139,7 @@ def main() -> None:
     parser.add_argument("--interrupt-with", default="SIGINT")
     parser.add_argument("--stop-s", type=float, default=1.0)
     parser.add_argument("--fail-first", type=int, default=0, metavar="N")
+    parser.add_argument("--fail-every", type=int, default=0, metavar="N")
     parser.add_argument("--fail-after-starts", nargs=2, metavar=("N", "FILE"))
     parser.add_argument("--delays-s", type=float, nargs=3)
     parser.add_argument("--models", type=json.loads, default={"digits": "xla,graph"}, help="modes by model, as JSON")

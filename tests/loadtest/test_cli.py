@@ -375,8 +375,8 @@ def test_a_target_that_goes_wrong_is_counted_and_reported(
     failed = [one for one in ran.run.failures if one.status == status]
     assert failed[0].count == (ran.run.requests["status"] == Status[status]).sum() > 0
     assert shown in " ".join(ran.out.split())
+    assert ran.status == 3
     if status == "INVALID_REPLY":
-        assert ran.status == 1
         assert ran.end.complete is False
 
 
@@ -393,7 +393,7 @@ def test_an_open_loop_reports_its_goodput(loadtest: Loadtest, embedded_puppet: U
 def test_a_server_that_dies_is_reported_with_its_last_words(loadtest: Loadtest, embedded_puppet: UsePuppet) -> None:
     embedded_puppet("--die-after", "60")
     ran = loadtest("--mode", "xla")
-    assert ran.status == 1
+    assert ran.status == 3
     assert ran.end.reason == "the server exited with status 9\npuppet: starting"
     assert {failure.status for failure in ran.run.failures} == {"UNAVAILABLE"}
 
@@ -525,10 +525,13 @@ def test_a_run_ends_early_where_a_condition_is_met_and_says_so(
     (block,) = ran.run.blocks
     assert block.arm == "xla"
     cases = ElementTree.parse(junit).iter("testcase")
-    assert [(case.attrib["name"], case[0].tag) for case in cases] == [
-        ("errors>2", "failure"),
-        ("dropped>0", "system-out"),
-    ]
+    assert {case.attrib["name"]: case[0].tag for case in cases} == {
+        "errors>2": "failure",
+        "dropped>0": "system-out",
+        "errors>0": "failure",
+        "differing>0": "system-out",
+        "complete run": "error",
+    }
 
 
 @pytest.mark.usefixtures("short_silence")
@@ -540,7 +543,7 @@ def test_a_closed_loop_in_which_every_request_failed_meets_its_condition_in_ever
     assert ran.status == 3
     assert ran.end.reason == "every request failed in the last block of xla (INTERNAL)"
     assert f"Nothing was measured: {ran.end.reason}." in " ".join(ran.out.split())
-    assert [case[0].tag for case in ElementTree.parse(junit).iter("testcase")] == ["failure"]
+    assert [case[0].tag for case in ElementTree.parse(junit).iter("testcase")] == ["failure", "system-out", "error"]
     assert report.main([str(ran.run.path), "--fail-if", "errors>0"]) == 3
     assert report.main([str(ran.run.path), "--fail-if", "p99<1"]) == 3
 
@@ -587,6 +590,30 @@ def test_an_unreachable_target_and_an_unknown_model_are_said_in_one_line(
     ran = loadtest("--target", start_puppet(), "--model", "nonsense")
     assert ran.status == 1
     assert ran.err.endswith("NOT_FOUND: no model nonsense\n")
+
+
+def test_no_result_of_an_earlier_run_survives_one_that_comes_to_nothing(loadtest: Loadtest, tmp_path: Path) -> None:
+    results = {name: tmp_path / name for name in ("junit", "json", "csv", "push-file", "markdown", "record")}
+    for path in (*results.values(), tmp_path / "record.html", tmp_path / "record.mlperf_log_summary.txt"):
+        path.write_text("of an earlier run")
+    words = [word for name, path in results.items() for word in (f"--{name}", str(path))]
+    ran = loadtest("--target", "127.0.0.1:1", *words)
+    assert ran.status == 1
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["junit"]
+    (case,) = ElementTree.parse(results["junit"]).iter("testcase")
+    assert (case.attrib["name"], case[0].tag) == ("complete run", "error")
+    assert "127.0.0.1:1: UNAVAILABLE" in case[0].attrib["message"]
+
+
+def test_errors_are_allowed_by_a_condition_on_them_and_not_by_one_on_speed(
+    loadtest: Loadtest, start_puppet: StartPuppet
+) -> None:
+    target = start_puppet("--fail-every", "3")
+    options = ("--target", target, "--mode", "xla", "--equality-images", "0", "--concurrency", "4")
+    failing = loadtest(*options, "--fail-if", "verdict=slower")
+    assert failing.status == 3
+    assert "loadtest: default --fail-if errors>0: xla, 4 at a time: " in failing.err
+    assert loadtest(*options, "--fail-if", "errors>60%").status == 0
 
 
 @pytest.mark.parametrize("how", [(), ("--in-process",)])
@@ -695,7 +722,6 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ["--abort-if", "verdict=slower"],
         ["--live-port", "0"],
         ["--live-port", "host"],
-        ["--junit", "x.xml"],
         ["--slo", "p99<5ms"],
         ["--slo", "p99<5ms", "--concurrency", "4"],
         ["--rate", "5", "--slo", "p99>5ms"],

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from xlaserve_loadtest.analysis.compare import Comparison
+from xlaserve_loadtest.analysis.completeness import missing
 from xlaserve_loadtest.analysis.generator import two_digits
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Measure
 from xlaserve_loadtest.analysis.mlperf import ScenarioResult
@@ -52,16 +53,7 @@ def warnings(
 ) -> Iterator[str]:
     """Yields what the reader must know before the figures, most serious first."""
     yield from (disagreement(equality) for equality in run.equalities if not equality.is_equal)
-    if run.end is None:
-        yield "The file was cut off: this is what was measured until then."
-    elif run.end.interrupted:
-        yield "Interrupted: this is what was measured until then."
-    elif not run.end.complete:
-        yield f"Not everything that was planned was measured: {run.end.reason or 'no reason was recorded'}."
-    measured = {sample.block.arm for sample in samples if sample.answered.size}
-    unmeasured = [arm.name for arm in run.header.arms if arm.name not in measured]
-    if unmeasured:
-        yield f"{', '.join(unmeasured)}: nothing was measured."
+    yield from missing(run, samples)
     yield from _grouped(
         (f"{in_words(failure.status)}: {failure.message or 'no message'}", f"{failure.arm} {failure.count:,} times")
         for failure in run.failures

@@ -11,13 +11,23 @@ import numpy as np
 
 from xlaserve_loadtest.analysis.compare import Comparison
 from xlaserve_loadtest.analysis.conditions import Judged, judge
+from xlaserve_loadtest.analysis.defaults import judge_by_default
 from xlaserve_loadtest.analysis.intervals import Estimate, Floats, unpaired_ratio
 from xlaserve_loadtest.analysis.judgement import Measure, Side, Unit, Verdict
 from xlaserve_loadtest.analysis.judgement import judge as judge_ratio
 from xlaserve_loadtest.analysis.multiplicity import corrected
 from xlaserve_loadtest.analysis.samples import Sample, collect, label
+from xlaserve_loadtest.analysis.summary import Summary
 from xlaserve_loadtest.record.lines import Environment, Run
-from xlaserve_loadtest.schedule.conditions import RATIO, VERDICT, Condition, ConditionError, parse
+from xlaserve_loadtest.schedule.conditions import (
+    DIFFERING,
+    ERRORS,
+    RATIO,
+    VERDICT,
+    Condition,
+    ConditionError,
+    parse,
+)
 
 CODE: Final = ("packages.xlaserve", "git_revision")
 """What two runs are usually compared for: the code under test."""
@@ -30,6 +40,8 @@ _HARMLESS: Final = (
     *("seed", "equality_images", "start_timeout_s", "duration_s", "block_s", "ends_when_steady"),
 )
 """Options that change no figure of an arm under a load. Lengths of blocks are compared as they were measured."""
+_OF_EITHER: Final = (ERRORS, DIFFERING)
+"""Figures of one run that two of them are judged by as well: where they are bad, what changed means nothing."""
 _LENGTH_LIMIT: Final = 1.2
 """Blocks differ in length where one is longer than the other by this factor."""
 
@@ -110,22 +122,30 @@ def differences(first: Run, second: Run, expected: Sequence[str] = CODE) -> list
 
 
 def parse_condition(text: str) -> Condition:
-    """Reads a condition on two runs: `xla:B/A p99 lower>1.1`, `verdict=slower`. Raises ConditionError."""
+    """Reads a condition on two runs: `xla:B/A p99 lower>1.1`, `verdict=slower`, or `errors>1%` of either.
+
+    Raises ConditionError.
+    """
     condition = parse(text)
+    if condition.metric in _OF_EITHER:
+        return condition
     _, side = _sides(condition)
     is_pair = {side, condition.baseline} == {"A", "B"}
     if condition.metric not in (RATIO, VERDICT) or (condition.baseline is not None and not is_pair):
         raise ConditionError(
-            f"{text!r}: expected a ratio of the runs such as 'B/A upper<0.95' or 'xla:B/A p99 lower>1.1', or a verdict "
-            "such as verdict=slower; `loadtest report` judges the figures of one run"
+            f"{text!r}: expected a ratio of the runs such as 'B/A upper<0.95' or 'xla:B/A p99 lower>1.1', a verdict "
+            "such as verdict=slower, or errors>1% and differing>1% of either; `loadtest report` judges what else one "
+            "run has"
         )
     return condition
 
 
 def judge_changes(found: Sequence[Change], conditions: Iterable[Condition]) -> list[Judged]:
-    """Judges conditions on two runs; see `parse_condition`."""
+    """Judges the conditions that are about what changed from one run to the other; see `parse_condition`."""
     judged = []
     for condition in conditions:
+        if condition.metric in _OF_EITHER:
+            continue
         arm, side = _sides(condition)
         own = [change for change in found if arm in (None, change.arm)]
         withheld = next((change for change in own if change.is_withheld), None)
@@ -136,6 +156,21 @@ def judge_changes(found: Sequence[Change], conditions: Iterable[Condition]) -> l
         plain = dataclasses.replace(condition, arm=side or "B", baseline=condition.baseline or "A")
         judged += judge((), [_as_comparison(change) for change in own], [plain])
     return judged
+
+
+def judge_each(first: Summary, second: Summary, conditions: Sequence[Condition]) -> list[Judged]:
+    """Judges each of two runs by the `conditions` that are about one, and by those of every run."""
+    own = [condition for condition in conditions if condition.metric in _OF_EITHER]
+    return [
+        dataclasses.replace(
+            each, condition=dataclasses.replace(each.condition, text=f"{each.condition.text} in {name}")
+        )
+        for name, run in (("A", first), ("B", second))
+        for each in (
+            *judge(run.points, (), own, run.equalities),
+            *judge_by_default(run.points, run.equalities, own),
+        )
+    ]
 
 
 def _sides(condition: Condition) -> tuple[str | None, str | None]:

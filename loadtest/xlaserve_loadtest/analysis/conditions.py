@@ -13,6 +13,7 @@ from xlaserve_loadtest.analysis.intervals import MIN_BLOCKS, Estimate
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Verdict
 from xlaserve_loadtest.analysis.percentiles import PERCENTILES, latency_text
 from xlaserve_loadtest.analysis.points import Point
+from xlaserve_loadtest.record.lines import Equality
 from xlaserve_loadtest.schedule import conditions
 from xlaserve_loadtest.schedule.conditions import RATIO, VERDICT, Condition
 from xlaserve_loadtest.schedule.early_stopping import least_requests
@@ -49,9 +50,14 @@ class _Figure:
     """The figure as it is shown; why there is none where `value` is None."""
 
 
-def judge(points: Sequence[Point], comparisons: Sequence[Comparison], conditions: Iterable[Condition]) -> list[Judged]:
+def judge(
+    points: Sequence[Point],
+    comparisons: Sequence[Comparison],
+    conditions: Iterable[Condition],
+    equalities: Sequence[Equality] = (),
+) -> list[Judged]:
     """Judges each condition. One is met where any of the figures that it is about meets it."""
-    return [_judge(condition, list(_figures(condition, points, comparisons))) for condition in conditions]
+    return [_judge(condition, list(_figures(condition, points, comparisons, equalities))) for condition in conditions]
 
 
 def value_of(point: Point, condition: Condition) -> float | None:
@@ -65,9 +71,10 @@ def value_of(point: Point, condition: Condition) -> float | None:
         case "images/s" | "requests/s" as name:
             rate = point.images_per_s if name == "images/s" else point.requests_per_s
             return _bounded(rate, condition)
-        case "errors" | "dropped":
-            count = float(errors if condition.metric == "errors" else point.dropped)
-            return None if not point.due else count / point.due if condition.is_share else count
+        case conditions.ERRORS | conditions.DROPPED | conditions.DIFFERING as name:
+            counts = {conditions.ERRORS: errors, conditions.DROPPED: point.dropped}
+            count, total = (point.differing, point.compared) if name not in counts else (counts[name], point.due)
+            return None if not total else count / total if condition.is_share else float(count)
         case conditions.GOODPUT:
             goodput = point.goodput
             return None if goodput is None else goodput.share if condition.is_share else goodput.per_s
@@ -103,10 +110,16 @@ def _placed(figure: _Figure) -> str:
     return f"{figure.where}: {figure.shown}" if figure.where else figure.shown
 
 
-def _figures(condition: Condition, points: Sequence[Point], comparisons: Sequence[Comparison]) -> Iterator[_Figure]:
+def _figures(
+    condition: Condition, points: Sequence[Point], comparisons: Sequence[Comparison], equalities: Sequence[Equality]
+) -> Iterator[_Figure]:
     """Yields the figures that a condition is about, at least one."""
     if condition.metric in (RATIO, VERDICT):
         yield from _compared(condition, points, comparisons)
+        return
+    if condition.metric == conditions.DIFFERING:
+        known = list(_differing(condition, points, equalities))
+        yield from known or [_Figure(None, condition.arm or "", "no outputs were compared")]
         return
     concerned = [point for point in points if condition.arm in (None, point.arm)]
     if not concerned:
@@ -119,6 +132,20 @@ def _figures(condition: Condition, points: Sequence[Point], comparisons: Sequenc
         if _is_lower_bound(point, condition) and not is_sure:
             value, shown = None, f"{shown}, as {point.unanswered:,} were not answered"
         yield _Figure(value, f"{point.arm}, {point.label}", shown)
+
+
+def _differing(condition: Condition, points: Sequence[Point], equalities: Sequence[Equality]) -> Iterator[_Figure]:
+    """Yields how many outputs differ: from the baseline's before the run, from the request's own under load."""
+    for each in equalities:
+        if condition.arm in (None, each.arm):
+            of = f" for {each.model}" if each.model else ""
+            differing = each.differing_images / (each.images if condition.is_share else 1)
+            shown = f"{each.differing_images:,} of {each.images:,} images"
+            yield _Figure(differing, f"{each.arm} against {each.baseline}{of}", shown)
+    for point in points:
+        if condition.arm in (None, point.arm) and (value := value_of(point, condition)) is not None:
+            shown = f"{point.differing:,} of {point.compared:,} answers that were compared"
+            yield _Figure(value, f"{point.arm}, {point.label}", shown)
 
 
 def _is_lower_bound(point: Point, condition: Condition) -> bool:

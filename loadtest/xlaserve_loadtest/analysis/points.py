@@ -106,6 +106,10 @@ class Point:
     warmup_errors: Mapping[str, int]
     dropped: int
     """Requests that were due, but never sent."""
+    compared: int
+    """Answers under load that were compared with what the same request got alone, those of warm-up included."""
+    differing: int
+    """Answers of these that differ beyond the tolerance, and count as errors."""
     steady: bool | None
     """Whether every block that was asked to became steady; None where none was asked."""
     generator: GeneratorFigures
@@ -184,6 +188,8 @@ def point(
         errors=_errors(measured),
         warmup_errors=_errors(rows[~rows["measured"]]),
         dropped=sum(block.generator.dropped for block in blocks),
+        compared=sum(block.generator.compared for block in blocks),
+        differing=sum(block.generator.differing for block in blocks),
         steady=all(asked_steady) if asked_steady else None,
         generator=of_generator,
         server=_server(blocks, int(rows["images"][rows["status"] == Status.OK].sum())),

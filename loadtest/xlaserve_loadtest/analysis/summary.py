@@ -8,6 +8,7 @@ from pathlib import Path
 
 from xlaserve_loadtest.analysis import caveats, highest_rate, mlperf, verdict
 from xlaserve_loadtest.analysis.compare import Comparison, baselines, compare
+from xlaserve_loadtest.analysis.completeness import MARK, missing
 from xlaserve_loadtest.analysis.conditions import percentiles as percentiles_for
 from xlaserve_loadtest.analysis.highest_rate import HighestRate
 from xlaserve_loadtest.analysis.intervals import Estimate
@@ -48,7 +49,8 @@ class Summary:
     path: Path
     header: Header
     verdict_sentences: tuple[str, ...]
-    """The answer, first in every report. It begins with what invalidates the comparison."""
+    """The answer, first in every report. It begins with the mark of an incomplete run, and what invalidates the
+    comparison."""
     verdicts: tuple[str, ...]
     """A sentence for each comparison that is not a control."""
     points: tuple[Point, ...]
@@ -71,6 +73,8 @@ class Summary:
     """How to read the figures."""
     end: End | None
     """None when the file was cut off."""
+    missing: tuple[str, ...]
+    """Sentences about what was planned and is missing, which `warnings` hold too; empty where the run is complete."""
     duration_s: float
     """Seconds from the first block's start to the last one's end."""
     requests: int
@@ -85,8 +89,10 @@ class Summary:
     """Generators on other machines."""
     verdict: str = field(init=False)
     """`verdict_sentences`, joined."""
+    is_complete: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "is_complete", not self.missing)
         object.__setattr__(self, "verdict", " ".join(self.verdict_sentences))
 
 
@@ -106,10 +112,12 @@ def summarize(run: Run, conditions: Iterable[Condition] = ()) -> Summary:
     comparisons = compare(header, samples)
     rates = highest_rate.highest_rates(header, samples, curve)
     results = mlperf.results(header, samples, points, rates)
+    lacking = missing(run, samples)
+    mark = (MARK,) if lacking and any(point.requests for point in curve) else ()
     return Summary(
         path=run.path,
         header=header,
-        verdict_sentences=verdict.sentences(run, points, comparisons, rates),
+        verdict_sentences=mark + verdict.sentences(run, points, comparisons, rates),
         verdicts=tuple(verdict.sentence(comparison) for comparison in comparisons if not comparison.is_control),
         points=points,
         curve=curve,
@@ -137,6 +145,7 @@ def summarize(run: Run, conditions: Iterable[Condition] = ()) -> Summary:
         warnings=tuple(caveats.warnings(run, samples, points, comparisons)),
         notes=tuple(caveats.notes(run, samples, points, comparisons, results)),
         end=run.end,
+        missing=lacking,
         duration_s=(end_ns - start_ns) / 1e9,
         requests=sum(point.requests for point in curve),
     )

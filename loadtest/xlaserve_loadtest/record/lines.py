@@ -258,6 +258,10 @@ class GeneratorUse:
     """Requests that were due, but never sent."""
     dropped_by_model: tuple[int, ...] = ()
     """The same for each of the arm's models; empty where all are of the first."""
+    compared: int = 0
+    """Answers that were compared with what the same request got alone, those of warm-up included."""
+    differing: int = 0
+    """Answers of these that differ beyond the tolerance."""
     busy: float | None = None
     """Share of the generator's measured ceiling."""
     wait_ms: float | None = None
@@ -379,6 +383,15 @@ class Equality:
     is_equal: bool
     model: str | None = None
     """Model of a mix that gave these outputs."""
+    differing: int | None = None
+    """Images of requests whose outputs differ beyond the tolerance; None in older files."""
+
+    @property
+    def differing_images(self) -> int:
+        """Images whose outputs differ: 0 where they are equal on the whole, all where an older file does not say."""
+        if self.is_equal:
+            return 0
+        return self.images if self.differing is None else self.differing
 
 
 @dataclass(frozen=True, slots=True)

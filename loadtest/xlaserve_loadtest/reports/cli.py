@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ from pydantic_core import to_jsonable_python
 from rich.console import Console
 
 from xlaserve_loadtest.analysis.conditions import Judged, judge
+from xlaserve_loadtest.analysis.defaults import judge_by_default
 from xlaserve_loadtest.analysis.summary import Summary, summarize
 from xlaserve_loadtest.files import naming
 from xlaserve_loadtest.parser import Parser, checked, file_to_write
@@ -55,15 +57,19 @@ _FORMATS: Final[Mapping[str, Callable[[Sequence[Summary], _Judged], str]]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status.
 
-    0: reported; 1: a file can't be read or written; 2: a wrong command line; 3: a condition is met.
+    0: reported; 1: a file can't be read or written, or a run is incomplete; 2: a wrong command line; 3: a condition is
+    met, even where 1 is true.
     """
     command = parser()
     options = command.parse_args(arguments)
-    check(options, command)
+    check(options, command, options.runs)
     try:
+        discard(options)
         summaries = [summarize(read_run(path), options.fail_if) for path in options.runs]
         return publish(summaries, options, Console())
-    except (RunFileError, OSError) as error:
+    except RunFileError as error:
+        return fail(options, f"loadtest report: {error}")
+    except OSError as error:
         sys.stderr.write(printable(f"loadtest report: {error}\n"))
         return 1
 
@@ -88,7 +94,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_check_options(
         group,
         parse,
-        f"exit with {EXIT_CONDITION} if so: p99>80ms, errors>0, dropped>1%%. By evidence, that is by bounds of "
+        f"exit with {EXIT_CONDITION} if so: p99>80ms, dropped>1%%; without one about them also for errors>0 and "
+        "differing>0 (outputs), so that errors>1%% allows some. By evidence, that is by bounds of "
         "95%% intervals and verdicts: 'xla/graph upper<0.95' (slower by 5%% for certain), 'xla/graph lower<0.95' "
         "(perhaps), 'xla/graph p99 lower>1.1', verdict=slower. A plain xla/graph<1.0 compares the point value: equal "
         "arms meet it about half the time",
@@ -102,7 +109,12 @@ def add_check_options(
     group.add_argument(
         "--markdown", type=file_to_write, metavar="FILE", help=f"for a pull request; appended to ${STEP_SUMMARY}"
     )
-    group.add_argument("--junit", type=file_to_write, metavar="FILE", help="JUnit XML: a test case for each --fail-if")
+    group.add_argument(
+        "--junit",
+        type=file_to_write,
+        metavar="FILE",
+        help="JUnit XML: a test case for each condition, and one for a complete run",
+    )
     group.add_argument(
         "--fail-if", type=checked(parse_condition), action="append", default=[], metavar="COND", help=fail_if
     )
@@ -111,13 +123,14 @@ def add_check_options(
 def publish(
     summaries: Sequence[Summary], options: argparse.Namespace, console: Console, live: Sequence[Judged] = ()
 ) -> int:
-    """Writes the files asked for, prints the runs, and judges the conditions: 0, or 3 where one is met.
+    """Writes the files asked for, prints the runs, and judges them by the conditions and those of every run.
 
-    `live` are conditions that were judged while the first run went on.
+    Returns 0, 1 where a run is incomplete, or 3 where a condition is met. `live` are conditions that were judged while
+    the first run went on.
 
     Raises NotWrittenError where a file can't be written, once all the rest is done.
     """
-    judged = [judge(summary.points or summary.curve, summary.comparisons, options.fail_if) for summary in summaries]
+    judged = [judge_summary(summary, options.fail_if) for summary in summaries]
     if summaries:
         judged[0] += live
     failures = []
@@ -133,16 +146,57 @@ def publish(
         if place:
             console.rule()
         show(summary, console)
+    is_incomplete = say_what_is_missing(summaries)
     status = say_what_is_met(chain.from_iterable(judged))
     if failures:
         raise NotWrittenError(failures)
-    return status
+    return status or int(is_incomplete)
 
 
-def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Checks how the options fit together. Ends with status 2 on a wrong command line."""
-    if options.junit and not (options.fail_if or getattr(options, "abort_if", ())):
-        parser.error("--junit has a test case for each --fail-if: name at least one")
+def judge_summary(summary: Summary, conditions: Sequence[Condition]) -> list[Judged]:
+    """Judges a run by `conditions`, and by those of every run that they don't replace."""
+    points = summary.points or summary.curve
+    return [
+        *judge(points, summary.comparisons, conditions, summary.equalities),
+        *judge_by_default(points, summary.equalities, conditions),
+    ]
+
+
+def check(options: argparse.Namespace, parser: argparse.ArgumentParser, read: Sequence[Path] = ()) -> None:
+    """Checks that no report would be written over what is `read`. Ends with status 2 where one would."""
+    sources = {path.absolute() for path in read}
+    for path in _written(options):
+        if path.absolute() in sources:
+            parser.error(f"{path}: expected a file to write, and it is the run that is read")
+
+
+def discard(options: argparse.Namespace, *more: Path) -> None:
+    """Removes the files that will be written, and `more`, so that none of an earlier run survives a failure of this.
+
+    What is no file, and what is appended to, stays. Raises OSError.
+    """
+    for path in (*_written(options), *more):
+        if path.is_file() and not _is_step_summary(path):
+            path.unlink()
+
+
+def fail(options: argparse.Namespace, message: str) -> int:
+    """Says why there is no report, in JUnit XML too where that was asked for; returns the exit status."""
+    sys.stderr.write(printable(f"{message}\n"))
+    if options.junit:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        suite = junit.Suite("loadtest", now, 0.0, "Nothing was measured.", (), missing=(message,))
+        try:
+            write(options.junit, junit.render([suite]))
+        except OSError as error:
+            sys.stderr.write(printable(f"loadtest: {error}\n"))
+    return 1
+
+
+def _written(options: argparse.Namespace) -> list[Path]:
+    """Returns the files that the options name, where each command has some of them."""
+    named = (getattr(options, name, None) for name in _FORMATS)
+    return [path for path in named if isinstance(path, Path)]
 
 
 def write(path: Path, text: str) -> None:
@@ -159,7 +213,7 @@ def _write(path: Path, text: str) -> None:
         with path.open("w", encoding="utf-8") as device:
             device.write(text)
         return
-    if os.environ.get(STEP_SUMMARY) and path.absolute() == Path(os.environ[STEP_SUMMARY]).absolute():
+    if _is_step_summary(path):
         with path.open("a", encoding="utf-8") as summary:
             summary.write(text)
         return
@@ -169,6 +223,19 @@ def _write(path: Path, text: str) -> None:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _is_step_summary(path: Path) -> bool:
+    summary = os.environ.get(STEP_SUMMARY, "")
+    return bool(summary) and path.absolute() == Path(summary).absolute()
+
+
+def say_what_is_missing(summaries: Iterable[Summary]) -> bool:
+    """Writes what each incomplete run lacks to stderr; returns whether there is one."""
+    incomplete = [summary for summary in summaries if not summary.is_complete]
+    for summary in incomplete:
+        sys.stderr.write(one_line(f"loadtest: {summary.path}: incomplete: {' '.join(summary.missing)}") + "\n")
+    return bool(incomplete)
 
 
 def say_what_is_met(judged: Iterable[Judged]) -> int:

@@ -20,15 +20,27 @@ from xlaserve_loadtest.analysis.changes import (
     changes,
     differences,
     judge_changes,
+    judge_each,
     parse_condition,
 )
+from xlaserve_loadtest.analysis.completeness import MARK
 from xlaserve_loadtest.analysis.conditions import Judged
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES
+from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.parser import Parser, names
-from xlaserve_loadtest.printable import one_line, printable
+from xlaserve_loadtest.printable import one_line
 from xlaserve_loadtest.record.run_file import RunFileError, read_run
 from xlaserve_loadtest.reports import junit, markdown
-from xlaserve_loadtest.reports.cli import EXIT_CONDITION, add_check_options, check, say_what_is_met, write
+from xlaserve_loadtest.reports.cli import (
+    EXIT_CONDITION,
+    add_check_options,
+    check,
+    discard,
+    fail,
+    say_what_is_met,
+    say_what_is_missing,
+    write,
+)
 from xlaserve_loadtest.reports.table import Table, ratio
 from xlaserve_loadtest.reports.terminal import show_table, widen
 
@@ -57,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
         parser,
         parse_condition,
         f"exit with {EXIT_CONDITION} if so, or if it can't be judged: 'B/A upper<0.95', 'xla:B/A p99 lower>1.1', "
-        "verdict=slower, xla:verdict=slower",
+        "verdict=slower, xla:verdict=slower; without one about them also for errors>0 and differing>0 in either run",
     )
     return parser
 
@@ -65,28 +77,31 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status.
 
-    0: compared; 1: a file can't be read, or the runs have no arm and load in common; 2: a wrong command line; 3: a
-    condition is met.
+    0: compared; 1: a file can't be read, a run is incomplete, or they have no arm and load in common; 2: a wrong
+    command line; 3: a condition is met, even where a run is incomplete.
     """
     command = parser()
     options = command.parse_args(arguments)
-    check(options, command)
+    check(options, command, (options.first, options.second))
     try:
+        discard(options)
         runs = read_run(options.first), read_run(options.second)
-    except RunFileError as error:
-        sys.stderr.write(printable(f"loadtest compare: {error}\n"))
-        return 1
+    except (RunFileError, OSError) as error:
+        return fail(options, f"loadtest compare: {error}")
+    summaries = summarize(runs[0]), summarize(runs[1])
+    missing = [f"{summary.path.name}: {text}" for summary in summaries for text in summary.missing]
     apart = differences(*runs, options.changed)
     compared = changes(*runs, apart)
-    judged = judge_changes(compared, options.fail_if)
+    judged = [*judge_changes(compared, options.fail_if), *judge_each(*summaries, options.fail_if)]
     failure: OSError | None = None
     try:
         if options.junit:
-            headline = " ".join(map(_sentence, compared))
+            headline = " ".join([*_mark(missing), *map(_sentence, compared)])
             name = " and ".join(path.name.partition(".")[0] for path in (options.first, options.second))
-            write(options.junit, junit.render([junit.Suite(name, runs[1].header.started_at, 0.0, headline, judged)]))
+            suite = junit.Suite(name, runs[1].header.started_at, 0.0, headline, judged, missing)
+            write(options.junit, junit.render([suite]))
         if options.markdown:
-            write(options.markdown, "\n".join(_markdown(compared, apart, judged)) + "\n")
+            write(options.markdown, "\n".join(_markdown(compared, apart, judged, missing)) + "\n")
     except OSError as error:
         failure = error
     if options.json:
@@ -94,23 +109,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "changes": list(map(dataclasses.asdict, compared)),
             "differences": [each.text for each in apart],
             "reasons_not_to_conclude": [each.text for each in apart if each.is_reason],
+            "missing": missing,
         }
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
-        show(compared, apart, Console())
+        show(compared, apart, Console(), missing)
+    say_what_is_missing(summaries)
     if not compared:
         sys.stderr.write("loadtest compare: the runs have measured no arm under the same load\n")
         return 1
-    status = say_what_is_met(judged)
+    status = say_what_is_met(judged) or int(bool(missing))
     if failure:
         sys.stderr.write(f"loadtest compare: {failure}\n")
         return 1
     return status
 
 
-def show(compared: Sequence[Change], apart: Sequence[Difference], console: Console) -> None:
-    """Prints what changed, what else differs, and the figures of both runs."""
+def show(
+    compared: Sequence[Change], apart: Sequence[Difference], console: Console, missing: Sequence[str] = ()
+) -> None:
+    """Prints what changed, what is missing, what else differs, and the figures of both runs."""
     widen(console)
+    for text in (*_mark(missing), *missing):
+        console.print(Text(one_line(text), "yellow"))
     for change in compared:
         console.print(Text(one_line(_sentence(change)), "bold"))
     for difference in apart:
@@ -121,7 +142,15 @@ def show(compared: Sequence[Change], apart: Sequence[Difference], console: Conso
     console.print(Text(_NOTE, "dim"))
 
 
-def _markdown(compared: Sequence[Change], apart: Sequence[Difference], judged: Sequence[Judged]) -> Iterator[str]:
+def _mark(missing: Sequence[str]) -> list[str]:
+    return [MARK] if missing else []
+
+
+def _markdown(
+    compared: Sequence[Change], apart: Sequence[Difference], judged: Sequence[Judged], missing: Sequence[str]
+) -> Iterator[str]:
+    yield from (f"**{markdown.plain(text)}**\n" for text in _mark(missing))
+    yield from (f"- {markdown.plain(text)}\n" for text in missing)
     yield from (f"**{markdown.plain(_sentence(change))}**\n" for change in compared)
     if judged:
         yield from (*markdown.condition_lines(judged), "")

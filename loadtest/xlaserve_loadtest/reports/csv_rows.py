@@ -70,6 +70,7 @@ def _row(summary: Summary, point: Point) -> dict[str, object]:
         "baseline": comparison and comparison.baseline,
         **_estimate("ratio", comparison.ratio if comparison else None),
         "verdict": comparison and comparison.verdict,
+        "is_run_complete": summary.is_complete,
     }
 
 

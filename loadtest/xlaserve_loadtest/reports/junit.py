@@ -1,17 +1,22 @@
-"""Conditions as JUnit XML, which Jenkins, GitLab and GitHub's actions show as tests: a test case for each condition."""
+"""Conditions as JUnit XML, which Jenkins, GitLab and GitHub's actions show as tests.
+
+There is a test case for each condition, and one that is an error where the run is incomplete.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, NamedTuple
 from xml.etree import ElementTree
 
 from xlaserve_loadtest.analysis.conditions import Judged
 from xlaserve_loadtest.analysis.summary import Summary
 from xlaserve_loadtest.printable import one_line
 
+COMPLETE: Final = "complete run"
+"""Name of the test case about what is missing."""
 _NOT_XML: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 can't hold, not even escaped."""
 
@@ -27,17 +32,20 @@ class Suite:
     headline: str
     """The verdict, and warnings on lines of their own."""
     judged: Sequence[Judged]
+    missing: Sequence[str] = ()
+    """Sentences about what was planned and is missing."""
 
 
 def suite(summary: Summary, judged: Sequence[Judged]) -> Suite:
     """Returns the suite of one run."""
     name = summary.path.name.partition(".")[0]
     headline = "\n".join([summary.verdict, *(f"warning: {one_line(text)}" for text in summary.warnings)])
-    return Suite(name, summary.header.started_at, summary.duration_s, headline, judged)
+    return Suite(name, summary.header.started_at, summary.duration_s, headline, judged, summary.missing)
 
 
 def render(suites: Iterable[Suite]) -> str:
-    """Returns the document. A condition that is met is a failure, one that can't be judged an error."""
+    """Returns the document. A condition that is met is a failure; one that can't be judged, and what is missing, an
+    error."""
     elements = [_suite(each) for each in suites]
     root = ElementTree.Element("testsuites", {"name": "loadtest", **_sums(elements)})
     root.extend(elements)
@@ -48,32 +56,53 @@ def render(suites: Iterable[Suite]) -> str:
 
 
 def _suite(suite: Suite) -> ElementTree.Element:
-    failed = sum(each.is_met and each.is_judged for each in suite.judged)
-    unknown = sum(not each.is_judged for each in suite.judged)
+    cases = [*(_of_condition(each) for each in suite.judged), _of_completeness(suite)]
     attributes = {
         "name": _text(suite.name),
         # Without the zone, as the format has it; it is UTC.
         "timestamp": suite.started_at[: len("2026-01-02T03:04:05")],
-        "tests": str(len(suite.judged)),
-        "failures": str(failed),
-        "errors": str(unknown),
+        "tests": str(len(cases)),
+        "failures": str(sum(case.problem == "failure" for case in cases)),
+        "errors": str(sum(case.problem == "error" for case in cases)),
         "skipped": "0",
         "time": f"{suite.duration_s:.3f}",
     }
     element = ElementTree.Element("testsuite", attributes)
-    for judged in suite.judged:
-        case = ElementTree.SubElement(
-            element,
-            "testcase",
-            {"classname": _text(f"loadtest.{suite.name}"), "name": _text(judged.condition.text), "time": "0"},
-        )
-        if judged.is_met:
-            kind, why = ("failure", "is met") if judged.is_judged else ("error", "can't be judged")
-            problem = ElementTree.SubElement(case, kind, {"message": _text(judged.found), "type": why})
-            problem.text = _text(str(judged))
-        ElementTree.SubElement(case, "system-out").text = _text(judged.found)
+    for case in cases:
+        named = {"classname": _text(f"loadtest.{suite.name}"), "name": _text(case.name), "time": "0"}
+        shown = ElementTree.SubElement(element, "testcase", named)
+        if case.problem:
+            about = {"message": _text(case.found), "type": case.kind}
+            ElementTree.SubElement(shown, case.problem, about).text = _text(case.text)
+        ElementTree.SubElement(shown, "system-out").text = _text(case.found)
     ElementTree.SubElement(element, "system-out").text = _text(suite.headline)
     return element
+
+
+class _Case(NamedTuple):
+    """A test case."""
+
+    name: str
+    found: str
+    problem: Literal["", "failure", "error"] = ""
+    kind: str = ""
+    text: str = ""
+
+
+def _of_condition(judged: Judged) -> _Case:
+    case = _Case(judged.condition.text, judged.found)
+    if not judged.is_met:
+        return case
+    if judged.is_judged:
+        return case._replace(problem="failure", kind="is met", text=str(judged))
+    return case._replace(problem="error", kind="can't be judged", text=str(judged))
+
+
+def _of_completeness(suite: Suite) -> _Case:
+    if not suite.missing:
+        return _Case(COMPLETE, "all that was planned was measured")
+    found = " ".join(suite.missing)
+    return _Case(COMPLETE, found, "error", "is incomplete", f"incomplete: {found}")
 
 
 def _sums(elements: Iterable[ElementTree.Element]) -> dict[str, str]:

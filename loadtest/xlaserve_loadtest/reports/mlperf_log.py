@@ -27,7 +27,7 @@ def _lines(summary: Summary, result: ScenarioResult) -> Iterator[str]:
     yield f"Scenario : {result.name}"
     yield "Mode     : PerformanceOnly"
     yield f"{result.metric} : {'none' if result.value is None else f'{result.value:.6g}'}"
-    conditions = dict(_conditions(result))
+    conditions = {"Run complete": summary.is_complete, **dict(_conditions(result))}
     yield f"Result is : {'VALID' if all(conditions.values()) else 'INVALID'}"
     for name, is_met in conditions.items():
         yield f"  {name} : {'Yes' if is_met else 'NO'}"

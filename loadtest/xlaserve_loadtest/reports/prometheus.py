@@ -26,6 +26,8 @@ def render(summaries: Sequence[Summary], judged: Sequence[Sequence[Judged]] = ()
     `judged` are the conditions of each.
     """
     registry = CollectorRegistry()
+    complete = Gauge("loadtest_run_complete", "0 where a run ended before all was measured.", registry=registry)
+    complete.set(all(summary.is_complete for summary in summaries))
     _add_points(summaries, registry)
     _add_comparisons(summaries, registry)
     met, known = (

@@ -6,6 +6,7 @@
     metric    = "p" percentile | "mean" | "max"     unit us, ms (the default) or s; percentile such as 50 or 99.99
               | "images/s" | "requests/s"           no unit
               | "errors" | "dropped"                no unit, or % of all requests
+              | "differing"                         outputs beyond the tolerance: no unit, or % of those compared
               | "goodput"                           answers within --slo: no unit for each second, or % of all requests
     measure   = "images/s" (the default) | "p50" | "p99"
     bound     = "lower" | "upper"                   of the 95% interval; without it the point value is compared
@@ -41,10 +42,14 @@ VERDICT: Final = "verdict"
 VERDICTS: Final = ("faster", "slower", "inconclusive")
 RATIO_MEASURES: Final = ("images/s", "p50", "p99")
 RATES: Final = ("images/s", "requests/s")
-COUNTS: Final = ("errors", "dropped")
+ERRORS: Final = "errors"
+DROPPED: Final = "dropped"
+DIFFERING: Final = "differing"
+COUNTS: Final = (ERRORS, DROPPED)
+"""Numbers of requests, which are known while a run goes on."""
 _TIMES: Final = ("mean", "max")
 GOODPUT: Final = "goodput"
-METRICS: Final = (*_TIMES, *RATES, *COUNTS, GOODPUT)
+METRICS: Final = (*_TIMES, *RATES, *COUNTS, DIFFERING, GOODPUT)
 """Metrics of one arm, and any percentile in addition."""
 _UNIT_MS: Final = {
     name: Decimal(ms) for name, ms in {"": "1", "us": "1e-3", "µs": "1e-3", "ms": "1", "s": "1e3"}.items()
@@ -131,7 +136,7 @@ def parse(text: str) -> Condition:
     if number is None:
         raise ConditionError(f"{text!r}: expected a number such as 80, 0.95 or 1e2, got {right!r}")
     limit, is_share = _limit(text, metric, Decimal(number["number"]), number["unit"])
-    if op in ("==", "!=") and (metric not in COUNTS or is_share):
+    if op in ("==", "!=") and (metric not in (*COUNTS, DIFFERING) or is_share):
         name = measure or metric
         raise ConditionError(f"{text!r}: {name} is measured, and equal to a number only by chance; use < or >")
     if bound and metric != RATIO and metric not in RATES and not _PERCENTILE.fullmatch(metric):
@@ -182,7 +187,7 @@ def _metric(text: str, name: str) -> str | None:
 
 def _limit(text: str, metric: str, number: Decimal, unit: str) -> tuple[float, bool]:
     """Returns the limit in the metric's unit, and whether it is a share."""
-    if metric in (*COUNTS, GOODPUT):
+    if metric in (*COUNTS, DIFFERING, GOODPUT):
         if unit not in ("", "%"):
             raise ConditionError(f"{text!r}: {metric} is a number, or a share in %, not in {unit!r}")
         number /= 100 if unit else 1

@@ -133,6 +133,8 @@ def _arguments(cell: Cell, modes: Sequence[str], how: Measurement, config: Path)
         "--deadline": f"{_DEADLINE_S:g}",
         "--start-timeout": f"{how.timeout_s:g}",
         "--processes": str(how.processes),
+        # Outputs that differ are a result of the sweep, with the figures.
+        "--fail-if": "differing>100%",
     }
     flags = ["--in-process"] * how.is_in_process + ["--no-control"] * (not how.has_control)
     return [*chain.from_iterable(options.items()), *flags]

@@ -19,6 +19,7 @@ from typing import Final
 from rich.console import Console
 
 from xlaserve_loadtest.parser import Parser, checked, count_to, counts_to, names, number_over, ray_address
+from xlaserve_loadtest.reports.cli import EXIT_CONDITION
 from xlaserve_loadtest.reports.table import number
 from xlaserve_loadtest.reports.terminal import show_table, widen
 from xlaserve_loadtest.run import environment
@@ -131,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status.
 
     0: every cell has its figures or the reason why not; 1: nothing could be measured; 2: a wrong command line or state
-    file; 130: interrupted, the same command goes on from there.
+    file; 3: outputs of some cells differ from the baseline's; 130: interrupted, the same command goes on from there.
     """
     command = parser()
     options = command.parse_args(arguments)
@@ -197,6 +198,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
     if interrupted:
         return 130
+    if differing := [
+        f"{entry.cell}, {mode}"
+        for entry in sweep.entries.values()
+        for mode, result in entry.results.items()
+        if result.outputs_agree is False
+    ]:
+        _tell(f"loadtest sweep: outputs differ from the baseline's: {'; '.join(differing)}")
+        return EXIT_CONDITION
     return 0 if any(result.images_per_s for entry in sweep.entries.values() for result in entry.results.values()) else 1
 
 

@@ -275,8 +275,9 @@ def test_equal_arms_are_a_coin_toss_by_the_point_value_and_not_by_the_bounds(com
 @pytest.mark.parametrize("metric", ["p50", "p90", "p95", "p99", "p99.9", "p99.5", *METRICS])
 def test_every_metric_of_the_grammar_has_a_value(metric: str, run_file: NewRun) -> None:
     condition = parse(f"{metric}>0")
-    run = run_file().header(("xla",), configuration={"slo": "p99<50ms"}).block("xla", [10.0] * 20_000).read()
-    (point,) = summarize(run, [condition]).points
+    file = run_file().header(("xla",), configuration={"slo": "p99<50ms"})
+    file.block("xla", [10.0] * 20_000, generator=GeneratorUse(1, 0.1, sends=20_000, compared=9))
+    (point,) = summarize(file.read(), [condition]).points
     assert value_of(point, condition) is not None
 
 

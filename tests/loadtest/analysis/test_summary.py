@@ -9,6 +9,7 @@ from tests.loadtest.reports.pages import samples
 from tests.loadtest.run_files import NewRun, RunFile
 from tests.required import required
 
+from xlaserve_loadtest.analysis.completeness import MARK
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.record.lines import (
@@ -216,18 +217,29 @@ def test_many_loads_are_counted_in_the_verdict(run_file: NewRun) -> None:
     assert summarize(file.read()).verdict == "xla against graph: faster under 4 of 4 loads."
 
 
-def test_a_note_says_that_wrong_numbers_are_looked_for_in_a_sample(run_file: NewRun) -> None:
-    summary = summarize(run_file().header(("xla",)).block("xla", [1.0] * 10).read())
-    assert any("one of 251" in note for note in summary.notes)
-    nothing = summarize(run_file("b").header(("xla",)).read())
-    assert not any("one of 251" in note for note in nothing.notes)
-
-
 def test_a_cut_off_an_interrupted_and_an_unfinished_run_say_so(run_file: NewRun) -> None:
     file = run_file().header(("xla",)).block("xla", [1.0] * 10)
     assert "cut off" in summarize(file.read(ends=False)).warnings[0]
     assert "Interrupted" in summarize(file.read(End(True, False), ends=False)).warnings[0]
     assert "server died" in summarize(file.read(End(False, False, "server died"), ends=False)).warnings[0]
+
+
+def test_what_an_incomplete_run_lacks_is_said(run_file: NewRun) -> None:
+    file = run_file().header(("xla", "graph"), configuration={"duration_s": 5.0, "loops": [{}, {}]})
+    file.block("xla", [10.0] * 400).block("graph", [20.0] * 30, ends=False)
+    summary = summarize(file.read(ends=False))
+    assert summary.missing == (
+        "The file was cut off: this is what was measured until then.",
+        "graph: nothing was measured.",
+        "Requests of a block whose end is missing are left out: 30.",
+        "Loads that were reached: 1 of 2.",
+        "Measured for less than the 5 s that were asked for: xla, 4 at a time (1 s).",
+    )
+    assert not summary.is_complete
+    assert summary.verdict_sentences[0] == MARK
+    whole = summarize(run_file("b").header(("xla",)).block("xla", [10.0] * 400).read())
+    assert (whole.missing, whole.is_complete) == ((), True)
+    assert MARK not in whole.verdict
 
 
 def test_runs_without_anything_measured_are_summed_up_all_the_same(run_file: NewRun) -> None:

@@ -21,10 +21,10 @@ from tests.loadtest.reports.pages import samples
 from tests.loadtest.run_files import ENVIRONMENT, NewRun, RunFile
 from tests.required import required
 
-from xlaserve_loadtest import cli
+from xlaserve_loadtest.analysis import completeness
 from xlaserve_loadtest.analysis.conditions import Judged
 from xlaserve_loadtest.analysis.summary import summarize
-from xlaserve_loadtest.record.lines import Equality, Failure, LoadLine
+from xlaserve_loadtest.record.lines import Equality, Failure, LoadLine, Status
 from xlaserve_loadtest.record.run_file import read_run
 from xlaserve_loadtest.reports import cli as report
 from xlaserve_loadtest.reports import compare_cli, html, junit, markdown, tables
@@ -170,9 +170,12 @@ def test_a_cut_off_run_and_one_without_measurements_are_reported(
 ) -> None:
     path = compared().write()
     path.write_bytes(path.read_bytes()[:3000])
-    assert report.main([str(path), "--html", str(tmp_path / "r.html"), "--csv", str(tmp_path / "r.csv")]) == 0
-    assert "cut off" in capsys.readouterr().out
-    assert report.main([str(run_file("b").header().write()), "--html", str(tmp_path / "r.html")]) == 0
+    assert report.main([str(path), "--html", str(tmp_path / "r.html"), "--csv", str(tmp_path / "r.csv")]) == 1
+    streams = capsys.readouterr()
+    assert streams.out.startswith(completeness.MARK)
+    assert "cut off" in streams.out
+    assert f"{path}: incomplete: The file was cut off" in " ".join(streams.err.split())
+    assert report.main([str(run_file("b").header().write()), "--html", str(tmp_path / "r.html")]) == 1
     assert capsys.readouterr().out.startswith("Nothing was measured")
 
 
@@ -195,17 +198,25 @@ def test_junit_has_a_test_case_for_each_condition_as_its_readers_expect(compared
     assert (root.tag, suite.tag) == ("testsuites", "testsuite")
     for element in (root, suite):
         counts = {name: element.attrib[name] for name in ("tests", "failures", "errors", "skipped")}
-        assert counts == {"tests": "4", "failures": "1", "errors": "2", "skipped": "0"}
+        assert counts == {"tests": "7", "failures": "1", "errors": "2", "skipped": "0"}
         assert float(element.attrib["time"]) >= 0
     assert datetime.fromisoformat(suite.attrib["timestamp"]).tzinfo is None
     cases = suite.findall("testcase")
     assert [(case.attrib["classname"], case.attrib["name"]) for case in cases] == [
-        ("loadtest.a", condition) for condition in conditions
+        ("loadtest.a", name) for name in (*conditions, "errors>0", "differing>0", junit.COMPLETE)
     ]
     # Jenkins and GitLab read one failure or error of a case, its message, type and text.
     problems = [[child for child in case if child.tag in ("failure", "error")] for case in cases]
-    assert [[problem.tag for problem in found] for found in problems] == [[], ["failure"], ["error"], ["error"]]
-    assert all({"message", "type"} <= set(problem.attrib) and problem.text for (problem,) in problems[1:])
+    assert [[problem.tag for problem in found] for found in problems] == [
+        [],
+        ["failure"],
+        ["error"],
+        ["error"],
+        [],
+        [],
+        [],
+    ]
+    assert all({"message", "type"} <= set(problem.attrib) and problem.text for (problem,) in problems[1:4])
     assert "p99.99 needs 46,050 answers" in problems[2][0].attrib["message"]
     assert required(cases[0].findtext("system-out")).startswith("graph, 4 at a time: 2")
 
@@ -214,17 +225,140 @@ def test_junit_holds_any_text_that_a_condition_or_a_message_may_have() -> None:
     condition = parse('a\x00\ud800]]/b&" images/s<1')
     judged = Judged(condition, True, True, "\x1b[31m</failure>")
     document = junit.render([junit.Suite("x\x0b", "2026-01-02T03:04:05+00:00", 1.0, "\ufffe", [judged])])
-    (case,) = ElementTree.fromstring(document.encode()).iter("testcase")
+    case, _ = ElementTree.fromstring(document.encode()).iter("testcase")
     assert document.startswith("<?xml version='1.0' encoding='utf-8'?>")
     assert case.attrib["name"] == condition.text.replace("\x00", "\ufffd").replace("\ud800", "\ufffd")
 
 
-def test_junit_without_a_condition_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    for main, words in ((report.main, ["a"]), (compare_cli.main, ["a", "b"]), (cli.main, [])):
+def test_junit_without_a_condition_has_those_of_every_run(compared: NewRun, tmp_path: Path) -> None:
+    root = ElementTree.fromstring(published(compared(), tmp_path, "junit"))
+    assert [case.attrib["name"] for case in root.iter("testcase")] == ["errors>0", "differing>0", junit.COMPLETE]
+    assert [root.attrib[name] for name in ("tests", "failures", "errors")] == ["3", "0", "0"]
+
+
+FAILED = {"status": [Status.INTERNAL] * 3 + [Status.OK] * 97}
+DIFFERENT = Equality("xla", "graph", 64, 1.0, 1.0, 0.5, 1e-4, 1e-3, is_equal=False, differing=16)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "met"),
+    [
+        ([], ["errors>0"]),
+        (["verdict=slower"], ["errors>0"]),
+        (["errors>2%"], ["errors>2%"]),
+        (["errors>3%"], []),
+        (["graph:errors>3%"], ["errors>0"]),
+        (["xla:errors>3%"], []),
+    ],
+)
+def test_errors_fail_unless_a_condition_is_about_them(
+    compared: NewRun, capsys: pytest.CaptureFixture[str], conditions: list[str], met: list[str]
+) -> None:
+    file = compared().block("xla", [10.0] * 100, columns=FAILED, round=9)
+    file = file.block("graph", [20.0] * 100, round=9)
+    del file.lines[1:-4]
+    words = [word for condition in conditions for word in ("--fail-if", condition)]
+    status = report.main([str(file.write()), *words])
+    told = [line.split(": ")[1] for line in capsys.readouterr().err.splitlines()]
+    assert [line.split()[-1] for line in told if "errors" in line] == met
+    assert (status == 3) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("condition", "status"), [(None, 3), ("differing>25%", 0), ("differing>15", 3), ("graph:differing>0", 3)]
+)
+def test_differing_outputs_fail_unless_a_condition_is_about_them(
+    compared: NewRun, capsys: pytest.CaptureFixture[str], condition: str | None, status: int
+) -> None:
+    path = compared(control_ms=20).write(DIFFERENT)
+    assert report.main([str(path), *(("--fail-if", condition) if condition else ())]) == status
+    assert ("xla against graph: 16 of 64 images" in capsys.readouterr().err) == (status == 3)
+
+
+def test_a_search_counts_no_refusal_of_load_as_an_error(run_file: NewRun) -> None:
+    def fails(*statuses: Status) -> list[str]:
+        file = run_file().header(("xla",)).block("xla", [9.0] * 20, role="confirm")
+        for status in statuses:
+            file.block("xla", [9.0] * 20, role="search", status=status)
+        summary = summarize(file.read())
+        return [each.condition.text for each in report.judge_summary(summary, ()) if each.is_met]
+
+    assert fails(Status.RESOURCE_EXHAUSTED, Status.DEADLINE_EXCEEDED, Status.UNAVAILABLE) == []
+    assert fails(Status.RESOURCE_EXHAUSTED, Status.INTERNAL) == ["errors>0"]
+    assert fails(Status.INVALID_REPLY) == ["errors>0"]
+
+
+def test_two_runs_are_compared_by_what_failed_in_either(compared: NewRun, tmp_path: Path) -> None:
+    def status(first: list[Equality], second: list[Equality], *options: str) -> int:
+        paths = [compared(name=name).write(*lines) for name, lines in (("a", first), ("b", second))]
+        return compare_cli.main([*map(str, paths), "--junit", str(tmp_path / "j.xml"), *options])
+
+    assert status([], []) == 0
+    assert status([], [DIFFERENT]) == 3
+    cases = {case.attrib["name"]: case[0].tag for case in ElementTree.parse(tmp_path / "j.xml").iter("testcase")}
+    assert cases == dict.fromkeys(("errors>0 in A", "differing>0 in A", "errors>0 in B"), "system-out") | {
+        "differing>0 in B": "failure",
+        junit.COMPLETE: "system-out",
+    }
+    assert status([DIFFERENT], []) == 3
+    assert status([DIFFERENT], [DIFFERENT], "--fail-if", "differing>25%") == 0
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_an_incomplete_run_ends_with_a_status_and_is_marked_in_every_format(
+    compared: NewRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    path = compared().write()
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 9 // 10])
+    out = {name: tmp_path / name for name in ("junit", "markdown", "json", "csv", "push-file", "html")}
+    words = [word for name, file in out.items() for word in (f"--{name}", str(file))]
+    if command == "report":
+        assert report.main([str(path), *words]) == 1
+        assert [row["is_run_complete"] for row in csv.DictReader(io.StringIO(out["csv"].read_text()))] == ["False"] * 2
+        assert "loadtest_run_complete 0.0" in out["push-file"].read_text()
+        run = json.loads(out["json"].read_text())["runs"][0]
+        assert (run["is_complete"], run["missing"][0].partition(":")[0]) == (False, "The file was cut off")
+        assert completeness.MARK in out["html"].read_text()
+    else:
+        assert compare_cli.main([str(path), str(compared(name="b").write()), *words[:4]]) == 1
+    assert f"**{completeness.MARK}" in out["markdown"].read_text()
+    streams = capsys.readouterr()
+    assert completeness.MARK in streams.out
+    assert f"{path}: incomplete: The file was cut off" in streams.err
+    cases = {case.attrib["name"]: case[0].tag for case in ElementTree.parse(out["junit"]).iter("testcase")}
+    assert cases[junit.COMPLETE] == "error"
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_no_file_of_an_earlier_report_survives_a_run_that_can_not_be_read(
+    compared: NewRun, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = tmp_path / "steps"
+    monkeypatch.setenv(report.STEP_SUMMARY, str(steps))
+    names = ("junit", "markdown") if command == "compare" else ("junit", "json", "csv", "push-file", "html")
+    out = {name: tmp_path / name for name in names}
+    for path in (*out.values(), steps):
+        path.write_text("of an earlier run")
+    words = [word for name, file in out.items() for word in (f"--{name}", str(file))]
+    main = compare_cli.main if command == "compare" else report.main
+    assert main([*[str(tmp_path / "none")] * (1 + (command == "compare")), *words]) == 1
+    assert {name for name, path in out.items() if path.exists()} == {"junit"}
+    (case,) = ElementTree.parse(out["junit"]).iter("testcase")
+    assert (case.attrib["name"], case[0].tag) == (junit.COMPLETE, "error")
+    assert "No such file" in case[0].attrib["message"]
+    assert steps.read_text() == "of an earlier run"
+
+
+def test_a_report_is_never_written_over_the_run_that_it_reads(
+    compared: NewRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = compared().write()
+    for main, words in ((report.main, [str(path), "--json"]), (compare_cli.main, ["other", str(path), "--junit"])):
         with pytest.raises(SystemExit) as caught:
-            main([*words, "--junit", "x.xml"])
+            main([*words, str(path)])
         assert caught.value.code == 2
-        assert "--junit has a test case for each --fail-if" in capsys.readouterr().err
+        assert "it is the run that is read" in capsys.readouterr().err
+    assert read_run(path).end
 
 
 def test_warnings_of_one_kind_are_one_line_for_all_arms_in_every_report() -> None:
@@ -300,8 +434,19 @@ def test_prometheus_has_bounds_verdicts_and_conditions(compared: NewRun, tmp_pat
         values("latency_bound_seconds", "arm", "quantile", "bound"),
     )
     assert limits["xla", "0.5", "low"] <= latency["xla", "0.5"] <= limits["xla", "0.5", "high"]
-    assert values("condition_met", "condition") == {("p50>1ms",): 1, ("p99.99>1ms",): 1}
-    assert values("condition_judged", "condition") == {("p50>1ms",): 1, ("p99.99>1ms",): 0}
+    assert values("condition_met", "condition") == {
+        ("p50>1ms",): 1,
+        ("p99.99>1ms",): 1,
+        ("errors>0",): 0,
+        ("differing>0",): 0,
+    }
+    assert values("condition_judged", "condition") == {
+        ("p50>1ms",): 1,
+        ("p99.99>1ms",): 0,
+        ("errors>0",): 1,
+        ("differing>0",): 0,
+    }
+    assert values("run_complete") == {(): 1}
 
 
 def test_a_comparison_of_two_runs_is_junit_and_markdown_too(compared: NewRun, tmp_path: Path) -> None:
@@ -432,7 +577,7 @@ def test_across_machines_no_evidence_can_be_judged(compared: NewRun, capsys: pyt
         assert "can't be judged: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("condition", ["p99>80ms", "xla/graph upper<1", "xla/graph verdict=slower", "errors>0"])
+@pytest.mark.parametrize("condition", ["p99>80ms", "xla/graph upper<1", "xla/graph verdict=slower", "dropped>0"])
 def test_a_condition_on_one_run_is_refused_where_two_are_compared(
     condition: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

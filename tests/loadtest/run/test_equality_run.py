@@ -21,7 +21,7 @@ def scores() -> Outputs:
 
 
 def compare(own: Outputs, other: Outputs) -> Equality:
-    return compare_outputs("xla", "graph", sum(len(outputs[0]) for outputs in other), own, other)
+    return compare_outputs("xla", "graph", [len(outputs[0]) for outputs in other], own, other)
 
 
 def test_the_same_outputs_are_equal(scores: Outputs) -> None:
@@ -43,6 +43,7 @@ def test_one_wrong_number_is_not_equal(scores: Outputs) -> None:
     wrong[2][0][3, 5] += 0.05
     found = compare(wrong, scores)
     assert not found.is_equal
+    assert (found.differing, found.images) == (4, 12)
     assert found.largest_absolute == pytest.approx(0.05)
 
 

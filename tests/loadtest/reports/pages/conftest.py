@@ -71,6 +71,8 @@ def make_point(arm: str, *, concurrency: int = 16, factor: float = 1.0, role: Ro
         errors={},
         warmup_errors={},
         dropped=0,
+        compared=300,
+        differing=0,
         steady=True,
         generator=GeneratorFigures(2, 0.31, 0.22, 0.3, 1200, 3, 0.0025, 0.1, 0.0, ()),
         server=ServerFigures(9.5, 7.9, 900 * 2**20, None, None, 1.4, 0, 0),
@@ -199,6 +201,7 @@ def make_summary(**changes: Any) -> Summary:
         warnings=("the server's clock was slow",),
         notes=("A note on how to read it.",),
         end=End(False, True),
+        missing=(),
         duration_s=15.0,
         requests=3700,
     )

@@ -1,0 +1,52 @@
+"""How far outputs for the same images may be apart: between arms, and between a request under load and alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from xlaserve_loadtest.targets.target import Array
+
+RELATIVE: Final = 0.01
+"""Largest relative difference of a number. TensorFloat-32 on a GPU stays below, a wrong answer does not."""
+OF_LARGEST: Final = 0.001
+"""Allowed on top of RELATIVE, as a share of the largest number of all outputs: near 0 rounding may differ."""
+DIFFERING_NAMES: Final = 0.001
+"""Share of integers that may differ: rounding decides between two equally likely classes."""
+
+
+def slack_of(outputs: Iterable[Array]) -> float:
+    """Returns the absolute difference that is allowed whatever the number, from all outputs of the reference."""
+    numbers = (output for output in outputs if not are_names(output))
+    return OF_LARGEST * max((float(np.abs(own[np.isfinite(own)]).max(initial=0.0)) for own in numbers), default=0.0)
+
+
+def are_alike(ours: Array, theirs: Array, slack: float) -> bool:
+    """Whether an output is that of the reference, `theirs`, within the tolerance."""
+    if not are_comparable(ours, theirs):
+        return False
+    if are_names(theirs):
+        return not theirs.size or bool((ours != theirs).mean() <= DIFFERING_NAMES)
+    return bool((distances(ours, theirs) <= slack + RELATIVE * np.abs(theirs)).all())
+
+
+def distances(ours: Array, theirs: Array) -> Array:
+    """Returns the absolute difference of each number; none of equal infinities."""
+    with np.errstate(invalid="ignore"):
+        return np.where(ours == theirs, 0.0, np.abs(ours - theirs))
+
+
+def are_comparable(ours: Array, theirs: Array) -> bool:
+    """Whether both have the same shape and only numbers; minus infinity, the logarithm of 0, in the same places."""
+    return (
+        ours.shape == theirs.shape
+        and bool((ours < np.inf).all() and (theirs < np.inf).all())
+        and np.array_equal(ours == -np.inf, theirs == -np.inf)
+    )
+
+
+def are_names(output: Array) -> bool:
+    """Whether an output has integers, such as the class of each pixel, which are the same or not."""
+    return output.dtype.kind == "i"
