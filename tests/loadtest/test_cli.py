@@ -398,15 +398,17 @@ def test_a_server_that_dies_is_reported_with_its_last_words(loadtest: Loadtest, 
     assert {failure.status for failure in ran.run.failures} == {"UNAVAILABLE"}
 
 
-def test_a_mode_that_the_server_lacks_is_reported_and_the_others_are_measured(
-    loadtest: Loadtest, start_puppet: StartPuppet
+def test_a_mode_that_the_server_lacks_is_refused_before_anything_is_sent(
+    loadtest: Loadtest, start_puppet: StartPuppet, tmp_path: Path
 ) -> None:
-    ran = loadtest("--mode", "eager,xla", "--target", start_puppet(), "--no-control", "--baseline", "xla")
-    assert ran.status == 1
-    assert "eager" in ran.end.reason
-    assert len(ran.of("eager")) == 0
-    assert len(ran.of("xla")) > 0
-    assert "mode: expected xla or graph, got eager" in ran.out
+    log = tmp_path / "log"
+    target = start_puppet("--log", str(log))
+    refusal = f"{target} does not offer the mode openvino of digits: it has xla, graph"
+    for words in (("--mode", "openvino,xla", "--target", target), ("--arm", f"a={target},mode=openvino")):
+        ran = loadtest(*words, "--no-control")
+        assert (ran.status, ran.end.reason) == (1, refusal)
+        assert ran.err.endswith(f"loadtest: {refusal}\n")
+    assert not log.exists()
 
 
 def test_ctrl_c_prints_the_report_so_far(loadtest: Loadtest, embedded_puppet: UsePuppet) -> None:

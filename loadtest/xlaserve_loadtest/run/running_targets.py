@@ -15,6 +15,7 @@ from xlaserve_loadtest.addresses import CLEAR, FLEET, SECURE, Address
 from xlaserve_loadtest.record.lines import Arm, LedgerEntry, Server
 from xlaserve_loadtest.run import usage
 from xlaserve_loadtest.run.workers import WorkerProcess
+from xlaserve_loadtest.schedule.arms import AS_IT_IS
 from xlaserve_loadtest.targets.channel import PLAIN, Transport, open_channel
 from xlaserve_loadtest.targets.embedded import EmbeddedServer
 from xlaserve_loadtest.targets.protocols import describe
@@ -92,8 +93,8 @@ async def of_targets(
                 raise TargetError(f"{address}: {model} has other outputs than at {addresses[0]}")
     for arm in arms:
         for name in arm.served:
-            if arm.mode and not descriptions[name][0].modes:
-                raise TargetError(f"{addresses[0]} names no modes of {name}: leave out the mode {arm.mode}")
+            for address, info in zip(addresses, descriptions[name], strict=True):
+                _check_mode(address, info, arm.mode)
     is_fleet = Address.parse(addresses[0]).protocol == FLEET
     is_one = len(addresses) == 1 and not is_fleet
     pid, own_http = await asyncio.to_thread(_local_process, addresses[0]) if is_one else (None, ())
@@ -114,6 +115,15 @@ async def of_targets(
         models={model: own[0] for model, own in descriptions.items()},
         ledger=await read_ledger(await ready_server(addresses[0]) if is_fleet else addresses[0], models, transport),
     )
+
+
+def _check_mode(address: str, info: ModelInfo, mode: str) -> None:
+    """Raises TargetError for a mode that the server does not offer, before any request asks for it."""
+    if mode == AS_IT_IS or mode in info.modes:
+        return
+    if not info.modes:
+        raise TargetError(f"{address} names no modes of {info.name}: leave out the mode {mode}")
+    raise TargetError(f"{address} does not offer the mode {mode} of {info.name}: it has {', '.join(info.modes)}")
 
 
 async def read_ledger(address: str, models: Sequence[str], transport: Transport = PLAIN) -> tuple[LedgerEntry, ...]:

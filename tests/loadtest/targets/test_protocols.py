@@ -1,20 +1,22 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from xlaserve_loadtest.addresses import DEFAULT_PORTS
+from xlaserve_loadtest.addresses import DEFAULT_PORTS, FLEET
 from xlaserve_loadtest.record.lines import Arm, Status
 from xlaserve_loadtest.run import running_targets
 from xlaserve_loadtest.run.worker import Setup, Worker
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.targets.channel import PLAIN, Transport
 from xlaserve_loadtest.targets.protocols import PROTOCOLS, Protocol, describe
-from xlaserve_loadtest.targets.target import Array, Connection, ModelInfo, Reply
+from xlaserve_loadtest.targets.target import Array, Connection, ModelInfo, Reply, TargetError
 
 
 class Pigeons:
@@ -52,6 +54,33 @@ async def test_another_protocol_is_a_module_and_a_line(monkeypatch: pytest.Monke
     gc.unfreeze()  # what a worker's process keeps, this one need not
     ((output,),) = await worker.outputs("a", [address], 1)
     assert output.shape == (2, 10)
+
+
+@pytest.mark.parametrize("protocol", ["", *(f"{name}://" for name in PROTOCOLS if name not in ("", FLEET))])
+@pytest.mark.parametrize(
+    ("modes", "message"),
+    [("xla,graph", "b:2 does not offer the mode openvino of digits: it has xla, graph"), ("", "b:2 names no modes of")],
+)
+async def test_every_server_of_an_arm_is_asked_for_its_modes_in_any_protocol(
+    monkeypatch: pytest.MonkeyPatch, model_info: ModelInfo, protocol: str, modes: str, message: str
+) -> None:
+    offered = {"a:1": "xla,openvino", "b:2": modes}
+
+    async def describe(address: str, model: str, transport: Transport) -> ModelInfo:
+        return replace(model_info, properties={"modes": offered[address.removeprefix(protocol)]})
+
+    name = protocol.removesuffix("://")
+    monkeypatch.setitem(PROTOCOLS, name, PROTOCOLS[name]._replace(describe=describe))
+    addresses = [f"{protocol}{address}" for address in offered]
+    with pytest.raises(TargetError, match=f"^{re.escape(protocol + message)}"):
+        await running_targets.of_targets(
+            0,
+            [Arm("a", "openvino", "digits", ",".join(addresses))],
+            addresses,
+            ["digits"],
+            http_address=None,
+            transport=PLAIN,
+        )
 
 
 async def test_an_unknown_protocol_is_refused() -> None:
