@@ -21,6 +21,7 @@ from xlaserve_loadtest.run.recorder import Ceiling
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import Tensor
 from xlaserve_loadtest.settings import NULL, Settings
+from xlaserve_loadtest.targets.references import References
 from xlaserve_loadtest.targets.target import Array, Connection, ModelInfo, Reply
 
 __all__ = ["compared", "measured", "run_file"]  # fixtures, for all tests of the load tester
@@ -61,7 +62,9 @@ class FakeTarget:
         self.peak_in_flight = 0
 
     @asynccontextmanager
-    async def connect(self, models: Sequence[ModelInfo], addresses: Sequence[str]) -> AsyncIterator[Connection]:
+    async def connect(
+        self, models: Sequence[ModelInfo], addresses: Sequence[str], references: References
+    ) -> AsyncIterator[Connection]:
         self.connections += 1
         yield self
 

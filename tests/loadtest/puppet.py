@@ -11,6 +11,7 @@ import json
 import os
 import random
 import signal
+import struct
 import sys
 import time
 from pathlib import Path
@@ -29,7 +30,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class Puppet(oip_grpc.GRPCInferenceServiceServicer):
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.count = 0
+        self.count = self.under_way = 0
         self.random = random.Random(0)
         self.metrics = CollectorRegistry()
         self.compilations = Counter("xlaserve_compilations", "", ("model", "phase"), registry=self.metrics)
@@ -91,21 +92,28 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer):
             os.kill(os.getpid(), signal.SIGSTOP)
         if options.hang_after is not None and self.count > options.hang_after:
             await asyncio.Event().wait()
+        if options.refuse:
+            await context.abort(grpc.StatusCode[options.refuse], "on purpose")
         is_failing = bool(options.fail_every) and self.count % options.fail_every == 0
         is_failing |= options.fail_after is not None and self.count > options.fail_after
         if is_failing or self.count <= options.fail_first:
             await context.abort(grpc.StatusCode.INTERNAL, "broken on purpose")
+        self.under_way += 1
         await asyncio.sleep(self.latency_s())
         if options.answer_log:
             with options.answer_log.open("a") as log:
                 log.write(f"{received_ns} {time.monotonic_ns()}\n")
         images = request.inputs[0].shape[0]
+        self.under_way -= 1
         response = oip.ModelInferResponse(model_name=request.model_name, model_version="1")
         response.parameters["mode"].string_param = mode
         response.parameters["execute_s"].double_param = options.delay_s
         response.parameters["total_s"].double_param = options.delay_s
         rows = images + 1 if options.wrong_shape else images
         response.outputs.add(name="scores", datatype="FP32", shape=[rows, 10])
+        if options.differ_at_once and self.under_way >= options.differ_at_once:
+            response.raw_output_contents.append(struct.pack("<f", 1.0) * (10 * rows))
+            return response
         # Bytes of 0xff are not a number.
         response.raw_output_contents.append((b"\xff" if options.wrong_numbers else b"\0") * (4 * 10 * rows))
         return response
@@ -139,6 +147,8 @@ def main() -> None:
     parser.add_argument("--interrupt-with", default="SIGINT")
     parser.add_argument("--stop-s", type=float, default=1.0)
     parser.add_argument("--fail-first", type=int, default=0, metavar="N")
+    parser.add_argument("--differ-at-once", type=int, help="answers other numbers while so many others wait")
+    parser.add_argument("--refuse", help="status of every inference")
     parser.add_argument("--fail-every", type=int, default=0, metavar="N")
     parser.add_argument("--fail-after-starts", nargs=2, metavar=("N", "FILE"))
     parser.add_argument("--delays-s", type=float, nargs=3)

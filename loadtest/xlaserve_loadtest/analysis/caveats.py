@@ -27,6 +27,7 @@ _STALL_FACTOR: Final = 5.0
 """A closed loop in which nothing is answered for so many median latencies has stalled."""
 
 _UNANSWERED: Final = "Requests that were not answered as they should be, and count as at least their deadline"
+_DIFFERING: Final = "Answers under load that differ from what the same request got alone, and count as errors"
 _GROWING: Final = "The target did not keep up, so that latency grows with the length of the run"
 _OVERLOADED: Final = "The target did not keep up"
 _CAPPED: Final = "Requests were dropped at the generator's limit, and the target may do better with a higher one"
@@ -39,7 +40,18 @@ _ODD_GENERATOR: Final = "A generator measured what the others did not, so that s
 _ODD_TARGET: Final = "A target does not do as the others, whose figures hide it"
 _CLOCKS: Final = "Clocks of generators are not known well enough for so short blocks"
 _JUMPED: Final = "A generator's clock jumped during a block, as when a machine is suspended, and so did latencies"
-_KINDS: Final = (_UNANSWERED, _GROWING, _OVERLOADED, _CAPPED, _UNSETTLED, _LIMITED, _WAITED, _COMPILED, _UNSTEADY)
+_KINDS: Final = (
+    _UNANSWERED,
+    _DIFFERING,
+    _GROWING,
+    _OVERLOADED,
+    _CAPPED,
+    _UNSETTLED,
+    _LIMITED,
+    _WAITED,
+    _COMPILED,
+    _UNSTEADY,
+)
 """Most serious first."""
 _FAR_OFF: Final = "Images/s are what a typical block did, and some blocks were far off"
 _STALLED: Final = (
@@ -83,6 +95,7 @@ def notes(
             "Closed loop: a waiting slot sends nothing, so a stall is counted once for each slot and hides its queue. "
             "An open loop (--rate) shows what users would have seen."
         )
+    yield from _compared_under_load(points)
     own: dict[str, dict[str, None]] = {}
     for point in points:
         if point.generator.own_ms is not None:
@@ -123,6 +136,17 @@ def notes(
     yield from _sent_from(run)
 
 
+def _compared_under_load(points: Sequence[Point]) -> Iterator[str]:
+    compared = sum(point.compared for point in points)
+    if compared:
+        yield (
+            f"Answers under load that were compared with what the same request got alone: {compared:,} of about "
+            f"{sum(point.requests for point in points):,}. A wrong share that is smaller may be missed."
+        )
+    elif any(point.requests for point in points):
+        yield "Answers under load were not compared with what the same request got alone."
+
+
 def _alike(results: Sequence[ScenarioResult]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yields arms and scenario in words with the rules that all these arms relaxed."""
     arms: dict[tuple[str, tuple[str, ...]], list[str]] = {}
@@ -145,6 +169,8 @@ def _about_point(point: Point) -> Iterator[tuple[str, str]]:
     where = f"{point.arm}, {point.label}"
     if point.unanswered:
         yield _UNANSWERED, f"{where} ({point.unanswered_text})"
+    if point.differing:
+        yield _DIFFERING, f"{where} ({point.differing:,} of {point.compared:,} that were compared)"
     if (found := point.overload) is not None:
         rates = f"{found.due_per_s:,.4g}/s were due, {found.answered_per_s:,.4g}/s answered"
         if found.is_capped:

@@ -51,6 +51,10 @@ class Outcome:
     """Measured requests that could not be sent."""
     dropped_by_model: tuple[int, ...] = ()
     """The same for each of the arm's models; empty where all are of the first."""
+    compared: int = 0
+    """Answers that were compared with what the same request got alone."""
+    differing: int = 0
+    """Answers of these that differ."""
     cpu_s: float = 0.0
     strain: Strain = field(default_factory=Strain)
     machines: tuple[MachineUse, ...] = ()
@@ -254,6 +258,8 @@ def _gather(outcome: Outcome, results: Sequence[Result]) -> None:
     outcome.rows = rows
     outcome.sends = sum(result.sends for result in results)
     outcome.late_sends = sum(result.late_sends for result in results)
+    outcome.compared = sum(result.compared for result in results)
+    outcome.differing = sum(result.differing for result in results)
     outcome.cpu_s = sum(result.cpu_s for result in results)
     strains = {name: Strain.of([result.strain for result in own]) for name, own in by_machine.items()}
     outcome.strain = Strain.worst(list(strains.values()))

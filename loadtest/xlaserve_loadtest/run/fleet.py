@@ -145,10 +145,15 @@ class Fleet:
         measured."""
         return self._ceilings.get(self._protocol(arm))
 
-    async def outputs(self, name: str, requests: int) -> list[list[Array]]:
-        """Returns an arm's outputs for its first `requests`. Raises TargetError."""
+    async def outputs(self, name: str, requests: int, most_bytes: int | None = None) -> list[list[Array]]:
+        """Returns an arm's outputs for its first `requests`, or as many as fit in `most_bytes`. Raises TargetError."""
         target = self.target(name)
-        return await self.workers_for(target)[0].calls.outputs(name, target.addresses, requests)
+        return await self.workers_for(target)[0].calls.outputs(name, target.addresses, requests, most_bytes)
+
+    async def learn(self, name: str, outputs: Sequence[Sequence[Array]]) -> None:
+        """Has an arm's answers under load compared with these outputs for its first requests."""
+        for worker in self.workers_for(self.target(name)):
+            await worker.calls.generator.learn(name, outputs)
 
     def infos(self, arm: str) -> tuple[ModelInfo, ...]:
         """Returns how an arm's target describes its models."""

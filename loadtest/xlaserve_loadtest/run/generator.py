@@ -18,7 +18,8 @@ import numpy as np
 from xlaserve_loadtest.run.sender import Clock, Live, Result, Sender, Task, Window
 from xlaserve_loadtest.schedule.arrivals import Places
 from xlaserve_loadtest.schedule.payload import Request
-from xlaserve_loadtest.targets.target import ModelInfo, Target
+from xlaserve_loadtest.targets.references import NONE, References
+from xlaserve_loadtest.targets.target import Array, ModelInfo, Target
 
 DRAWS: Final = 1024
 """Indices of requests that are drawn at a time."""
@@ -53,14 +54,25 @@ class Generator:
             else drawn(sequence, np.random.default_rng((sample_seed, offset)))
             for arm, sequence in requests.items()
         }
+        self._references = {arm: References() for arm in requests}
+        self._in_use = NONE
+        """References of the present block's arm."""
         self._clock = clock
         self._spin_s = spin_s
         self._sender: Sender | None = None
         self._stack = AsyncExitStack()
 
+    async def learn(self, arm: str, outputs: Sequence[Sequence[Array]]) -> None:
+        """Has answers compared with these outputs, which the first of an arm's requests got alone."""
+        self._references[arm].learn(self._requests[arm], outputs)
+
     async def prepare(self, task: Task) -> int:
         """Opens a fresh connection for a block; returns the nanoseconds that a call to this generator takes."""
-        connection = await self._stack.enter_async_context(self._target.connect(self._models[task.arm], task.targets))
+        self._in_use = references = self._references[task.arm]
+        references.reset()
+        connection = await self._stack.enter_async_context(
+            self._target.connect(self._models[task.arm], task.targets, references)
+        )
         feed = self._feeds[task.arm] if task.requests is None else scheduled(self._requests[task.arm], task.requests)
         feed = stamped(feed) if self._is_distinct else feed
         self._sender = Sender(task, connection, feed, self._clock, self._spin_s)
@@ -91,7 +103,9 @@ class Generator:
         """Ends the block and closes the connection. Requests under way are waited for, unless `at_once`."""
         sender, self._sender = self._sender, None
         try:
-            return await sender.finish(at_once=at_once) if sender else Result()
+            result = await sender.finish(at_once=at_once) if sender else Result()
+            result.compared, result.differing = self._in_use.compared, self._in_use.differing
+            return result
         finally:
             await self._stack.aclose()
 

@@ -143,6 +143,8 @@ def _generator_use(outcome: Outcome, workers: int, ceiling: Ceiling | None) -> G
         late_sends=outcome.late_sends,
         dropped=outcome.dropped,
         dropped_by_model=outcome.dropped_by_model,
+        compared=outcome.compared,
+        differing=outcome.differing,
         busy=share,
         own_ms=ceiling.own_ms if ceiling else None,
         wait_ms=outcome.strain.wait_ms,

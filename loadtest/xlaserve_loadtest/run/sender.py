@@ -92,6 +92,10 @@ class Result:
     late_sends: int = 0
     dropped_models: list[int] = field(default_factory=list)
     """Models of the requests that were due in the window and could not be sent."""
+    compared: int = 0
+    """Answers that were compared with what the same request got alone."""
+    differing: int = 0
+    """Answers of these that differ."""
     cpu_s: float = 0.0
     strain: Strain = field(default_factory=Strain)
     failures: dict[Status, tuple[int, str]] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 
 from xlaserve_loadtest.analysis.compare import baselines
@@ -18,6 +18,7 @@ from xlaserve_loadtest.analysis.samples import label
 from xlaserve_loadtest.record.lines import End, Header, Status, in_words
 from xlaserve_loadtest.record.run_file import RunWriter, new_file
 from xlaserve_loadtest.run import accuracy_log, crew, environment, fleet, usage
+from xlaserve_loadtest.run.alone import ask_alone
 from xlaserve_loadtest.run.crew import Outcome
 from xlaserve_loadtest.run.equality_run import compare_models, incomparable
 from xlaserve_loadtest.run.fleet import Fleet
@@ -27,11 +28,11 @@ from xlaserve_loadtest.run.recorder import Recorder, load_line
 from xlaserve_loadtest.schedule import arms as arms_of
 from xlaserve_loadtest.schedule import arrivals, plan, steady, trace
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load
-from xlaserve_loadtest.schedule.payload import PayloadError, Request
+from xlaserve_loadtest.schedule.payload import PayloadError
 from xlaserve_loadtest.schedule.plan import BlockPlan
-from xlaserve_loadtest.settings import Settings
+from xlaserve_loadtest.settings import NULL, Settings
 from xlaserve_loadtest.targets.embedded import EmbeddedServer
-from xlaserve_loadtest.targets.target import Array, TargetError
+from xlaserve_loadtest.targets.target import TargetError
 
 
 class Session:
@@ -93,7 +94,7 @@ class Session:
                 record=self._recorder.write,
                 make_server=self._make_server,
             ) as self._fleet:
-                if self._settings.equality_images:
+                if self._settings.equality_images and self._settings.targets != (NULL,):
                     await self._check_equality(header)
                 if self._settings.writes_accuracy_log:
                     await self._write_accuracy_logs([arm.name for arm in header.arms if arm.is_control_of is None])
@@ -113,26 +114,17 @@ class Session:
             self._recorder.end(End(self.interrupted, self.is_complete, reason))
 
     async def _check_equality(self, header: Header) -> None:
-        controls = {arm.name for arm in header.arms if arm.is_control_of is not None}
-        of_base: dict[str, list[list[Array]]] = {}
-        for arm, base in baselines(header).items():
-            if arm in controls:
+        alone = await ask_alone(self._fleet, header, self._settings.equality_images, self._recorder)
+        for arm in header.arms:
+            base = baselines(header).get(arm.name)
+            if base is None or arm.is_control_of is not None:
                 continue
-            if why := incomparable(self._fleet.infos(arm), self._fleet.infos(base)):
-                text = f"The outputs of {arm} and {base} can't be compared: {why}."
+            if why := incomparable(self._fleet.infos(arm.name), self._fleet.infos(base)):
+                text = f"The outputs of {arm.name} and {base} can't be compared: {why}."
                 self._recorder.event(time.monotonic_ns(), "note", text)
-                continue
-            requests = _covering(self._fleet.requests[base], self._settings.equality_images)
-            try:
-                if base not in of_base:
-                    of_base[base] = await self._fleet.outputs(base, requests)
-                outputs = await self._fleet.outputs(arm, requests)
-            except TargetError as error:
-                text = f"{arm}: outputs could not be compared with {base}: {error}"
-                self._recorder.event(time.monotonic_ns(), "error", text)
-            else:
-                own = next(one for one in header.arms if one.name == arm)
-                for found in compare_models(own, base, self._fleet.requests[arm], outputs, of_base[base]):
+            elif arm.name in alone and base in alone:
+                requests = self._fleet.requests[arm.name]
+                for found in compare_models(arm, base, requests, alone[arm.name], alone[base]):
                     self._recorder.write(found)
 
     async def _write_accuracy_logs(self, names: Sequence[str]) -> None:
@@ -286,12 +278,6 @@ def _blocks(
         min_rounds=math.ceil(plan.MIN_ROUNDS / generations),
         block_s=settings.block_s,
     )
-
-
-def _covering(requests: Sequence[Request], images: int) -> int:
-    """Returns how many requests it takes to send that many images."""
-    sent = accumulate(request.images for request in requests)
-    return next((number for number, total in enumerate(sent, start=1) if total >= images), len(requests))
 
 
 def _free_path(folder: Path, models: Sequence[str], settings: Settings, started_at: datetime) -> Path:

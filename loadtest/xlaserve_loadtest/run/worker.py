@@ -29,6 +29,7 @@ from xlaserve_loadtest.run.environment import Machine
 from xlaserve_loadtest.run.generator import Generator
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.targets.protocols import ServerTarget
+from xlaserve_loadtest.targets.references import NONE
 from xlaserve_loadtest.targets.target import Array, ModelInfo, Target, TargetError
 
 if TYPE_CHECKING:
@@ -99,12 +100,25 @@ class Worker:
         gc.collect()
         gc.freeze()
 
-    async def outputs(self, arm: str, addresses: Sequence[str], count: int) -> list[list[Array]]:
-        """Returns the outputs for an arm's first `count` requests. Raises TargetError."""
+    async def outputs(
+        self, arm: str, addresses: Sequence[str], count: int, most_bytes: int | None = None
+    ) -> list[list[Array]]:
+        """Returns the outputs for an arm's first `count` requests, or as many as fit in `most_bytes`, but one.
+
+        Raises TargetError.
+        """
         assert self._setup is not None
         target = self._target or ServerTarget(self._setup.deadline_s)
-        async with target.connect(self._setup.models[arm], addresses) as connection:
-            return [await connection.outputs(request) for request in self._setup.requests[arm][:count]]
+        found: list[list[Array]] = []
+        held_bytes = 0
+        async with target.connect(self._setup.models[arm], addresses, NONE) as connection:
+            for request in self._setup.requests[arm][:count]:
+                outputs = await connection.outputs(request)
+                held_bytes += sum(output.nbytes for output in outputs)
+                if found and most_bytes is not None and held_bytes > most_bytes:
+                    break
+                found.append(outputs)
+        return found
 
 
 async def serve(connection: Connection) -> None:

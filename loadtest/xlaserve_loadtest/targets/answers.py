@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from xlaserve_loadtest.record.lines import NO_STAGES, STAGES, Status
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import ANY, BYTES, DTYPES, LENGTH_BYTES
+from xlaserve_loadtest.targets.references import NONE, References
 from xlaserve_loadtest.targets.target import Array, ModelInfo, Reply, widened
 
 _ITEM_BYTES: Final = {name: np.dtype(dtype).itemsize for name, dtype in DTYPES.items()}
@@ -71,19 +72,25 @@ class Checker(Generic[Wire]):
     """Checks the answers that come over one connection, as `read` reads them.
 
     Of every answer the names of the model and the outputs, their types, shapes and bytes, and that the numbers are
-    finite.
+    finite; of a sample whether they are those of the `references`.
     """
 
-    def __init__(self, models: Sequence[ModelInfo], read: Reader[Wire]) -> None:
+    def __init__(self, models: Sequence[ModelInfo], read: Reader[Wire], references: References = NONE) -> None:
         self._models = models
         self._read = read
+        self._references = references
 
     def reply(self, data: Wire, request: Request) -> Reply:
         """Returns what an answer is worth."""
         model = self._models[request.model]
         try:
             answer = self._read(data, model)
-            fault = _fault(answer, request, model) or _contents_fault(answer) or _numbers_fault(answer)
+            fault = (
+                _fault(answer, request, model)
+                or _contents_fault(answer)
+                or _numbers_fault(answer)
+                or self._references.fault(request, lambda: _outputs(answer, model))
+            )
         except NoAnswer as error:
             fault = str(error) or "no answer"
         if fault:
@@ -93,9 +100,12 @@ class Checker(Generic[Wire]):
     def outputs(self, data: Wire, request: Request) -> list[Array]:
         """Returns the outputs of an answer that was right, in the order of the model's metadata."""
         model = self._models[request.model]
-        answer = self._read(data, model)
-        outputs = {out.name: widened(out.values()) for out in answer.outputs if out.datatype in DTYPES}
-        return [outputs[out.name] for out in model.outputs or answer.outputs if out.name in outputs]
+        return _outputs(self._read(data, model), model)
+
+
+def _outputs(answer: Answer, model: ModelInfo) -> list[Array]:
+    outputs = {out.name: widened(out.values()) for out in answer.outputs if out.datatype in DTYPES}
+    return [outputs[out.name] for out in model.outputs or answer.outputs if out.name in outputs]
 
 
 def _fault(answer: Answer, request: Request, model: ModelInfo) -> str:

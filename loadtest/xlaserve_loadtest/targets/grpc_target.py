@@ -14,11 +14,12 @@ import grpc.aio
 
 from xlaserve_loadtest.addresses import Address
 from xlaserve_loadtest.printable import shortened
-from xlaserve_loadtest.record.lines import Status, in_words
+from xlaserve_loadtest.record.lines import Status
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.targets.answers import Checker, Reader
 from xlaserve_loadtest.targets.channel import Transport, open_channel
-from xlaserve_loadtest.targets.target import Array, Connection, ModelInfo, Reply, TargetError
+from xlaserve_loadtest.targets.references import NONE, References
+from xlaserve_loadtest.targets.target import Array, Connection, ModelInfo, Reply, RequestError, TargetError
 
 _METADATA_DEADLINE_S: Final = 10.0
 _CONNECT_TIMEOUT_S: Final = 2.0
@@ -33,7 +34,9 @@ class GrpcTarget:
         self._deadline_s = deadline_s
 
     @asynccontextmanager
-    async def connect(self, models: Sequence[ModelInfo], addresses: Sequence[str]) -> AsyncIterator[Connection]:
+    async def connect(
+        self, models: Sequence[ModelInfo], addresses: Sequence[str], references: References = NONE
+    ) -> AsyncIterator[Connection]:
         """Opens connections to each of `addresses`, which take requests in turn."""
         transport = models[0].transport
         async with AsyncExitStack() as stack:
@@ -49,7 +52,8 @@ class GrpcTarget:
             calls: list[grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = [
                 channel.unary_unary(self._method) for channel in channels
             ]
-            yield GrpcConnection(calls, Checker(models, self._read), transport, self._deadline_s, len(addresses))
+            checker = Checker(models, self._read, references)
+            yield GrpcConnection(calls, checker, transport, self._deadline_s, len(addresses))
 
 
 class GrpcConnection:
@@ -80,7 +84,7 @@ class GrpcConnection:
         """Does what `Connection` says."""
         reply, data = await self._exchange(request)
         if reply.status is not Status.OK:
-            raise TargetError(f"{in_words(reply.status.name)}: {reply.detail}")
+            raise RequestError(reply.status, reply.detail)
         return self._checker.outputs(data, request)
 
     async def _exchange(self, request: Request) -> tuple[Reply, bytes]:

@@ -16,12 +16,13 @@ from urllib.parse import quote
 
 from xlaserve_loadtest.addresses import Address
 from xlaserve_loadtest.printable import shortened
-from xlaserve_loadtest.record.lines import Status, in_words
+from xlaserve_loadtest.record.lines import Status
 from xlaserve_loadtest.schedule.payload import STAMP_BYTES, PayloadError, Request
 from xlaserve_loadtest.targets.answers import Checker, NoAnswer, Reader
 from xlaserve_loadtest.targets.channel import Transport
 from xlaserve_loadtest.targets.http_client import HttpAnswer, HttpConnections, HttpError, allow_connections, secured
-from xlaserve_loadtest.targets.target import Array, Connection, ModelInfo, Reply, TargetError
+from xlaserve_loadtest.targets.references import NONE, References
+from xlaserve_loadtest.targets.target import Array, Connection, ModelInfo, Reply, RequestError, TargetError
 
 STATUS: Final[Mapping[int, Status]] = {
     400: Status.INVALID_ARGUMENT,
@@ -65,7 +66,9 @@ class HttpTarget:
         self._deadline_s = deadline_s
 
     @asynccontextmanager
-    async def connect(self, models: Sequence[ModelInfo], addresses: Sequence[str]) -> AsyncIterator[Connection]:
+    async def connect(
+        self, models: Sequence[ModelInfo], addresses: Sequence[str], references: References = NONE
+    ) -> AsyncIterator[Connection]:
         """Opens a connection to each of `addresses`, which take requests in turn; more as requests overlap."""
         allow_connections()
         transport = models[0].transport
@@ -84,7 +87,7 @@ class HttpTarget:
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                     for server in servers:
                         await server.connections.open()
-            yield _HttpConnection(servers, Checker(models, self._read), self._deadline_s)
+            yield _HttpConnection(servers, Checker(models, self._read, references), self._deadline_s)
         finally:
             for server in servers:
                 server.connections.close()
@@ -113,7 +116,7 @@ class _HttpConnection:
     async def outputs(self, request: Request) -> list[Array]:
         reply, answer = await self._exchange(request)
         if answer is None or reply.status is not Status.OK:
-            raise TargetError(f"{in_words(reply.status.name)}: {reply.detail}")
+            raise RequestError(reply.status, reply.detail)
         return self._checker.outputs(answer, request)
 
     async def _exchange(self, request: Request) -> tuple[Reply, HttpAnswer | None]:

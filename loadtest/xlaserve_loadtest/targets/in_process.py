@@ -30,6 +30,7 @@ from xlaserve_loadtest.record.lines import LedgerEntry, Status
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import ANY, Tensor
 from xlaserve_loadtest.targets.answers import numbers_fault
+from xlaserve_loadtest.targets.references import NONE, References
 from xlaserve_loadtest.targets.target import Array, ModelInfo, Reply, TargetError, widened
 from xlaserve_proto import open_inference_pb2 as oip
 
@@ -79,9 +80,11 @@ class InProcessTarget:
         )
 
     @asynccontextmanager
-    async def connect(self, models: Sequence[ModelInfo], addresses: Sequence[str]) -> AsyncIterator[_InProcess]:
+    async def connect(
+        self, models: Sequence[ModelInfo], addresses: Sequence[str], references: References = NONE
+    ) -> AsyncIterator[_InProcess]:
         """There is nothing to connect to."""
-        yield _InProcess(models, [self._warmed[model.name] for model in models], self._lanes)
+        yield _InProcess(models, [self._warmed[model.name] for model in models], self._lanes, references)
 
 
 def warm(
@@ -133,10 +136,12 @@ class _InProcess:
         models: Sequence[ModelInfo],
         warmed: Sequence[dict[tuple[Mode, Bucket], Warmed]],
         lanes: ThreadPoolExecutor,
+        references: References,
     ) -> None:
         self._models = models
         self._warmed = warmed
         self._lanes = lanes
+        self._references = references
 
     async def send(self, request: Request) -> Reply:
         try:
@@ -145,13 +150,16 @@ class _InProcess:
             return Reply(Status.INVALID_ARGUMENT, detail=str(error))
         except Exception as error:
             return Reply(Status.INTERNAL, detail=f"{type(error).__name__}: {error}")
-        if fault := self._numbers_fault(request, outputs):
+        fault = self._numbers_fault(request, outputs) or self._references.fault(
+            request, lambda: _widened(outputs, request.images)
+        )
+        if fault:
             return Reply(Status.INVALID_REPLY, detail=fault)
         return Reply(Status.OK, (_NAN, _NAN, gather_s, execute_s, _NAN, gather_s + execute_s))
 
     async def outputs(self, request: Request) -> list[Array]:
         _, _, outputs = await self._run(request)
-        return [widened(output[: request.images]) for output in outputs]
+        return _widened(outputs, request.images)
 
     def _numbers_fault(self, request: Request, outputs: Sequence[NDArray[Any]]) -> str:
         named = zip(self._models[request.model].outputs, outputs, strict=True)
@@ -181,6 +189,10 @@ class _InProcess:
         if not fitting:
             raise TargetError(f"no bucket of mode {mode} holds {count} images of {height}x{width}")
         return min(fitting)
+
+
+def _widened(outputs: Sequence[NDArray[Any]], images: int) -> list[Array]:
+    return [widened(output[:images]) for output in outputs]
 
 
 def _pixels(request: Request) -> NDArray[np.uint8]:

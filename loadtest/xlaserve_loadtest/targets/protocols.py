@@ -16,6 +16,7 @@ from xlaserve_loadtest.targets import (
     tensorflow_serving_rest,
 )
 from xlaserve_loadtest.targets.channel import PLAIN, Transport
+from xlaserve_loadtest.targets.references import NONE, References
 from xlaserve_loadtest.targets.target import Connection, ModelInfo, Target
 
 
@@ -68,6 +69,8 @@ class ServerTarget:
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
 
-    def connect(self, models: Sequence[ModelInfo], addresses: Sequence[str]) -> AbstractAsyncContextManager[Connection]:
+    def connect(
+        self, models: Sequence[ModelInfo], addresses: Sequence[str], references: References = NONE
+    ) -> AbstractAsyncContextManager[Connection]:
         """Opens a connection to each of `addresses`, which take requests in turn."""
-        return protocol_of(addresses[0]).target(self._deadline_s).connect(models, addresses)
+        return protocol_of(addresses[0]).target(self._deadline_s).connect(models, addresses, references)

@@ -24,6 +24,7 @@ from xlaserve_loadtest.targets import open_inference
 from xlaserve_loadtest.targets.answers import Checker
 from xlaserve_loadtest.targets.channel import PLAIN, Transport, open_channel
 from xlaserve_loadtest.targets.grpc_target import GrpcConnection
+from xlaserve_loadtest.targets.references import NONE, References
 from xlaserve_loadtest.targets.target import Connection, ModelInfo, Reply, TargetError
 
 _NEWS_TIMEOUT_S: Final = 2.0
@@ -37,7 +38,9 @@ class FleetTarget:
         self._deadline_s = deadline_s
 
     @asynccontextmanager
-    async def connect(self, models: Sequence[ModelInfo], addresses: Sequence[str]) -> AsyncIterator[Connection]:
+    async def connect(
+        self, models: Sequence[ModelInfo], addresses: Sequence[str], references: References = NONE
+    ) -> AsyncIterator[Connection]:
         """Follows the name service at the one address; connects to each server when it gets its first request."""
         (address,), transport = addresses, models[0].transport
         fleet = AsyncFleet(
@@ -47,7 +50,8 @@ class FleetTarget:
         )
         try:
             await fleet.wait_for_news(_NEWS_TIMEOUT_S)
-            yield _FleetConnection(fleet, Checker(models, open_inference.read), transport, self._deadline_s)
+            checker = Checker(models, open_inference.read, references)
+            yield _FleetConnection(fleet, checker, transport, self._deadline_s)
         finally:
             await fleet.close()
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve_loadtest.record.lines import NO_STAGES, Status
+from xlaserve_loadtest.record.lines import NO_STAGES, Status, in_words
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import Tensor
 from xlaserve_loadtest.targets.channel import PLAIN, Transport
+
+if TYPE_CHECKING:
+    from xlaserve_loadtest.targets.references import References  # which compares Arrays
 
 Array = NDArray[np.float64 | np.int64]
 """Integers are names, such as a map's classes: they are compared for equality only."""
@@ -21,6 +24,17 @@ Array = NDArray[np.float64 | np.int64]
 
 class TargetError(Exception):
     """The target can't be measured; the message says why."""
+
+
+class RequestError(TargetError):
+    """A request was not answered as it should be."""
+
+    def __init__(self, status: Status, detail: str) -> None:
+        super().__init__(status, detail)
+        self.status = status
+
+    def __str__(self) -> str:
+        return f"{in_words(self.status.name)}: {self.args[1]}"
 
 
 @dataclass(frozen=True)
@@ -77,14 +91,19 @@ class Connection(Protocol):
         """Sends one request and waits for its end. Failures of the target are replies, not exceptions."""
 
     async def outputs(self, request: Request) -> list[Array]:
-        """Sends one request and returns the model's outputs, the images first. Raises TargetError."""
+        """Sends one request and returns the model's outputs, the images first. Raises RequestError."""
 
 
 class Target(Protocol):
     """Something to measure."""
 
-    def connect(self, models: Sequence[ModelInfo], addresses: Sequence[str]) -> AbstractAsyncContextManager[Connection]:
-        """Opens a fresh connection for requests to `models`, against whose descriptions replies are checked."""
+    def connect(
+        self, models: Sequence[ModelInfo], addresses: Sequence[str], references: References
+    ) -> AbstractAsyncContextManager[Connection]:
+        """Opens a fresh connection for requests to `models`.
+
+        Replies are checked against the descriptions of these, and in a sample against `references`.
+        """
 
 
 def widened(output: NDArray[Any]) -> Array:

@@ -16,6 +16,7 @@ from xlaserve_loadtest.run.worker import Setup, Worker
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.targets.channel import PLAIN, Transport
 from xlaserve_loadtest.targets.protocols import PROTOCOLS, Protocol, describe
+from xlaserve_loadtest.targets.references import References
 from xlaserve_loadtest.targets.target import Array, Connection, ModelInfo, Reply, TargetError
 
 
@@ -26,7 +27,9 @@ class Pigeons:
         self.deadline_s = deadline_s
 
     @asynccontextmanager
-    async def connect(self, models: Sequence[ModelInfo], addresses: Sequence[str]) -> AsyncIterator[Connection]:
+    async def connect(
+        self, models: Sequence[ModelInfo], addresses: Sequence[str], references: References
+    ) -> AsyncIterator[Connection]:
         assert (self.deadline_s, list(addresses)) == (5.0, ["pigeon://loft:1"])
         yield self
 
