@@ -64,6 +64,12 @@ TWO_READINGS: Final = (
     b"POST " + LIVE.encode() + b" HTTP/1.1\r\n\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     b"CONNECT localhost:1 HTTP/1.1\r\nHost: h\r\n\r\n",
+    b"CONNECT / HTTP/1.1\r\nHost: h\r\n\r\n",
+    _POST.replace(LIVE.encode(), b"http://other" + LIVE.encode()) + b"\r\n",
+    _POST.replace(LIVE.encode(), LIVE.encode() + b"#x") + b"\r\n",
+    _POST.replace(b"Host: h", b"Host: h/other") + b"\r\n",
+    _POST + b"Content-Type: a/b\r\nContent-Type: c/d\r\n\r\n",
+    _POST + _CHUNKED + b"\r\n1;a\na\r\n0\r\n\r\n",
     b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + bytes(200),
 )
 
@@ -80,6 +86,26 @@ def http_heads_of_two_readings(round: Round) -> None:
             outcome = said[9:12].decode() or CLOSED
             answers = len(re.findall(rb"HTTP/1\.1 \d{3} ", said))
             round.count(outcome, repr(head[:120]), wrong=f"{answers} answers" if answers > 1 else None)
+        check_serving(round, client)
+
+
+@attack(allowed={OK, "404", "405"})
+def bodies_behind_upgrades(round: Round) -> None:
+    """Requests that ask for an upgrade, with the text of an unload as their body: one answer, and nothing unloaded."""
+    unload = b"POST /v2/repository/models/noop/unload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+    chunked = _CHUNKED + b"\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(unload), unload)
+    sized = b"Content-Length: %d\r\n\r\n%b" % (len(unload), unload)
+    with serving(round) as client:
+        while round.has_time:
+            verb, path = round.random.choice((b"GET", b"POST")), round.random.choice((LIVE, "/v2", CLASSIFY)).encode()
+            protocol = round.random.choice((b"h2c", b"websocket", b"TLS/1.0"))
+            head = b"%b %b HTTP/1.1\r\nHost: localhost\r\nConnection: close, Upgrade\r\n" % (verb, path)
+            behind = round.random.choice((sized, chunked))
+            said = _answers(round.server.http, head + b"Upgrade: " + protocol + b"\r\n" + behind)
+            answers = len(re.findall(rb"HTTP/1\.1 \d{3} ", said))
+            outcome = said[9:12].decode().replace("200", OK)
+            allowed = None if path != CLASSIFY.encode() else frozenset({"400", "405"})
+            round.count(outcome, repr(head[:80]), allowed, f"{answers} answers" if answers != 1 else None)
         check_serving(round, client)
 
 

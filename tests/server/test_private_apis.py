@@ -28,6 +28,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+import httptools
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -98,6 +99,7 @@ UVICORNS_METHODS: Final = {
 }
 UVICORNS_ATTRIBUTES: Final = {
     *("connections", "cycle", "flow", "headers", "loop", "parser", "pipeline", "scope", "server_state", "transport"),
+    "url",
 }
 CYCLES: Final = {
     *("body", "disconnected", "keep_alive", "message_event", "response_complete", "response_started"),
@@ -975,6 +977,21 @@ def test_uvicorns_connection_and_request_are_what_ours_adds_bounds_to() -> None:
         assert {"connections", "tasks", "default_headers"} <= vars(connection.server_state).keys()
         assert STATUS_LINE[431].startswith(b"HTTP/1.1 431 ")
         assert 0 < HIGH_WATER_LIMIT <= 2**17
+
+
+def test_httptools_takes_what_is_behind_an_upgrade_for_another_protocol() -> None:
+    head = b"POST / HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\n"
+    with needed(
+        "HttpParserUpgrade with the place behind the head, before any of the body",
+        by="http/connection.py",
+        breaks="the body behind such a head, which would be lost, or read as the next request",
+    ):
+        parser = httptools.HttpRequestParser(SimpleNamespace())
+        with pytest.raises(httptools.HttpParserUpgrade) as raised:
+            parser.feed_data(head + b"abc")
+        assert raised.value.args == (len(head),)
+        assert parser.should_upgrade()
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
 
 def test_python_decodes_the_certificate_of_a_file(tmp_path: Path) -> None:

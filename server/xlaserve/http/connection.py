@@ -2,31 +2,28 @@
 
 What uvicorn leaves open (0.54): how long and how large a request's head may be, how many requests or parts of a body
 one chunk may hold, how long a connection that sends nothing may stay, for how long a client may leave an answer unread,
-and heads that others may read in another way: a proxy in front would take what is one request here for two.
+and heads that others may read in another way: a proxy in front would take what is one request here for two. httptools
+reads no body behind a head that asks for an upgrade, which is then read again without it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import copy_context
-from email.utils import formatdate
 from typing import Any, Final
 
 import httptools
 import uvicorn
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
-from uvicorn.server import ServerState
 
 from xlaserve.access.address import network_of
 from xlaserve.access.certificates import names_of
 from xlaserve.errors import InvalidArgument, MessageTooLarge
-from xlaserve.http.head import MAX_HEAD_BYTES, MAX_HEADERS, Ambiguous, TooMuch, check_head
-from xlaserve.protocol.admission import CROWDED_TRANSFER_S
+from xlaserve.http.connections import CLOSE, Connections
+from xlaserve.http.head import MAX_HEAD_BYTES, MAX_HEADERS, Ambiguous, TooMuch, check_head, without_upgrade
 from xlaserve.telemetry import request_context
 from xlaserve.telemetry.tracing import Endpoint
 
@@ -41,89 +38,7 @@ LINGER_S: Final = 10.0
 CONNECTION: Final = "xlaserve.connection"
 """The key of a request's `Connection` in its ASGI scope."""
 
-CLOSE: Final = (b"connection", b"close")
-
 NO_REQUEST: Final = Endpoint("unknown", {}, is_http=True)
-
-
-class Connections(ServerState):
-    """The connections of one server, at most `max_connections`, and `max_per_address` of each address.
-
-    Those without a request give way to new ones; if there are none, the one that has waited for its client for longest.
-    """
-
-    def __init__(
-        self,
-        max_connections: int,
-        max_per_address: int,
-        max_transfer_s: float,
-        clock: Any = time.time,
-        *,
-        on_failed: Callable[[str, Exception], None] = lambda method, error: None,
-    ) -> None:
-        self.max_connections = max_connections
-        self.max_per_address = max_per_address
-        self.max_transfer_s = max_transfer_s
-        self.on_failed = on_failed
-        """Called with an error for each connection whose bytes are no request."""
-        self.idle: dict[Connection, None] = {}
-        """Those whose next request has not begun, or not ended its head; the longest idle first."""
-        self.waiting: dict[Connection, float] = {}
-        """Those whose clients send a body or read an answer, and since when; the longest first."""
-        self._clock = clock
-        self.is_leaving = False
-        """Whether answers to requests that come now end their connections."""
-        self._date_s = -1
-        self._of_address: Counter[str] = Counter()
-        super().__init__()
-
-    @property
-    def default_headers(self) -> list[tuple[bytes, bytes]]:
-        """Headers of every answer."""
-        now_s = int(self._clock())
-        if now_s != self._date_s:
-            self._date_s, self._headers = now_s, [(b"date", formatdate(now_s, usegmt=True).encode())]
-        return [*self._headers, CLOSE] if self.is_leaving else self._headers
-
-    @default_headers.setter
-    def default_headers(self, headers: object) -> None:
-        """Called by ServerState alone, which begins with none."""
-
-    def add(self, connection: Connection) -> bool:
-        """Counts a connection, for which another may be closed. Returns False where there is no room for it."""
-        address = connection.address
-        if len(self.connections) >= self.max_connections and not self._make_room():
-            return False
-        if self._of_address[address] >= self.max_per_address and not self._make_room(address):
-            return False
-        self._of_address[address] += 1
-        self.connections.add(connection)
-        self.idle[connection] = None
-        return True
-
-    def discard(self, connection: Connection) -> None:
-        """Counts a connection no more, if it was counted."""
-        self.idle.pop(connection, None)
-        self.waiting.pop(connection, None)
-        if connection in self.connections:
-            self.connections.discard(connection)
-            self._of_address[connection.address] -= 1
-            if not self._of_address[connection.address]:
-                del self._of_address[connection.address]
-
-    def _make_room(self, address: str | None = None) -> bool:
-        """Closes the connection, of `address` where one is given, that gives way; False where none does."""
-
-        def is_of_it(connection: Connection) -> bool:
-            return address is None or connection.address == address
-
-        gives_way = next(filter(is_of_it, self.idle), None)
-        if gives_way is None:
-            gives_way = next(filter(is_of_it, self.waiting), None)
-            if gives_way is None or gives_way.loop.time() - self.waiting[gives_way] < CROWDED_TRANSFER_S:
-                return False
-        gives_way.close_at_once()
-        return True
 
 
 class Connection(HttpToolsProtocol):
@@ -209,16 +124,19 @@ class Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Takes a header or a trailer."""
+        """Takes a header. A trailer is dropped: proxies let any pass, and it would replace a header."""
         self._headers_left -= 1
         self._count_head(len(name) + len(value))
-        super().on_header(name, value)
+        if self._is_in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Hands the request to the application."""
         if len(self.pipeline) >= MAX_PIPELINED:
             raise TooMuch
-        check_head(self.headers, self.parser.get_http_version())
+        check_head(self.parser.get_method(), self.url, self.headers, self.parser.get_http_version())
+        if self.parser.should_upgrade():
+            return  # `_feed` has the head read again
         self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
         super().on_headers_complete()
         self._is_in_head, self._is_in_body = False, True
@@ -243,6 +161,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Ends the request, though not its call."""
+        if self.parser.should_upgrade():
+            return
         self._is_in_body = False
         self.server_state.waiting.pop(self, None)
         self._expect_no_more()
@@ -327,8 +247,11 @@ class Connection(HttpToolsProtocol):
         while data and not self._is_deaf:
             try:
                 self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as upgrade:  # to a protocol that is not spoken here; HTTP/1.1 goes on
-                data = data[upgrade.args[0] :]
+            except httptools.HttpParserUpgrade as upgrade:  # to a protocol that is not spoken here: it is ignored
+                head = without_upgrade(self.parser.get_method(), self.url, self.headers, self.parser.get_http_version())
+                data = head + data[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
             except httptools.HttpParserError as error:
                 self._refuse(error.__context__ or error)
             else:

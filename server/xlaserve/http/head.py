@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
 from xlaserve.errors import XlaserveError
 
+Headers = Sequence[tuple[bytes, bytes]]
+
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Of a request's line and headers, and of the trailers and sizes of its chunks beyond as much again as its body."""
 MAX_HEADERS: Final = 100
+HOST: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
+"""The header `host` (RFC 9110, 7.2): no user, path or blank is in it."""
 ONCE: Final = frozenset(
     (
         b"host",
+        b"origin",
         b"authorization",
         b"x-api-key",
+        b"content-type",
         b"content-encoding",
         b"transfer-encoding",
         b"inference-header-content-length",
@@ -31,16 +38,36 @@ class Ambiguous(XlaserveError):
     """A request's head can be read in several ways. Ends the connection."""
 
 
-def check_head(headers: Sequence[tuple[bytes, bytes]], version: str) -> None:
+def check_head(method: bytes, target: bytes, headers: Headers, version: str) -> None:
     """Raises Ambiguous."""
     once = [name for name, _ in headers if name in ONCE]
     if len(once) != len({*once}):
         raise Ambiguous(f"one of these headers came twice: {b', '.join(sorted(ONCE)).decode()}")
     if version not in ("1.0", "1.1"):
         raise Ambiguous("version: expected HTTP/1.1 or 1.0, got another")
+    if method == b"CONNECT":
+        raise Ambiguous("method: expected another than CONNECT, behind which are no requests")
     if version == "1.1" and b"host" not in once:
         raise Ambiguous("host: expected one, got none")
+    host = next((value for name, value in headers if name == b"host"), b"")
+    if not HOST.fullmatch(host):
+        raise Ambiguous("host: expected a name or an address, and perhaps a port, got another text")
+    if b"#" in target:
+        raise Ambiguous("target: expected a path without #, got one with it")
+    if not target.startswith(b"/") and target != b"*" and authority_of(target) != host.lower():
+        raise Ambiguous("target: expected a path, or an address at the host that the header host names")
     if b"transfer-encoding" in once:
         (encoding,) = (value for name, value in headers if name == b"transfer-encoding")
         if version != "1.1" or encoding.strip().lower() != b"chunked":
             raise Ambiguous("transfer-encoding: expected chunked, in HTTP/1.1")
+
+
+def authority_of(target: bytes) -> bytes:
+    """Returns HOST:PORT of an absolute target, in lower case."""
+    return target.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0].lower()
+
+
+def without_upgrade(method: bytes, target: bytes, headers: Headers, version: str) -> bytes:
+    """Returns a request's head as it is sent, without the header `upgrade`."""
+    lines = [name + b": " + value + b"\r\n" for name, value in headers if name != b"upgrade"]
+    return b"".join((method, b" ", target, b" HTTP/", version.encode(), b"\r\n", *lines, b"\r\n"))

@@ -19,7 +19,8 @@ from xlaserve.access.certificates import Certificates
 from xlaserve.authority import authority
 from xlaserve.config import Settings
 from xlaserve.errors import ConfigError
-from xlaserve.http.connection import Connection, Connections
+from xlaserve.http.connection import Connection
+from xlaserve.http.connections import Connections
 
 ACCEPT_RETRY_S: Final = 0.1
 BACKLOG: Final = 2048

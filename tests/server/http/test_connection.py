@@ -139,6 +139,16 @@ async def test_what_is_no_http_is_refused_in_json(bad: bytes) -> None:
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"GET / HTTP/2.0\r\nHost: h\r\n\r\n",
         b"GET /\r\nHost: h\r\n\r\n",
+        b"CONNECT / HTTP/1.1\r\nHost: h\r\n\r\n",
+        b"CONNECT h:1 HTTP/1.1\r\nHost: h:1\r\nContent-Length: 3\r\n\r\nabc",
+        b"GET http://other/ HTTP/1.1\r\nHost: h\r\n\r\n",
+        b"GET http://h@other/ HTTP/1.1\r\nHost: h\r\n\r\n",
+        b"GET /#a HTTP/1.1\r\nHost: h\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: h/other\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: other@h\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: h other\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: h\r\nContent-Type: a/b\r\nContent-Type: c/d\r\nContent-Length: 0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1;a\na\r\n0\r\n\r\n",
     ],
 )
 @pytest.mark.usefixtures("virtual_time")
@@ -370,6 +380,65 @@ async def test_an_upgrade_is_ignored_and_nothing_behind_it_lost() -> None:
     client.send(request(connection="Upgrade, HTTP2-Settings", upgrade="h2c") + request("POST", "/", b"abc"))
     await settle()
     assert [reply.json()["body"] for reply in client.replies()] == ["", "abc"]
+
+
+UPGRADE = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2_settings": "AAMAAABk"}
+SMUGGLED = request("POST", "/unload", b"abc")
+
+
+@pytest.mark.parametrize("fields", [UPGRADE, {"connection": "keep-alive, upgrade", "upgrade": "websocket"}])
+@pytest.mark.parametrize("method", ["POST", "GET"])
+@pytest.mark.parametrize("octets", [1, 1000])
+@pytest.mark.usefixtures("virtual_time")
+async def test_the_body_behind_an_upgrade_is_read_as_a_body(method: str, fields: dict[str, str], octets: int) -> None:
+    host = Host()
+    client = host.connect()
+    chunks = b"%x\r\n%b\r\n0\r\nX-Api-Key: k\r\n\r\n" % (len(SMUGGLED), SMUGGLED)
+    sent = b"".join(
+        (
+            request(method, "/", SMUGGLED, **fields),
+            request(method, transfer_encoding="chunked", **fields) + chunks,
+            request("POST", "/", b"last"),
+        )
+    )
+    client.send(*(sent[start : start + octets] for start in range(0, len(sent), octets)))
+    await settle()
+    await settle()
+    smuggled = SMUGGLED.decode()
+    assert [reply.json()["body"] for reply in client.replies()] == [smuggled, smuggled, "last"]
+    assert client.is_open
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_leave_to_send_the_body_behind_an_upgrade_is_given() -> None:
+    host = Host()
+    client = host.connect()
+    client.send(request("POST", content_length="3", expect="100-continue", **UPGRADE))
+    await settle()
+    assert client.received == b"HTTP/1.1 100 Continue\r\n\r\n"
+    client.send(b"abc")
+    await settle()
+    assert client.replies()[0].json()["body"] == "abc"
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_trailers_are_no_headers() -> None:
+    host = Host()
+    client = host.connect()
+    trailers = b"X-Api-Key: k\r\nContent-Encoding: gzip\r\nHost: other\r\nExpect: 100-continue\r\n\r\n"
+    client.send(request("POST", transfer_encoding="chunked") + b"3\r\nabc\r\n0\r\n" + trailers)
+    await settle()
+    assert client.replies()[0].json()["body"] == "abc"
+    assert host.method.requests[0].headers == {"host": "h", "transfer-encoding": "chunked"}
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_target_may_be_a_whole_address() -> None:
+    host = Host()
+    client = host.connect()
+    client.send(request("POST", "http://h/path", b"abc"))
+    await settle()
+    assert client.replies()[0].json()["body"] == "abc"
 
 
 @pytest.mark.usefixtures("virtual_time")
@@ -653,6 +722,7 @@ SEGMENTS = st.lists(
                 request(connection="close"),
                 request("HEAD"),
                 request(upgrade="h2c", connection="upgrade"),
+                request("POST", upgrade="h2c", connection="upgrade", transfer_encoding="chunked"),
                 request("POST", expect="100-continue", content_length="3"),
                 b"GET / HTTP/1.0\r\n\r\n",
             ]

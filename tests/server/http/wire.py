@@ -14,7 +14,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from xlaserve.http.calls import CallsIn
-from xlaserve.http.connection import Connection, Connections
+from xlaserve.http.connection import Connection
+from xlaserve.http.connections import Connections
 from xlaserve.http.message import HttpAnswer, HttpRequest, json_answer
 from xlaserve.protocol.admission import Admissions, CallAdmission
 from xlaserve.protocol.intake import Intake
