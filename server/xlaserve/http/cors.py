@@ -22,5 +22,6 @@ def with_cors(application: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         allow_origins=origins,
         allow_methods=("GET", "HEAD", "POST"),
         allow_headers=("*",),
+        allow_private_network=True,  # the server may be on a private network, and the page on a public one
         expose_headers=EXPOSED,
     )

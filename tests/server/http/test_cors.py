@@ -50,6 +50,16 @@ async def test_browsers_ask_before_pages_send_tensors_and_keys() -> None:
     assert (await ask((PAGE,), "OPTIONS", "/", origin=OTHER, **asking)).status == 400
 
 
+@pytest.mark.usefixtures("virtual_time")
+async def test_pages_of_named_origins_may_call_a_private_network() -> None:
+    asking = {"access_control_request_method": "POST", "access_control_request_private_network": "true"}
+    allowed = "access-control-allow-private-network"
+    reply = await ask((PAGE,), "OPTIONS", "/", origin=PAGE, **asking)
+    assert (reply.status, reply.headers[ALLOWED], reply.headers[allowed]) == (200, PAGE, "true")
+    reply = await ask((PAGE,), "OPTIONS", "/", origin=OTHER, **asking)
+    assert (reply.status, ALLOWED in reply.headers) == (400, False)
+
+
 def test_only_pages_of_named_origins_change_models() -> None:
     def check(origins: tuple[str, ...], headers: dict[str, str]) -> None:
         nothing: Any = None
