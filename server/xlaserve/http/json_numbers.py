@@ -96,15 +96,14 @@ class LongText:
         return sum(len(one) for one in self.long.values() if isinstance(one, np.ndarray)) // 4 * 3
 
     def read(self) -> Any:
-        """Returns what `json.loads` does, with a NumberArray for each long array of numbers and bytes for base64.
+        """Returns what `read_strictly` does, with a NumberArray for each long array of numbers and bytes for base64.
 
-        It is stricter: no NaN, no Infinity, no key twice in an object; a long array is rectangular and not empty.
-        Numbers are checked when a NumberArray is read. Raises InvalidArgument.
+        A long array is rectangular and not empty. Numbers are checked when a NumberArray is read. Raises
+        InvalidArgument.
         """
         left = dict(self.long)
         try:
-            value = json.loads(self.rest.decode(), parse_constant=_refuse, object_pairs_hook=_object)
-            value = _put_back(value, left)
+            value = _put_back(read_strictly(self.rest), left)
         except RecursionError:
             raise InvalidArgument("body", "JSON of some hundred levels", "more") from None
         except ValueError as error:  # no positions: they are not those of the text that came
@@ -156,6 +155,14 @@ def _put_back(value: Any, long: dict[str, NumberArray | Octets]) -> Any:
     if isinstance(value, dict):
         return {key: _put_back(one, long) for key, one in value.items()}
     return value
+
+
+def read_strictly(text: bytes) -> Any:
+    """Returns what `json.loads` does of UTF-8, with no NaN, no Infinity and no key twice in an object.
+
+    Raises InvalidArgument for those, and ValueError or RecursionError for what is no JSON.
+    """
+    return json.loads(text.decode(), parse_constant=_refuse, object_pairs_hook=_object)
 
 
 def _refuse(constant: str) -> NoReturn:

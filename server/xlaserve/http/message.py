@@ -71,7 +71,7 @@ class HttpAnswer:
 
 def _loads(data: memoryview) -> Any:
     try:
-        return json.loads(bytes(data))
+        return json_numbers.read_strictly(bytes(data))
     except (ValueError, RecursionError) as error:
         raise InvalidArgument("body", "JSON", f"other text ({str(error)[:100]})") from None
 

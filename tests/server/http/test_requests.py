@@ -26,7 +26,7 @@ from xlaserve.http import forms, json_numbers, open_inference, serving_body, vis
 from xlaserve.http.body import decompress, read_body
 from xlaserve.http.calls import read_query
 from xlaserve.http.forms import MAX_OPTION_BYTES, MAX_OPTIONS, Form, read_form
-from xlaserve.http.message import HttpRequest
+from xlaserve.http.message import MAX_INLINE_BYTES, HttpRequest
 from xlaserve.image import Encoded
 from xlaserve.model.task import Classification, Detection, Segmentation, Task
 from xlaserve.pipeline import Pending, Request
@@ -449,6 +449,27 @@ def test_a_content_type_is_bounded() -> None:
     content_type = 'multipart/form-data; a="' + ";" * 60_000
     with pytest.raises(InvalidArgument, match="content-type: expected at most 512 characters"):
         form_of(b"", content_type=content_type)
+
+
+@pytest.mark.parametrize("padding_bytes", [0, MAX_INLINE_BYTES])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"id": "a", "id": "b"}',
+        b'{"a": [{"parameters": {"mode": "xla", "mode": "eager"}}]}',
+        b'{"\\u0069d": "a", "id": "b"}',
+        b'{"a": NaN}',
+        b'{"a": -Infinity}',
+        b'{"a": "\xff"}',
+        "\ufeff{}".encode(),
+        "{}".encode("utf-16"),
+        b"{",
+        b'{"a":' * 5000,
+    ],
+)
+async def test_json_of_any_length_is_refused_for_the_same(text: bytes, padding_bytes: int) -> None:
+    with pytest.raises(InvalidArgument):
+        await HttpRequest({}, {}, {}, memoryview(text + b" " * padding_bytes)).json()
 
 
 def test_images_in_base64_are_counted_once_decoded() -> None:
