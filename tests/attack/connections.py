@@ -193,7 +193,7 @@ def http_endpoint(round: Round) -> None:
     lines = (
         b"",
         b"GET",
-        b"GET /metrics HTTP/1.1\r\nHost: x\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n",
         b"GET /metrics HTTP/1.1\r\nX: " + b"y" * 70_000,
         b"POST /metrics HTTP/1.1\r\nContent-Length: 999999999\r\n\r\n",
         b"\xff\xfe\0garbage\r\n\r\n",

@@ -34,7 +34,7 @@ class Request(NamedTuple):
         text = self.damaged
         if text is None:
             text = b"" if self.body is None else json.dumps(self.body).encode()
-        lines = ["Host: h", f"Content-Length: {len(text) + len(self.raw)}", *self.headers]
+        lines = ["Host: localhost", f"Content-Length: {len(text) + len(self.raw)}", *self.headers]
         if self.json_length is not None or self.raw:
             lines.append(f"{LENGTH}: {len(text) if self.json_length is None else self.json_length}")
         head = f"{self.method} {self.path} HTTP/1.1\r\n" + "".join(f"{line}\r\n" for line in lines) + "\r\n"

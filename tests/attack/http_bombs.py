@@ -21,13 +21,13 @@ from tests.attack.http_requests import CLASSIFY, CLOSED, DIGITS, NOOP, PREDICT, 
 from tests.attack.registry import OK, Round, attack
 
 LIVE: Final = "/v2/health/live"
-SECOND: Final = f"GET {LIVE} HTTP/1.1\r\nHost: h\r\n\r\n".encode()
+SECOND: Final = f"GET {LIVE} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 MAX_PING_S: Final = 1.0
 """What others may wait while one request is read, on a machine that does much else: a bomb that works takes longer."""
 GIVES_WAY_S: Final = 20.0
 MAX_CONNECTIONS: Final = 40
 
-_POST: Final = f"POST {LIVE} HTTP/1.1\r\nHost: h\r\n".encode()
+_POST: Final = f"POST {LIVE} HTTP/1.1\r\nHost: localhost\r\n".encode()
 _CHUNKED: Final = b"Transfer-Encoding: chunked\r\n"
 TWO_READINGS: Final = (
     _POST + b"Content-Length: 0\r\n" + _CHUNKED + b"\r\n0\r\n\r\n",
@@ -63,11 +63,11 @@ TWO_READINGS: Final = (
     _POST + b"Authorization: Bearer a\r\nAuthorization: Bearer b\r\n\r\n",
     b"POST " + LIVE.encode() + b" HTTP/1.1\r\n\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    b"CONNECT localhost:1 HTTP/1.1\r\nHost: h\r\n\r\n",
-    b"CONNECT / HTTP/1.1\r\nHost: h\r\n\r\n",
+    b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"CONNECT / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     _POST.replace(LIVE.encode(), b"http://other" + LIVE.encode()) + b"\r\n",
     _POST.replace(LIVE.encode(), LIVE.encode() + b"#x") + b"\r\n",
-    _POST.replace(b"Host: h", b"Host: h/other") + b"\r\n",
+    _POST.replace(b"Host: localhost", b"Host: h/other") + b"\r\n",
     _POST + b"Content-Type: a/b\r\nContent-Type: c/d\r\n\r\n",
     _POST + _CHUNKED + b"\r\n1;a\na\r\n0\r\n\r\n",
     b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + bytes(200),
@@ -106,6 +106,39 @@ def bodies_behind_upgrades(round: Round) -> None:
             outcome = said[9:12].decode().replace("200", OK)
             allowed = None if path != CLASSIFY.encode() else frozenset({"400", "405"})
             round.count(outcome, repr(head[:80]), allowed, f"{answers} answers" if answers != 1 else None)
+        check_serving(round, client)
+
+
+@attack(allowed={"403"})
+def requests_for_other_hosts(round: Round) -> None:
+    """What a page would send whose own name leads to this machine: refused at each path of both ports."""
+    names = ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "evil.example:8000", "xlaserve")
+    paths = ("/", "/v1/status", "/v2", LIVE, "/metrics", "/docs", "/none", "/healthz")
+    with serving(round) as client:
+        while round.has_time:
+            address = round.random.choice((round.server.http, round.server.metrics))
+            path, name = round.random.choice(paths), round.random.choice(names)
+            for host, allowed in ((name, None), (round.random.choice((address, "localhost")), frozenset({OK, "404"}))):
+                said = _answers(address, f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                round.count(said[9:12].decode().replace("200", OK), f"{path} of {host}", allowed)
+        check_serving(round, client)
+
+
+@attack(allowed={"400"})
+def keys_that_come_twice(round: Round) -> None:
+    """JSON that a proxy may read in another way: the same refusal for a short and a long body."""
+    texts = (
+        b'{"id":"a","id":"b","inputs":[]}',
+        b'{"inputs":[],"parameters":{"mode":"graph","mode":"xla"}}',
+        b'{"\\u0069nstances":[[1]],"instances":[[2]]}',
+        b'{"instances":[[NaN]]}',
+    )
+    with serving(round) as client, http1.Client(round.server.http) as connection:
+        while round.has_time:
+            text, padding_bytes = round.random.choice(texts), round.random.choice((0, 70_000))
+            path = round.random.choice((DIGITS, PREDICT, CLASSIFY))
+            outcome, _, wrong = connection.ask(_json(path, text + b" " * padding_bytes))
+            round.count(outcome, f"{text!r} and {padding_bytes} bytes", wrong=wrong)
         check_serving(round, client)
 
 
@@ -253,7 +286,7 @@ def http_slow_bodies(round: Round) -> None:
     noop = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1, 8]}
     limits = {"max_connections": MAX_CONNECTIONS, "max_connections_per_address": MAX_CONNECTIONS}
     server = round.start({"models": [noop], **limits}).wait_until_ready()
-    head = f"POST {NOOP} HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n".encode()
+    head = f"POST {NOOP} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n".encode()
     unread = http1.Request("GET", "/openapi.json").to_bytes() * 16
     with ExitStack() as held:
         slow: list[http1.Connection] = []

@@ -170,7 +170,7 @@ def http_forms(round: Round) -> None:
 def http_garbage(round: Round) -> None:
     """Bytes that are no HTTP, heads without end, lengths that lie, requests that break off; slow ones stay open."""
     rng = round.random
-    head = b"POST " + NOOP.encode() + b" HTTP/1.1\r\nHost: h\r\n"
+    head = b"POST " + NOOP.encode() + b" HTTP/1.1\r\nHost: localhost\r\n"
     whole = head + b"Content-Length: 2\r\n\r\n{}"
     kinds: tuple[Callable[[], bytes], ...] = (
         lambda: rng.randbytes(rng.choice((1, 10, 1000, 100_000))),
@@ -245,7 +245,7 @@ def http_unread_answers(round: Round) -> None:
 @attack(allowed={OK, CLOSED})
 def http_slow_clients(round: Round) -> None:
     """More connections than there may be, each sending its head or its body byte by byte; others still get in."""
-    head = f"POST {NOOP} HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n".encode()
+    head = f"POST {NOOP} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n".encode()
     count = SHORT_CONNECTIONS if round.is_short else 3 * CONNECTIONS
     with serving(round) as client, ExitStack() as held:
         connections = [held.enter_context(http1.Connection(round.server.http)) for _ in range(count)]

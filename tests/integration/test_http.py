@@ -254,10 +254,12 @@ def test_a_body_may_have_a_size_and_a_deadline(server: Server) -> None:
     for headers in ({}, {"expect": "100-continue"}):
         with connected(server) as connection:
             lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-            connection.sendall(f"POST {INFER} HTTP/1.1\r\nHost: h\r\nContent-Length: 16777217\r\n{lines}\r\n".encode())
+            connection.sendall(
+                f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 16777217\r\n{lines}\r\n".encode()
+            )
             assert replies(connection, 1)[0].status == 413
     with connected(server) as connection:
-        connection.sendall(f"POST {INFER} HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        connection.sendall(f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
         answered = threading.Thread(target=_send_chunks, args=(connection,))
         answered.start()
         assert replies(connection, 1)[0].status == 413
@@ -432,14 +434,14 @@ def test_one_address_can_not_have_all_connections(start_server: StartServer, tmp
     with ExitStack() as stack:
         held = [stack.enter_context(from_address(server, "127.0.0.2")) for _ in range(20)]
         for connection in () if has_tls else held:
-            connection.sendall(b"POST /v1/models/noop:embed HTTP/1.1\r\nhost: h\r\ncontent-length: 9\r\n\r\n")
+            connection.sendall(b"POST /v1/models/noop:embed HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n")
         server.wait_for(lambda: sum(map(closed, held)) == 20 - 3 * BOUNDS, "not 3 of 20 were open", timeout_s=TIMEOUT_S)
         other = stack.enter_context(from_address(server, "127.0.0.3"))
         if has_tls:
             context = ssl.create_default_context()
             authority.configure_trust(context)
             other = stack.enter_context(context.wrap_socket(other, server_hostname="127.0.0.1"))
-        other.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: h\r\n\r\n")
+        other.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert replies(other, 1)[0].status == 200
 
 

@@ -13,6 +13,7 @@ from prometheus_client.core import Metric
 
 from xlaserve.access.certificates import Certificates
 from xlaserve.access.door import Door
+from xlaserve.access.hosts import Hosts
 from xlaserve.app.tracing import Tracing
 from xlaserve.config import Settings
 from xlaserve.engine.memory import resident_bytes, usable_memory_bytes
@@ -200,7 +201,8 @@ class Front:
             Status(overview, models, gpus),
             shown_metrics.relayed(elsewhere) if elsewhere else shown_metrics.shown(self._metrics.registry, refresh),
         )
-        application = with_cors(routes.application(incoming, methods), settings.cors_origins)
+        hosts = Hosts.of(settings, is_locked=self._door.is_locked)
+        application = with_cors(routes.application(incoming, methods, hosts), settings.cors_origins)
         return HttpServer(settings, application, self._certificates, calls.note_failure)
 
     def is_ready(self) -> bool:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from xlaserve.access.hosts import Hosts
 from xlaserve.app.engine import Engine
 from xlaserve.app.front import Front
 from xlaserve.app.stopping import Stopping
@@ -85,6 +86,7 @@ class App:
             self._metrics.registry,
             is_ready=lambda: self._was_ready,
             refresh=partial(on_loop, asyncio.get_running_loop(), self._take_snapshot),
+            hosts=Hosts.of(settings, is_locked=False),
         )
 
     async def run(self) -> int:

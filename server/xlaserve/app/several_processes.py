@@ -15,6 +15,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from xlaserve import usage
+from xlaserve.access.hosts import Hosts
 from xlaserve.app import front_process
 from xlaserve.app.engines import DRAINING, LATER_S, Engines, folder_of_engines, is_engine
 from xlaserve.app.event_loop import in_background
@@ -372,6 +373,7 @@ class Server(Watcher):
             registry,
             is_ready=self.is_ready,
             refresh=lambda: asyncio.run_coroutine_threadsafe(metrics.refresh(), loop),
+            hosts=Hosts.of(settings, is_locked=False),
             listening=listening,
         )
 

@@ -18,6 +18,7 @@ from xlaserve.config.model import BUILTIN_MODELS, ModelSettings
 
 MIB: Final = 1024 * 1024
 ORIGIN: Final = re.compile(r"\*|https?://[^/\s*?#@]+")
+HOST: Final = re.compile(r"\*|[^/\s*?#@:\[\],]+")
 ENDPOINT: Final = re.compile(r"https?://[^/\s?#@]+/?")
 EXPAND: Final = object()
 """Context of a validation that takes folders of versions for those versions."""
@@ -61,6 +62,11 @@ class Settings(Frozen):
     cors_origins: tuple[str, ...] = ()
     """Origins whose web pages may call over HTTP, such as `https://example.org`; `*` for all, which still can't change
     models. Pages of others may send requests, and browsers keep the answers from them."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which clients and proxies call over HTTP, such as `xlaserve.default.svc`, or `*` for any. Requests for
+    other names, as the header `host` has them, are refused: by them, web pages of others would reach this machine (DNS
+    rebinding). Addresses, `localhost` and `host` always pass. Without it names are checked only where `host` is
+    loopback and `access` is not set."""
     ready_file: Path | None = None
     """Once ready, write here a JSON object with `grpc`, `http`, `metrics` (HOST:PORT) and `pid`; removed at the end."""
     reflection: bool = True
@@ -280,6 +286,14 @@ class Settings(Frozen):
         for origin in value:
             if not ORIGIN.fullmatch(origin):
                 raise ValueError(f"expected origins such as https://example.org or http://localhost:3000, got {origin}")
+        return value
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for host in value:
+            if not HOST.fullmatch(host):
+                raise ValueError(f"expected names without a port, such as xlaserve.default.svc, or *, got {host}")
         return value
 
     @field_validator("trace_endpoint")

@@ -9,6 +9,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from xlaserve.access.caller import ADMIN, ANYONE, INFER, OBSERVE, READ, Role
+from xlaserve.access.hosts import ANY_HOST, Hosts
 from xlaserve.errors import NotFound, shown
 from xlaserve.http import docs as docs_page
 from xlaserve.http import page
@@ -97,8 +98,8 @@ def _descriptions(found: Sequence[Operation]) -> list[Operation]:
     return own
 
 
-def application(calls: CallsIn, found: Sequence[Operation]) -> ASGIApp:
-    """Returns the ASGI application that answers all operations."""
+def application(calls: CallsIn, found: Sequence[Operation], hosts: Hosts = ANY_HOST) -> ASGIApp:
+    """Returns the ASGI application that answers all operations, to requests for these hosts."""
     by_path: dict[str, dict[str, ASGIApp]] = {}
     for verb, paths, name, method, roles, is_probe in found:
         for path in paths:
@@ -112,10 +113,21 @@ def application(calls: CallsIn, found: Sequence[Operation]) -> ASGIApp:
     not_found = calls.application("unknown", _not_found(by_path), ANYONE)
     router = Router(routes, redirect_slashes=False, default=not_found)
 
+    refused = calls.application("unknown", _refused(hosts), ANYONE)
+
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await (not_found if _is_disguised(scope) else router)(scope, receive, send)
+        if not hosts.passes(_host(scope)):
+            await refused(scope, receive, send)
+        elif _is_disguised(scope):
+            await not_found(scope, receive, send)
+        else:
+            await router(scope, receive, send)
 
     return answer
+
+
+def _host(scope: Scope) -> str | None:
+    return next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), None)
 
 
 def _is_disguised(scope: Scope) -> bool:
@@ -136,6 +148,15 @@ class _Verbs:
     async def _not_allowed(self, request: HttpRequest) -> HttpAnswer:
         allowed = ", ".join(self._verbs)
         return json_answer({"error": f"method: expected {allowed} for this path"}, 405, [("allow", allowed)])
+
+
+def _refused(hosts: Hosts) -> Method:
+    """Returns what answers a request for another host."""
+
+    async def answer(request: HttpRequest) -> HttpAnswer:
+        raise hosts.refusal(request.headers["host"])
+
+    return answer
 
 
 def _not_found(paths: Iterable[str]) -> Method:

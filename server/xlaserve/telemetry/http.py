@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from xlaserve.access.hosts import ANY_HOST, Hosts
 from xlaserve.authority import authority
 from xlaserve.errors import ConfigError
 
@@ -46,8 +47,8 @@ class HttpEndpoint:
     """Serves /metrics, /healthz and /readyz from one thread of its own, even while the event loop is busy.
 
     `is_ready` is called on that thread. So is `refresh`, before /metrics and /readyz are answered: it
-    has what they show read again elsewhere, and its future says when that is done. `listening` is a socket that listens
-    already, in place of `host` and `port`.
+    has what they show read again elsewhere, and its future says when that is done. Requests for other `hosts` are
+    refused. `listening` is a socket that listens already, in place of `host` and `port`.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class HttpEndpoint:
         *,
         is_ready: Callable[[], bool],
         refresh: Callable[[], Future[None]],
+        hosts: Hosts = ANY_HOST,
         listening: socket.socket | None = None,
     ) -> None:
+        self._hosts = hosts
         self._listening = listening
         self._is_leaving = False
         self._host = host
@@ -195,6 +198,10 @@ class HttpEndpoint:
             version = ""
         if not version.startswith("HTTP/1."):
             return _text(HTTPStatus.BAD_REQUEST, "expected HTTP/1.1\n")
+        headers = [(name.lower(), value.strip()) for name, _, value in (line.partition(":") for line in lines)]
+        for host in (value for name, value in headers if name == "host"):
+            if not self._hosts.passes(host):
+                return _text(HTTPStatus.FORBIDDEN, f"{self._hosts.refusal(host)}\n")
         path, _, query = target.partition("?")
         if path not in ("/", "/metrics", "/healthz", "/readyz"):
             return _text(HTTPStatus.NOT_FOUND, "not found; see /\n")
@@ -202,7 +209,7 @@ class HttpEndpoint:
             return _text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET\n", ("Allow", "GET"))
         if path in ("/metrics", "/readyz"):
             await self._wait_for_refresh()
-        return self._scrape(query, lines) if path == "/metrics" else self._page(path)
+        return self._scrape(query, headers) if path == "/metrics" else self._page(path)
 
     def _page(self, path: str) -> _Answer:
         if path == "/":
@@ -223,12 +230,11 @@ class HttpEndpoint:
         except Exception:
             _log.exception("reading the gauges failed")
 
-    def _scrape(self, query: str, lines: list[str]) -> _Answer:
+    def _scrape(self, query: str, headers: list[tuple[str, str]]) -> _Answer:
         """Returns the metrics, in the format and the encoding that the client takes."""
-        fields = (line.partition(":") for line in lines)
-        headers = {f"HTTP_{name.upper().replace('-', '_')}": value.strip() for name, _, value in fields}
+        given = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in headers}
         status: list[tuple[str, list[tuple[str, str]]]] = []
-        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics", "QUERY_STRING": query, **headers}
+        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics", "QUERY_STRING": query, **given}
         body = b"".join(self._metrics(environ, lambda *started: status.append(started)))
         return _Answer(status[0][0], body, status[0][1])
 

@@ -382,7 +382,7 @@ async def test_an_upgrade_is_ignored_and_nothing_behind_it_lost() -> None:
     assert [reply.json()["body"] for reply in client.replies()] == ["", "abc"]
 
 
-UPGRADE = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2_settings": "AAMAAABk"}
+UPGRADE: dict[str, Any] = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2_settings": "AAMAAABk"}
 SMUGGLED = request("POST", "/unload", b"abc")
 
 
@@ -390,7 +390,7 @@ SMUGGLED = request("POST", "/unload", b"abc")
 @pytest.mark.parametrize("method", ["POST", "GET"])
 @pytest.mark.parametrize("octets", [1, 1000])
 @pytest.mark.usefixtures("virtual_time")
-async def test_the_body_behind_an_upgrade_is_read_as_a_body(method: str, fields: dict[str, str], octets: int) -> None:
+async def test_the_body_behind_an_upgrade_is_read_as_a_body(method: str, fields: dict[str, Any], octets: int) -> None:
     host = Host()
     client = host.connect()
     chunks = b"%x\r\n%b\r\n0\r\nX-Api-Key: k\r\n\r\n" % (len(SMUGGLED), SMUGGLED)

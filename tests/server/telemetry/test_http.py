@@ -15,6 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import Metric
 
+from xlaserve.access.hosts import Hosts
 from xlaserve.errors import ConfigError
 from xlaserve.telemetry import http
 from xlaserve.telemetry.http import HttpEndpoint, on_loop
@@ -38,6 +39,20 @@ class Server:
 
     def endpoint(self, host: str = "127.0.0.1", port: int = 0) -> HttpEndpoint:
         return HttpEndpoint(host, port, self.registry, is_ready=lambda: self.ready, refresh=refreshed)
+
+
+def test_requests_for_other_hosts_are_refused(server: Server) -> None:
+    hosts = Hosts(frozenset({"prometheus.lan"}))
+    endpoint = HttpEndpoint("127.0.0.1", 0, server.registry, is_ready=lambda: True, refresh=refreshed, hosts=hosts)
+    endpoint.start()
+    try:
+        for host, expected in (("localhost:1", 200), ("prometheus.lan", 200), ("evil.example", 403)):
+            connection = HTTPConnection(endpoint.address, timeout=10)
+            connection.request("GET", "/metrics", headers={"Host": host})
+            assert connection.getresponse().status == expected
+            connection.close()
+    finally:
+        endpoint.stop()
 
 
 @pytest.fixture
