@@ -8,18 +8,20 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from tests.attack import samples
+from tests.attack import http1, http2, samples
 from tests.attack.client import INFERENCE, PATIENCE_S, Client
+from tests.attack.http2 import DATA, END_HEADERS, HEADERS
 from tests.attack.registry import BUSY, OK, Round, attack
 from tests.attack.server import Server
 
 CLIENTS: Final = 32
+DRAIN_S: Final = 4.0
 CONFIG: Final[dict[str, Any]] = {
     "models": [{"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1, 2, 4]}]
 }
@@ -172,6 +174,38 @@ def signals_at_any_time(round: Round) -> None:
         # Before Python has set its handlers, the signal itself ends the process.
         is_right = status in (0, 128 + number, -number)
         round.count(OK if is_right else f"status {status}", f"{number.name} during the start")
+
+
+@attack(allowed={OK}, site="own")
+def uploads_at_the_end(round: Round) -> None:
+    """SIGTERM while requests have arrived in part, by either protocol: those that go on are answered, all in time."""
+    message = http2.message(samples.noop([5]).message.SerializeToString())[:5]
+    head = http2.frame(HEADERS, END_HEADERS, 1, http2.headers(f"{INFERENCE}ModelInfer"))
+    text = b"POST /v2/models/noop/infer HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
+    while True:
+        server = round.start({**CONFIG, "drain_timeout_s": DRAIN_S}).wait_until_ready()
+        with ExitStack() as opened:
+            slow = [opened.enter_context(http2.Connection(server.grpc)) for _ in range(4)]
+            for one in slow:
+                one.send(head + http2.frame(DATA, 0, 1, message))
+            going_on = [opened.enter_context(http1.Connection(server.http)) for _ in range(16)]
+            sizes = [round.random.randrange(1, len(text)) for _ in going_on]
+            for connection, size in zip(going_on, sizes, strict=True):
+                connection.send(text[:size])
+            time.sleep(0.3)
+            began = time.monotonic()
+            server.process.terminate()
+            time.sleep(round.random.uniform(0.5, DRAIN_S / 2))
+            for connection, size in zip(going_on, sizes, strict=True):
+                connection.send(text[size:])
+                outcome, wrong = connection.outcome(within_s=DRAIN_S)
+                # It asks for nothing: what matters is that it is read.
+                round.count(outcome, f"{size} bytes before the end", frozenset({"400"}), wrong)
+            status = server.process.wait(PATIENCE_S)
+        round.count(OK if status == 0 else f"status {status}", "the end with uploads")
+        round.count(OK if time.monotonic() - began < DRAIN_S + 15 else "late", "the end with uploads, in time")
+        if not round.has_time:
+            return
 
 
 @attack(allowed={OK}, site="own", is_short=False)

@@ -489,7 +489,7 @@ def handshake(
         ):
             is_http2 = connection.selected_alpn_protocol() == "h2"
             settings = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
-            connection.sendall(settings if is_http2 else b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            connection.sendall(settings if is_http2 else b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert connection.recv(100)  # tickets of TLS 1.3 come with the first answer
             return connection.session_reused is True, connection.session
 

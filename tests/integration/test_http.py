@@ -114,7 +114,7 @@ def noop_body(level: int) -> tuple[bytes, dict[str, str]]:
 
 def raw_request(level: int, **headers: str) -> bytes:
     body, fields = noop_body(level)
-    fields = {"Host": "h", "Content-Length": str(len(body)), **fields, **headers}
+    fields = {"Host": "localhost", "Content-Length": str(len(body)), **fields, **headers}
     lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in fields.items())
     return f"POST /v2/models/noop/infer HTTP/1.1\r\n{lines}\r\n".encode() + body
 

@@ -9,12 +9,15 @@ import queue
 import random
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ import pytest
 from grpc import StatusCode as Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from PIL import Image
+from tests.attack import http2
 from tests.integration.conftest import (
     COMPILES,
     FRONTS,
@@ -272,6 +276,58 @@ def test_what_a_client_reads_late_is_not_lost(braked: Server, connect: Connect) 
     braked.wait_for(lambda: braked.metric("xlaserve_requests_total") == 10, "the requests were not answered")
     assert braked.stop() == 0
     assert [stream.receive() for _ in range(11)] == [Status.OK] * 10 + [Status.UNAVAILABLE]
+
+
+def encoded_request() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, "PNG")
+    message = pb.ModelInferRequest(model_name="noop")
+    message.inputs.add(name="image", datatype="BYTES", shape=[1])
+    message.raw_input_contents.append(struct.pack("<I", len(buffer.getvalue())) + buffer.getvalue())
+    return message.SerializeToString()
+
+
+def test_requests_that_have_begun_to_arrive_are_answered(start_server: StartServer) -> None:
+    server = start_server({"models": [NOOP]})
+    message = http2.message(encoded_request())
+    head = http2.frame(http2.HEADERS, http2.END_HEADERS, 1, http2.headers("/inference.GRPCInferenceService/ModelInfer"))
+    body = json.dumps({"inputs": [{"name": "pixels", "datatype": "UINT8", "shape": [0, 224, 224, 3], "data": []}]})
+    text = (
+        f"POST /v2/models/noop/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+    )
+    host, port = server.http.rsplit(":", 1)
+    with ExitStack() as opened:
+        by_http = [opened.enter_context(socket.create_connection((host, int(port)), timeout=60)) for _ in range(3)]
+        by_grpc = [opened.enter_context(http2.Connection(server.grpc)) for _ in range(2)]
+        for one, size in zip(by_http, (1, 40, len(text) - 1), strict=True):
+            one.sendall(text[:size])
+        for each in by_grpc:
+            assert each.send(head)
+        assert by_grpc[1].send(http2.frame(http2.DATA, 0, 1, message[:9]))
+        time.sleep(0.3)  # all of it has reached the server
+        server.process.terminate()
+        server.wait_for(lambda: draining(server), "it did not drain")
+        time.sleep(3)  # more than the ports stayed open without it
+        for one, size in zip(by_http, (1, 40, len(text) - 1), strict=True):
+            one.sendall(text[size:])
+            assert one.recv(65_536).startswith(b"HTTP/1.1 400 ")  # no refusal, but an answer to what it asks
+        for each, sent in zip(by_grpc, (0, 9), strict=True):
+            assert each.send(http2.frame(http2.DATA, http2.END_STREAM, 1, message[sent:]))
+            assert any(b"grpc-status\x010" in payload for _, _, _, payload in each.frames(10))
+        assert server.wait() == 0
+
+
+def test_a_client_that_trickles_is_waited_for_as_long_as_the_drain(start_server: StartServer) -> None:
+    server = start_server({"models": [NOOP], "drain_timeout_s": 2})
+    host, port = server.http.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=60) as client, http2.Connection(server.grpc) as other:
+        client.sendall(b"POST /v2/models/noop/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999\r\n\r\n{")
+        path = "/inference.GRPCInferenceService/ModelInfer"
+        assert other.send(http2.frame(http2.HEADERS, http2.END_HEADERS, 1, http2.headers(path)))
+        time.sleep(0.3)
+        began = time.monotonic()
+        assert server.stop() == 0
+    assert 2 <= time.monotonic() - began < 2 + SOON_S
 
 
 def test_what_does_not_finish_in_time_is_told_so(start_server: StartServer, brake: Brake, connect: Connect) -> None:

@@ -58,6 +58,8 @@ QUIET_S: Final = 0.2
 FLUSH_S: Final = 1.0
 """The longest time that requests are refused once all accepted ones are answered, and then the longest that the last
 answers may take to leave. Idle streams end with it."""
+BEGUN_LOOK_S: Final = 0.02
+"""How often a front that drains looks whether requests still arrive that began before."""
 LEAVING_LOOK_S: Final = 0.5
 """How often a front that leaves looks whether clients are left: it lists all its sockets."""
 RESIDENT_SHARE: Final = 0.8
@@ -101,6 +103,7 @@ class Front:
         self._on_crash = on_crash
         self._tracer = None if tracing is None else tracing.tracer
         self._pipeline = Pipeline(settings, usage=usage)
+        admissions = self._admissions = Admissions.of(settings, usage)
         self._shadows = Shadows(
             backend.directory, ImageLimits.of(settings), metrics, held=usage.amount(Kind.SHADOW_BYTES)
         )
@@ -112,6 +115,7 @@ class Front:
             AccessLog(settings.access_log),
             is_tracing=tracing is not None,
             usage=usage,
+            admission=admissions.calls,
         )
         self._streams = OpenStreams()
         self.health = Health(self.is_ready, backend.directory.serving, self._streams, is_supervised)
@@ -124,7 +128,7 @@ class Front:
         )
         self._door = Door(settings.access)
         self._certificates = _certificates(settings)
-        admissions, models = Admissions.of(settings, usage), Models(backend, settings.has_model_control)
+        models = Models(backend, settings.has_model_control)
         self.ports = Ports(
             settings,
             self._make_grpc_server(admissions, models, usage),
@@ -221,8 +225,8 @@ class Front:
                         await asyncio.wait_for(ending.wait(), LEAVING_LOOK_S)
 
     async def drain(self, draining: asyncio.Event, delay_s: float) -> None:
-        """Lets accepted requests finish and refuses new ones, as clients see it: first health, then calls. Gives up
-        shadows then.
+        """Lets requests finish that have begun and refuses new ones, as clients see it: first health, then calls.
+        Gives up shadows then.
 
         Still serves for `delay_s` before that, or until `draining` is set; sets it.
         """
@@ -237,10 +241,22 @@ class Front:
         timeout_s = self._settings.drain_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                await self.calls.drain()
+                await self._finish()
         except TimeoutError:
-            log.warning("%d requests did not finish in %g s", self.calls.in_flight, timeout_s)
+            log.warning(
+                "%d requests, and those that still arrive, did not finish in %g s", self.calls.in_flight, timeout_s
+            )
         await self._shadows.stop()
+
+    async def _finish(self) -> None:
+        """Returns once all requests are answered of which a part had arrived when it was called."""
+        calls = self._admissions.calls
+        calls.drain()
+        self.ports.http.drain()
+        await self.calls.drain()
+        while calls.has_transfers or self.ports.http.has_begun:
+            await asyncio.sleep(BEGUN_LOOK_S)
+            await self.calls.drain()
 
     async def close(self) -> None:
         """Closes the ports of gRPC and HTTP, once clients have been refused for a while."""

@@ -197,7 +197,8 @@ class Settings(Frozen):
     """How long it still serves after SIGTERM, its health already NOT_SERVING, before it refuses: load balancers and
     Kubernetes learn of its end some seconds later. A second signal ends the wait."""
     drain_timeout_s: float = Field(30.0, ge=0, le=3600)
-    """How long accepted work may take to finish after SIGTERM or an unload."""
+    """How long work may take to finish after SIGTERM or an unload: what was accepted, and after SIGTERM also requests
+    that had begun to arrive."""
 
     # What it says.
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope, Send
 
-from xlaserve.access.caller import CURRENT, STRANGER, Role
+from xlaserve.access.caller import ADMIN, CURRENT, STRANGER, Role
 from xlaserve.access.door import OPEN, Door
 from xlaserve.errors import InvalidArgument, PermissionDenied, QueueFull, ShuttingDown, Unauthenticated
 from xlaserve.http.body import ENCODINGS, decompress, read_body
@@ -104,6 +104,7 @@ class HttpCalls:
         """Answers a request."""
         connection: Connection = scope["extensions"][CONNECTION]
         task = connection.call = current_call()
+        connection.is_awaited = self.roles is not ADMIN  # a load ends with the models
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         request = request_context.begin(self.endpoint, headers.items(), self.tracer)
         if request.span is not None:
@@ -129,7 +130,7 @@ class HttpCalls:
         try:
             try:
                 self._recognise(headers, scope["extensions"][CONNECTION])
-                self.admission.enter(self.all.end)
+                self.admission.enter(self.all.end, has_begun=scope["extensions"][CONNECTION].has_begun)
                 if self.admission.bounds_addresses:
                     self.admission.locate(scope["extensions"][CONNECTION].address)
                 request = await self._receive(task, scope, headers, receive, held)

@@ -60,6 +60,10 @@ class Connection(HttpToolsProtocol):
         """The client's, or its network: what it is counted for."""
         self._answering: RequestResponseCycle | None = None
         """The request that is answered, or was last; `cycle` is the one that arrived last."""
+        self.is_awaited = True
+        """Whether a drain waits for the request that is answered."""
+        self._begun = 0
+        """Requests without an answer whose first byte came before the server drained."""
         self._is_in_head = self._is_in_body = False
         self._is_deaf = False
         """Whether nothing more is read: the connection ends with the answers that are due."""
@@ -115,6 +119,8 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Starts counting."""
         super().on_message_begin()
+        if not (self._is_in_head or self.server_state.is_draining):  # else it is read again
+            self._begun += 1
         self._is_in_head = True
         self._headers_left, self._head_bytes_left = MAX_HEADERS, MAX_HEAD_BYTES
 
@@ -171,6 +177,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Makes room for the next request. What is left of this one's body is read and dropped, for some time."""
+        self._begun = max(0, self._begun - 1)
         if self.transport.is_closing():
             self._expect_reader()
         elif self._is_in_body and self._answering is self.cycle:
@@ -198,6 +205,11 @@ class Connection(HttpToolsProtocol):
         """Closes the connection with the answer to the request that arrived last."""
         super().shutdown()
         self.server_state.idle.pop(self, None)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the request that is answered, or is to be answered next, began before the server drained."""
+        return self._begun > 0
 
     @property
     def can_answer(self) -> bool:

@@ -24,6 +24,8 @@ class Connections(ServerState):
     Those without a request give way to new ones; if there are none, the one that has waited for its client for longest.
     """
 
+    connections: set[Connection]  # type: ignore[assignment]
+
     def __init__(
         self,
         max_connections: int,
@@ -45,6 +47,8 @@ class Connections(ServerState):
         self._clock = clock
         self.is_leaving = False
         """Whether answers to requests that come now end their connections."""
+        self.is_draining = False
+        """Whether requests that begin now are not waited for."""
         self._date_s = -1
         self._of_address: Counter[str] = Counter()
         super().__init__()

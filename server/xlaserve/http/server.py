@@ -102,6 +102,15 @@ class HttpServer:
         for connection in tuple(open_):
             connection.transport.abort()
 
+    def drain(self) -> None:
+        """Tells requests that begin from now on from those that have begun."""
+        self._connections.is_draining = True
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a request that began before `drain` is to be waited for."""
+        return any(one.has_begun and one.is_awaited for one in self._connections.connections)
+
     async def leave(self) -> None:
         """Takes no new connections but those that wait to be accepted, and has each one end with an answer."""
         self._connections.is_leaving = True

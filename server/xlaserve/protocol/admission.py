@@ -78,11 +78,17 @@ class CallAdmission:
         # Both in the order of their times.
         self._transfers: dict[CallTask, float] = {}
         self._idle: dict[CallTask, float] = {}
+        self._late: set[CallTask] = set()
+        """Calls that have begun since `drain`."""
+        self._is_draining = False
         self._ended: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
 
-    def enter(self, end: End) -> None:
-        """Admits the current task's call, whose message is to arrive, and which `end` can end. Raises QueueFull."""
+    def enter(self, end: End, *, has_begun: bool = False) -> None:
+        """Admits the current task's call, whose message is to arrive, and which `end` can end. Raises QueueFull.
+
+        `has_begun` says of a call that a part of it came before `drain`.
+        """
         if self._admitted.total >= self._max_calls:
             self._make_room()
             if self._admitted.total >= self._max_calls:
@@ -93,8 +99,23 @@ class CallAdmission:
         self._admitted.own = len(self._calls)
         self._transfers[call] = self._clock()
         call.add_done_callback(self._leave)
+        if self._is_draining and not has_begun:
+            self._late.add(call)
         if self._timer is None:
             self._watch()
+
+    def drain(self) -> None:
+        """Tells calls that begin from now on from those that have begun."""
+        self._is_draining = True
+
+    def has_begun(self, call: CallTask) -> bool:
+        """Whether a call under way began before `drain`."""
+        return call in self._calls and call not in self._late
+
+    @property
+    def has_transfers(self) -> bool:
+        """Whether the message of a call that began before `drain` arrives, or its answer leaves."""
+        return any(call not in self._late for call in self._transfers)
 
     @property
     def bounds_addresses(self) -> bool:
@@ -165,6 +186,7 @@ class CallAdmission:
 
     def _leave(self, call: CallTask) -> None:
         self._calls.pop(call, None)
+        self._late.discard(call)
         self._admitted.own = len(self._calls)
         if (account := self._addresses.pop(call, None)) is not None:
             account.end(1)

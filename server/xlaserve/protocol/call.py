@@ -20,6 +20,7 @@ from xlaserve.errors import (
 from xlaserve.model.directory import Directory
 from xlaserve.model.version import Served, Version
 from xlaserve.pipeline import Answer, Pipeline, Request
+from xlaserve.protocol.admission import CallAdmission, current_call
 from xlaserve.protocol.loop_time import LoopTime
 from xlaserve.protocol.shadow import Shadows
 from xlaserve.status import status_of
@@ -54,6 +55,8 @@ class Calls:
     """Whether calls may have spans."""
     usage: Usage = field(default_factory=Usage)
     """Of callers, at all fronts."""
+    admission: CallAdmission | None = None
+    """Knows which calls began before the drain."""
     in_flight: int = 0
     """Requests that were accepted and not yet answered."""
 
@@ -63,7 +66,7 @@ class Calls:
         self._refused = asyncio.Event()
         self.clock = self.pipeline.clock
         self._idle = asyncio.Event()
-        """Set once, when the last request is answered while draining."""
+        """Set when the last request is answered while draining."""
         self.limiter = Limiter(self.clock, self.metrics.count_limited, self.usage)
 
     def enter(self, method: str, model: str, version: str, deadline: float, request_id: str = "") -> Call:
@@ -74,7 +77,7 @@ class Calls:
         ShuttingDown, ModelNotFound, ModelNotReady or ModelFailed.
         """
         began = self.clock()
-        if self._is_draining:
+        if self._is_draining and not self._has_begun:
             self._refused.set()
             refusal = shutting_down()
             self.count_failure(method, model, refusal, named=version)
@@ -98,10 +101,16 @@ class Calls:
             self._idle.set()
 
     async def drain(self) -> None:
-        """Refuses new requests and returns once the accepted ones are answered."""
+        """Refuses requests of calls that begin from now on; returns once all that are in flight are answered."""
         self._is_draining = True
-        if self.in_flight:
+        while self.in_flight:
+            self._idle.clear()
             await self._idle.wait()
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether the current call began before the drain. Messages of a stream are no calls."""
+        return self.admission is not None and self.admission.has_begun(current_call())
 
     async def quiet(self, quiet_s: float) -> None:
         """Returns once no request was refused for `quiet_s`."""

@@ -20,6 +20,7 @@ from tests.server.http.wire import (
     settle,
 )
 
+from xlaserve.access.caller import ADMIN
 from xlaserve.errors import ShuttingDown
 from xlaserve.http.calls import PIECE_BYTES
 from xlaserve.http.connection import HEAD_TIMEOUT_S, LINGER_S, MAX_PIPELINED
@@ -770,3 +771,53 @@ async def test_a_server_that_leaves_ends_each_connection_with_an_answer() -> Non
     assert "connection" not in kept.headers
     assert last.headers["connection"] == "close"
     assert not client.is_open
+
+
+@pytest.mark.parametrize("size", [1, 20, len(request("POST", content_length="3")), len(request("POST", "/", b"ab"))])
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_request_has_begun_with_its_first_byte(size: int) -> None:
+    host = Host()
+    client, idle = host.connect(), host.connect()
+    idle.send(request())
+    await settle()
+    whole = request("POST", "/", b"abc", connection="upgrade", upgrade="h2c")
+    client.send(whole[:size])
+    await settle()
+    host.connections.is_draining = True
+    assert (client.connection.has_begun, idle.connection.has_begun) == (True, False)
+    client.send(whole[size:])
+    idle.send(request())
+    await settle()
+    assert client.replies()[0].json()["body"] == "abc"
+    assert (client.connection.has_begun, idle.connection.has_begun) == (False, False)
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_requests_behind_one_that_has_begun_are_late() -> None:
+    host = Host()
+    host.method.go.clear()
+    client = host.connect()
+    client.send(request() * 2)
+    await settle()
+    host.connections.is_draining = True
+    client.send(request())
+    host.method.go.set()
+    begun = []
+    for _ in range(60):
+        begun.append((len(client.replies()), client.connection.has_begun))
+        await asyncio.sleep(0)
+    assert {*begun} == {(0, True), (1, True), (2, False), (3, False)}
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_load_is_not_waited_for() -> None:
+    host = Host()
+    host.method.go.clear()
+    host = Host(app=host.calls.application("load", host.method, ADMIN))
+    client = host.connect()
+    client.send(request("POST", "/", b""))
+    assert client.connection.is_awaited
+    await settle()
+    assert (client.connection.has_begun, client.connection.is_awaited) == (True, False)
+    client.hang_up()
+    await settle()

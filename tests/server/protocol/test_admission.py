@@ -230,3 +230,21 @@ async def test_a_message_that_finds_no_memory_ends_no_call(virtual_time: Virtual
     assert not house.ended
     assert not idle.done()
     assert not arriving.done()
+
+
+async def test_a_drain_waits_for_messages_that_arrived_in_part(virtual_time: VirtualTimeLoop) -> None:
+    house = House(places=8)
+    uploading, idle, working = [await house.enter() for _ in range(3)]
+    house.admission.idle(idle)
+    house.admission.work(working)
+    house.admission.drain()
+    late = await house.enter()
+    assert [house.admission.has_begun(call) for call in (uploading, idle, working, late)] == [True, True, True, False]
+    assert house.admission.has_transfers
+    house.admission.work(uploading)
+    assert not house.admission.has_transfers
+    house.admission.transfer(working)
+    assert house.admission.has_transfers
+    await leave(working)
+    assert not house.admission.has_transfers
+    await leave(uploading, idle, late)

@@ -22,6 +22,7 @@ from xlaserve.errors import (
     XlaserveError,
 )
 from xlaserve.pipeline import Answer, Request
+from xlaserve.protocol.admission import CallAdmission
 from xlaserve.protocol.call import Calls
 from xlaserve.telemetry import request_context
 from xlaserve.telemetry.metrics import Metrics
@@ -209,6 +210,47 @@ async def test_draining_waits_for_what_is_under_way_and_refuses_what_comes(world
     world.hold.set()
     await draining
     assert [(await answer).execute_s for answer in accepted] == [1.0, 1.0, 1.0]
+
+
+async def test_draining_accepts_requests_of_calls_that_began_before(world: World) -> None:
+    admission = world.calls.admission = CallAdmission(8, 100.0, 10.0)
+    arrived = asyncio.Event()
+
+    async def ask(*, has_begun: bool = False) -> Timings:
+        admission.enter(lambda calls, reason: None, has_begun=has_begun)
+        await arrived.wait()
+        return await world.ask()
+
+    early = asyncio.create_task(ask())
+    await asyncio.sleep(0)
+    admission.drain()
+    await world.calls.drain()
+    begun, late = asyncio.create_task(ask(has_begun=True)), asyncio.create_task(ask())
+    await asyncio.sleep(0)
+    arrived.set()
+    assert [(await one).execute_s for one in (early, begun)] == [1.0, 1.0]
+    with pytest.raises(ShuttingDown):
+        await late
+
+
+async def test_draining_twice_waits_for_what_was_accepted_meanwhile(world: World) -> None:
+    admission = world.calls.admission = CallAdmission(8, 100.0, 10.0)
+    admission.drain()
+    await world.calls.drain()
+    world.hold = asyncio.Event()
+
+    async def ask() -> Timings:
+        admission.enter(lambda calls, reason: None, has_begun=True)
+        return await world.ask()
+
+    begun = asyncio.create_task(ask())
+    await asyncio.sleep(0)
+    draining = asyncio.create_task(world.calls.drain())
+    await asyncio.sleep(0)
+    assert not draining.done()
+    world.hold.set()
+    await draining
+    assert (await begun).execute_s == 1.0
 
 
 async def test_quiet_waits_until_nobody_was_refused_for_a_while(virtual_time: Any) -> None:
