@@ -36,6 +36,12 @@ HANDSHAKE_TIMEOUT_MS: Final = 10_000
 KEEPALIVE_MS: Final = 60_000
 """After this time without traffic a client is pinged."""
 KEEPALIVE_TIMEOUT_MS: Final = 20_000
+MIN_PING_INTERVAL_MS: Final = 500
+"""Clients may ping once a second, with or without calls. The third ping that comes sooner than this after another ends
+the connection (ENHANCE_YOUR_CALM, too_many_pings). The default of gRPC's core is 5 minutes."""
+MAX_METADATA_BYTES: Final = 16 * 1024
+"""Metadata of a call: names, values and 32 bytes for each, as HTTP/2 counts them. By default gRPC's core refuses some
+calls with more than half of that."""
 MAX_CONNECTION_STREAMS: Final = 1024
 """Calls of one connection at a time; further ones wait at the client."""
 PENDING_CALLS: Final = 16_384
@@ -305,6 +311,9 @@ def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.max_concurrent_streams", min(MAX_CONNECTION_STREAMS, settings.max_concurrent_calls)),
         ("grpc.server.max_pending_requests", max(PENDING_CALLS, settings.max_concurrent_calls)),
         ("grpc.server.max_pending_requests_hard_limit", 2 * max(PENDING_CALLS, settings.max_concurrent_calls)),

@@ -1,0 +1,41 @@
+"""HTTP/2 frames that libraries don't send in such numbers: pings, and header blocks without an end."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
+from tests.attack import http2
+from tests.attack.client import HEALTH
+from tests.attack.connections import check_serving, serving
+from tests.attack.http2 import ACK, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING
+from tests.attack.registry import OK, Round, attack
+
+PING_S: Final = 1.0
+"""How often a client may ping."""
+POLITE_PINGS: Final = 6
+FLOOD: Final = 200
+FAREWELL_S: Final = 10.0
+WATCH: Final[Message] = health_pb2.HealthCheckRequest()
+
+
+@attack(allowed={OK, "GOAWAY"}, is_short=False)
+def pings(round: Round) -> None:
+    """Clients that ping once a second keep a call that says nothing; those that flood are told to go."""
+    with serving(round) as client:
+        while round.has_time:
+            with http2.Connection(round.server.grpc) as watching:
+                watching.send(http2.frame(HEADERS, END_HEADERS, 1, http2.headers(f"{HEALTH}Watch")))
+                watching.send(http2.frame(DATA, END_STREAM, 1, http2.message(WATCH.SerializeToString())))
+                answers: list[int] = []
+                for _ in range(POLITE_PINGS):
+                    watching.send(http2.frame(PING, 0, 0, bytes(8)))
+                    answers += [kind for kind, flags, *_ in watching.frames(PING_S) if kind != PING or flags & ACK]
+                stayed = answers.count(PING) == POLITE_PINGS and GOAWAY not in answers
+                round.count(OK if stayed else "GOAWAY", f"{POLITE_PINGS} pings, one a second", frozenset({OK}))
+            with http2.Connection(round.server.grpc) as flooding:
+                is_open = flooding.send(http2.frame(PING, 0, 0, bytes(8)) * FLOOD)
+                is_ended = not is_open or any(kind == GOAWAY for kind, *_ in flooding.frames(FAREWELL_S))
+                round.count("GOAWAY" if is_ended else OK, f"{FLOOD} pings at once", frozenset({"GOAWAY"}))
+            check_serving(round, client)
