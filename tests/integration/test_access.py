@@ -84,10 +84,16 @@ class Place:
         (self.folder / "partial").write_text(json.dumps({"callers": callers}))
         (self.folder / "partial").replace(self.folder / "access.yaml")
 
-    def own(self, *names: str, authority: trustme.CA | None = None, until: datetime | None = None) -> tuple[Path, Path]:
+    def own(
+        self,
+        *names: str,
+        common_name: str | None = None,
+        authority: trustme.CA | None = None,
+        until: datetime | None = None,
+    ) -> tuple[Path, Path]:
         """Returns the files of a client's key and certificate, which expires then."""
         issued = (authority or self.clients).issue_cert(
-            *names, not_before=until and datetime(2000, 1, 1), not_after=until
+            *names, common_name=common_name, not_before=until and datetime(2000, 1, 1), not_after=until
         )
         key, certificate = self.folder / "own-key.pem", self.folder / "own.pem"
         issued.private_key_pem.write_to_path(key)
@@ -448,12 +454,14 @@ def test_clients_of_a_server_that_asks_for_certificates_need_one(place: Place, m
     assert http(place, mutual, path, own=own, body=body)[0] == 200
     assert http(place, mutual, infer_json(THEIRS)[0], own=own, body=body)[0] == 403
 
-    own = place.own("unknown.example.com")
-    with secured(place, mutual, own) as channel:
-        stub = oip_grpc.GRPCInferenceServiceStub(channel)
-        assert status_of(stub.ModelInfer, request_for(MINE))[0] == "UNAUTHENTICATED"
-        assert status_of(lambda: next(stub.ModelStreamInfer(iter([request_for(MINE)]))))[0] == "UNAUTHENTICATED"
-    assert http(place, mutual, path, own=own, body=body)[0] == 401
+    for common_name in (None, "ops.example.com\0.evil", "ops.example.com\n", "ops.example.com"):
+        own = place.own("unknown.example.com", common_name=common_name)
+        expected = ("OK", 200) if common_name == "ops.example.com" else ("UNAUTHENTICATED", 401)
+        with secured(place, mutual, own) as channel:
+            stub = oip_grpc.GRPCInferenceServiceStub(channel)
+            assert status_of(stub.ModelInfer, request_for(MINE))[0] == expected[0]
+            assert status_of(next, stub.ModelStreamInfer(iter([request_for(MINE)])))[0] == expected[0]
+        assert http(place, mutual, path, own=own, body=body)[0] == expected[1]
 
     for other in (None, place.own("ops.example.com", authority=strange)):
         with secured(place, mutual, other) as channel:

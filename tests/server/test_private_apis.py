@@ -997,7 +997,7 @@ def test_httptools_takes_what_is_behind_an_upgrade_for_another_protocol() -> Non
 def test_python_decodes_the_certificate_of_a_file(tmp_path: Path) -> None:
     certificate = tmp_path / "certificate.pem"
     trustme.CA().issue_cert("localhost").cert_chain_pems[0].write_to_path(certificate)
-    with needed("_ssl._test_decode_cert", by="access/certificates.py", breaks="the gauge of when a certificate ends"):
+    with needed("_ssl._test_decode_cert", by="access/certificates.py", breaks="names of clients' certificates"):
         assert ssl.cert_time_to_seconds(_ssl._test_decode_cert(str(certificate))["notAfter"]) > time.time()  # type: ignore[attr-defined]
         with pytest.raises(ssl.SSLError):
             _ssl._test_decode_cert(str(tmp_path))  # type: ignore[attr-defined]

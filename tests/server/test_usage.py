@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.fakes import Clock
 
 from xlaserve import usage
-from xlaserve.access.caller import Caller, Limit, Role
+from xlaserve.access.caller import Caller, Limit, Origin, Role
 from xlaserve.access.limits import Limiter
 from xlaserve.decoding import Memory
 from xlaserve.errors import LimitExceeded, QueueFull
@@ -32,7 +32,7 @@ KILLS = 20
 LIMIT = Limit(images_per_s=2, burst_images=6, max_images=4)
 CALLERS = (
     Caller("shop", frozenset([Role.INFER]), limits=(LIMIT, Limit(models=("digits",), images_per_s=1, burst_images=4))),
-    Caller("10.0.0.1", frozenset([Role.INFER]), limits=(LIMIT,), is_listed=False),
+    Caller("10.0.0.1", frozenset([Role.INFER]), limits=(LIMIT,), origin=Origin.ADDRESS),
 )
 HAMMER = """
 import sys, time
@@ -196,7 +196,9 @@ def test_processes_that_are_killed_leave_nothing_in_use() -> None:
                     process.stdout.close()
                     supervisor.clear(front)
                 assert mine.total == 7
-                under_way = [supervisor.listed.look(f"caller {number}\0" + "0\0*").under_way for number in range(50)]
+                under_way = [
+                    supervisor.listed.look(f"file:caller {number}\0" + "0\0*").under_way for number in range(50)
+                ]
                 assert under_way == [0] * 7 + [5] + [0] * 42
     finally:
         os.close(file)

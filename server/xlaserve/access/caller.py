@@ -6,13 +6,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Self, TypeGuard
 
 from pydantic import Field, model_validator
 
 from xlaserve.config.frozen import Frozen
 from xlaserve.errors import PermissionDenied
 
+MAX_NAME_LENGTH: Final = 255
+"""Characters of a caller's name, as many as OpenID Connect allows the subject of a token."""
 Priority = Annotated[int, Field(ge=1, le=3)]
 """1 is the highest."""
 
@@ -35,6 +37,17 @@ READ: Final = (Role.INFER, Role.OBSERVE)
 OBSERVE: Final = (Role.OBSERVE,)
 ADMIN: Final = (Role.ADMIN,)
 ANYONE: Final[tuple[Role, ...]] = ()
+
+
+class Origin(StrEnum):
+    """What names a caller. Callers of two origins with one name are two callers."""
+
+    FILE = "file"
+    """The access file, or the server itself."""
+    TOKEN = "token"
+    """The subject of a token."""
+    ADDRESS = "address"
+    """The address of a client without credentials."""
 
 
 class Limit(Frozen):
@@ -69,7 +82,7 @@ class Caller:
     """Somebody who was recognised."""
 
     name: str
-    """For logs."""
+    """For logs; see `is_name`."""
     roles: frozenset[Role]
     models: tuple[str, ...] = ("*",)
     """Names of models, or patterns of them as shells have, that the roles are for."""
@@ -77,8 +90,17 @@ class Caller:
     """All that are for a model hold for its requests."""
     priority: Priority = 2
     """The highest that its requests may have."""
-    is_listed: bool = True
-    """Whether the access file names it: others have names that somebody else chose."""
+    origin: Origin = Origin.FILE
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the access file names it: others have names that somebody else chose."""
+        return self.origin is Origin.FILE
+
+    @property
+    def identity(self) -> str:
+        """Who it is, for what belongs to a caller. Another key or certificate of the same name is the same caller."""
+        return f"{self.origin}:{self.name}"
 
     def may_use(self, model: str) -> bool:
         """Whether its roles are for a model."""
@@ -103,6 +125,11 @@ class Caller:
         """Raises PermissionDenied where its roles are for some models alone: what is asked for shows all."""
         if not self.may_use_all:
             raise PermissionDenied("this is for callers who may use all models")
+
+
+def is_name(text: object) -> TypeGuard[str]:
+    """Whether a text names a caller: without control characters, which programs cut or show as something else."""
+    return isinstance(text, str) and 1 <= len(text) <= MAX_NAME_LENGTH and text.isprintable()
 
 
 def is_among(model: str, patterns: tuple[str, ...]) -> bool:

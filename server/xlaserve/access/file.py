@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import StringConstraints, ValidationError, field_validator, model_validator
 
-from xlaserve.access.caller import Caller, Limit, Priority, Role
+from xlaserve.access.caller import MAX_NAME_LENGTH, Caller, Limit, Origin, Priority, Role, is_name
 from xlaserve.config import yaml_text
 from xlaserve.config.frozen import Frozen
 from xlaserve.errors import ConfigError
@@ -36,15 +36,22 @@ class Allowed(Frozen):
 class Known(Allowed):
     """Somebody who is recognised by a key or a certificate."""
 
-    name: str = Field(min_length=1)
+    name: str
     """For logs and metrics; entries with one name share their limits' counts."""
     key_sha256: Hash | None = None
     """SHA-256 of an API key in hexadecimal; `xlaserve key` makes both."""
     certificate: str | None = None
-    """A name in the client's certificate: the common name of its subject, or one of its alternative names."""
+    """A name in the client's certificate: its subject's common name, or an alternative name (DNS, URI or email)."""
     roles: frozenset[Role] = frozenset((Role.INFER,))
     models: tuple[str, ...] = ("*",)
     """Models that the roles are for, by name or by a pattern such as `resnet*`."""
+
+    @field_validator("name", "certificate")
+    @classmethod
+    def _check_name(cls, value: str | None) -> str | None:
+        if value is not None and not is_name(value):
+            raise ValueError(f"expected 1 to {MAX_NAME_LENGTH} printable characters")
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -67,7 +74,8 @@ class Anybody(Allowed):
 
     def at(self, address: str) -> Caller:
         """Returns who calls from an address."""
-        return Caller(f"address {address}", self.roles, self.models, self.limits, self.priority, is_listed=False)
+        name = f"address {address}"
+        return Caller(name, self.roles, self.models, self.limits, self.priority, Origin.ADDRESS)
 
 
 class Tokens(Allowed):

@@ -85,7 +85,7 @@ class Limiter:
         earlier: list[tuple[str, ...]] = []
         for limit in caller.limits:
             if is_among(model, limit.models):
-                name = "\0".join((caller.name, str(earlier.count(limit.models)), *limit.models))
+                name = "\0".join((caller.identity, str(earlier.count(limit.models)), *limit.models))
                 counts.append(_Count.of(accounts.look(name), limit, now))
                 earlier.append(limit.models)
         return counts, now

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from xlaserve.access.caller import Caller, Role
+from xlaserve.access.caller import Caller, Origin, Role, is_name
 from xlaserve.access.file import Tokens
 from xlaserve.errors import ConfigError
 
@@ -87,15 +87,17 @@ class TokenReader:
         roles = claims.get(self._settings.roles_claim, [])
         models = claims.get(self._settings.models_claim, ["*"])
         named = roles.split() if isinstance(roles, str) else roles
+        if not is_name(subject := claims["sub"]):
+            raise ValueError
         if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
             raise ValueError
         if not isinstance(named, list):
             raise ValueError
         return Caller(
-            str(claims["sub"])[:128],
+            subject,
             frozenset(Role(one) for one in named if one in _ROLES),
             tuple(models),
             self._settings.limits,
             self._settings.priority,
-            is_listed=False,
+            Origin.TOKEN,
         )

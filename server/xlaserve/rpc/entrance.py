@@ -8,6 +8,7 @@ from typing import Any, Final
 import grpc
 
 from xlaserve.access.caller import ANYONE, CURRENT, INFER, OBSERVE, READ, STRANGER, Caller, Role
+from xlaserve.access.certificates import names_in
 from xlaserve.access.door import Door, unauthenticated
 from xlaserve.errors import PermissionDenied, Unauthenticated
 from xlaserve.rpc.context import Context, address
@@ -87,12 +88,10 @@ class Entrance:
         """Notes who calls where the metadata did not tell. Raises Unauthenticated or PermissionDenied."""
         if CURRENT.get() is not _UNKNOWN:
             return
-        names = context.auth_context()
-        found = (*names.get("x509_common_name", ()), *names.get("x509_subject_alternative_name", ()))
+        names = (name for pem in context.auth_context().get("x509_pem_cert", ()) for name in names_in(pem))
         CURRENT.set(STRANGER)
         try:
-            decoded = (name.decode("utf-8", "replace") for name in found)
-            caller = self._door.by_connection(decoded, address(context))
+            caller = self._door.by_connection(names, address(context))
         except Unauthenticated as error:
             self._turn_away(error)
         else:

@@ -14,8 +14,9 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+from tests.server.access.conftest import certificate
 
-from xlaserve.access.certificates import Certificates, names_of
+from xlaserve.access.certificates import Certificates, names_in, names_of
 from xlaserve.errors import ConfigError
 
 NAME = "serving.example.com"
@@ -201,3 +202,9 @@ def test_names_are_the_common_name_and_the_alternative_ones() -> None:
     }
     assert [*names_of(certificate)] == ["one", "two", "spiffe://three", "four@x"]
     assert [*names_of({})] == []
+
+
+def test_names_in_pem_are_whole_and_none_where_it_is_unreadable() -> None:
+    assert names_in(certificate("ops\0.evil", "one", "two\0.evil")) == ("ops\0.evil", "one", "two\0.evil")
+    assert names_in(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n") == ()
+    assert names_in(b"") == ()

@@ -10,9 +10,21 @@ import grpc
 import pytest
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
-from tests.server.access.conftest import KEY, Write, entry
+from tests.server.access.conftest import KEY, Write, certificate, entry
 
-from xlaserve.access.caller import ADMIN, ANYBODY, ANYONE, CURRENT, INFER, OBSERVE, STRANGER, Caller, Limit, Role
+from xlaserve.access.caller import (
+    ADMIN,
+    ANYBODY,
+    ANYONE,
+    CURRENT,
+    INFER,
+    OBSERVE,
+    STRANGER,
+    Caller,
+    Limit,
+    Origin,
+    Role,
+)
 from xlaserve.access.door import Door, unauthenticated
 from xlaserve.errors import PermissionDenied, Unauthenticated
 from xlaserve.http import routes
@@ -124,7 +136,9 @@ class Certified:
         self.names, self.metadata = names, metadata
 
     def auth_context(self) -> dict[str, list[bytes]]:
-        return {"x509_subject_alternative_name": [name.encode() for name in self.names]} if self.names else {}
+        # gRPC ends names at a zero byte, which the certificate itself does not.
+        names = [name.partition("\0")[0].encode() for name in self.names]
+        return {"x509_common_name": names[:1], "x509_pem_cert": [certificate(*self.names)]} if names else {}
 
     def peer(self) -> str:
         return "ipv4:192.0.2.7:4711"
@@ -178,7 +192,7 @@ def test_a_certificate_counts_where_there_is_no_key(write: Write) -> None:
     entrance.check_connection(certified("ops"))
     assert CURRENT.get().name == "ops"
 
-    for names in ((), ("other",)):
+    for names in ((), ("other",), ("ops\0.evil",), ("other", "ops\0.evil"), ("ops\n",)):
         entrance.check_metadata([])
         with pytest.raises(Unauthenticated, match=re.escape(str(unauthenticated()))):
             entrance.check_connection(certified(*names))
@@ -196,7 +210,7 @@ def test_anybody_is_counted_by_address_and_a_wrong_key_is_still_refused(write: W
     infers.check_connection(certified("unknown"))
     caller = CURRENT.get()
     assert caller == Caller(
-        "address 192.0.2.7", frozenset([Role.INFER]), ("noop",), (Limit(max_images=4),), 3, is_listed=False
+        "address 192.0.2.7", frozenset([Role.INFER]), ("noop",), (Limit(max_images=4),), 3, origin=Origin.ADDRESS
     )
     with pytest.raises(Unauthenticated):
         infers.check_metadata([("authorization", "Bearer wrong")])

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tests.fakes import Clock
 
 from xlaserve import usage
-from xlaserve.access.caller import Caller, Limit, Role
+from xlaserve.access.caller import Caller, Limit, Origin, Role
 from xlaserve.access.limits import Limiter
 from xlaserve.errors import DeadlineUnreachable, ExecutionFailed, InvalidArgument, LimitExceeded, QueueFull
 
@@ -46,8 +46,8 @@ def world() -> World:
     return World()
 
 
-def shop(*given: dict[str, Any], name: str = "shop", is_listed: bool = True) -> Caller:
-    return Caller(name, ROLES, limits=tuple(Limit(**one) for one in given), is_listed=is_listed)
+def shop(*given: dict[str, Any], name: str = "shop", origin: Origin = Origin.FILE) -> Caller:
+    return Caller(name, ROLES, limits=tuple(Limit(**one) for one in given), origin=origin)
 
 
 def test_a_caller_has_a_burst_and_then_its_rate(world: World) -> None:
@@ -174,8 +174,8 @@ def test_each_model_has_the_limits_whose_patterns_it_matches(world: World) -> No
 def test_no_caller_pays_for_another(world: World) -> None:
     limit = {"images_per_s": 1}
     mine, theirs = shop(limit), shop(limit, name="other")
-    token = shop(limit, is_listed=False)
-    for caller in (mine, theirs, token):  # a token's subject that is a listed caller's name is somebody else
+    token, address = (shop(limit, origin=origin) for origin in (Origin.TOKEN, Origin.ADDRESS))
+    for caller in (mine, theirs, token, address):  # a token's subject that is a listed caller's name is somebody else
         world.ask(caller)
         assert world.wait_s(caller) == 1.0
 
@@ -208,15 +208,15 @@ def test_the_oldest_is_forgotten_where_there_are_too_many_and_what_is_under_way_
 ) -> None:
     monkeypatch.setattr(usage, "SETS", 1)
     limit = {"images_per_s": 1, "burst_images": 4, "max_images": 8}
-    busy = shop(limit, name="busy", is_listed=False)
+    busy = shop(limit, name="busy", origin=Origin.TOKEN)
     with world.limiter.hold(busy, "digits", 8):
         for number in range(3 * usage.WAYS):
             world.clock.now += 0.01
-            world.ask(shop(limit, name=f"caller {number}", is_listed=False), 4)
+            world.ask(shop(limit, name=f"caller {number}", origin=Origin.TOKEN), 4)
         assert len(world.usage.others) == usage.WAYS
-        assert world.wait_s(shop(limit, name=f"caller {number}", is_listed=False)) == 1.0
+        assert world.wait_s(shop(limit, name=f"caller {number}", origin=Origin.TOKEN)) == 1.0
         assert world.wait_s(busy) is None
-        world.ask(shop(limit, name="caller 0", is_listed=False), 4)
+        world.ask(shop(limit, name="caller 0", origin=Origin.TOKEN), 4)
 
 
 def test_however_many_strangers_come_the_counts_of_callers_in_the_file_stay(
@@ -226,7 +226,7 @@ def test_however_many_strangers_come_the_counts_of_callers_in_the_file_stay(
     limit = {"images_per_s": 1, "burst_images": 4}
     world.ask(shop(limit), 4)
     for number in range(100):
-        world.ask(shop(limit, name=f"caller {number}", is_listed=False), 4)
+        world.ask(shop(limit, name=f"caller {number}", origin=Origin.TOKEN), 4)
     assert world.wait_s(shop(limit)) == 1.0
 
 

@@ -17,7 +17,7 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from tests.fakes import Clock
 from tests.server.access.conftest import entry
 
-from xlaserve.access.caller import Caller, Limit, Role
+from xlaserve.access.caller import Caller, Limit, Origin, Role
 from xlaserve.access.door import Door, unauthenticated
 from xlaserve.access.file import Tokens
 from xlaserve.access.tokens import LEEWAY_S, MAX_TOKEN_BYTES, TokenReader
@@ -86,7 +86,7 @@ def encoded(part: bytes) -> bytes:
 @pytest.mark.parametrize("algorithm", KEYS)
 def test_a_token_says_who_calls(reader: TokenReader, algorithm: str) -> None:
     found = reader.caller(token(algorithm, roles=["infer", "observe", "of something else"], models=["resnet*"]))
-    assert found == Caller("shop", frozenset([Role.INFER, Role.OBSERVE]), ("resnet*",), is_listed=False)
+    assert found == Caller("shop", frozenset([Role.INFER, Role.OBSERVE]), ("resnet*",), origin=Origin.TOKEN)
 
 
 def test_each_subject_has_the_limits_and_the_priority_of_tokens(settings: Tokens) -> None:
@@ -105,6 +105,10 @@ def test_each_subject_has_the_limits_and_the_priority_of_tokens(settings: Tokens
         {"aud": ["another"]},
         {"aud": None},
         {"sub": None},
+        {"sub": ""},
+        {"sub": "ops\0.evil"},
+        {"sub": "ops\n"},
+        {"sub": "o" * 256},
         {"exp": None},
         {"exp": "soon"},
         {"exp": float("inf")},
@@ -155,7 +159,7 @@ def test_roles_are_a_list_or_words(reader: TokenReader, roles: Any, expected: se
 def test_claims_have_the_names_that_are_set(settings: Tokens) -> None:
     changed = settings.model_copy(update={"roles_claim": "groups", "models_claim": "may"})
     found = TokenReader(changed).caller(token(roles=["admin"], groups=["infer"], may=["a"], models=["b"]))
-    assert found == Caller("shop", frozenset([Role.INFER]), ("a",), is_listed=False)
+    assert found == Caller("shop", frozenset([Role.INFER]), ("a",), origin=Origin.TOKEN)
 
 
 def forged_by_public_key() -> str:
@@ -245,7 +249,7 @@ def test_the_door_takes_tokens_and_refuses_them_with_its_own_words(tmp_path: Pat
     write_keys(tmp_path)
     door = Door(access_file(tmp_path))
     found = door.by_headers({"authorization": f"Bearer {token()}"})
-    assert found == Caller("shop", frozenset([Role.INFER]), is_listed=False)
+    assert found == Caller("shop", frozenset([Role.INFER]), origin=Origin.TOKEN)
     with pytest.raises(Unauthenticated) as refused:
         door.by_headers({"authorization": f"Bearer {token(sub=None)}"})
     assert str(refused.value) == str(unauthenticated())

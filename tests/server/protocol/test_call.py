@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from xlaserve.access.caller import CURRENT, Caller, Limit, Role
+from xlaserve.access.caller import CURRENT, Caller, Limit, Origin, Role
 from xlaserve.config import Mode, ModelSettings, ShadowSettings
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY
 from xlaserve.errors import (
@@ -280,17 +280,17 @@ async def test_a_cancelled_request_is_no_longer_under_way(world: World) -> None:
     assert world.counted() == {("digits", "1", "xla", "CANCELLED"): 1}
 
 
-@pytest.mark.parametrize("is_listed", [True, False])
-async def test_a_caller_is_held_to_its_limits_and_counted_by_a_name_of_the_file(world: World, is_listed: bool) -> None:
+@pytest.mark.parametrize("origin", Origin)
+async def test_a_caller_is_held_to_its_limits_and_counted_by_a_name_of_the_file(world: World, origin: Origin) -> None:
     limits = (Limit(models=("digits",), images_per_s=1e-6, burst_images=2),)
-    CURRENT.set(Caller("shop", frozenset(Role), limits=limits, is_listed=is_listed))
+    CURRENT.set(Caller("shop", frozenset(Role), limits=limits, origin=origin))
     for _ in range(2):
         await world.ask()
     with pytest.raises(LimitExceeded):
         await world.ask()
     assert len(world.ran) == 2
     assert world.counted() == {("digits", "1", "xla", "OK"): 2, ("digits", "1", "xla", "RESOURCE_EXHAUSTED"): 1}
-    label = "shop" if is_listed else "(others)"
+    label = "shop" if origin is Origin.FILE else "(others)"
     assert world.counted("xlaserve_requests_limited_total") == {(label, "images_per_s"): 1}
 
 
