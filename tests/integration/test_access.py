@@ -249,6 +249,11 @@ def test_health_answers_everybody_and_names_no_model(place: Place, locked: Serve
             name: status_of(health.Check, health_pb2.HealthCheckRequest(service=name)) for name in (MINE, THEIRS, NONE)
         }
         assert {*answers.values()} == {("NOT_FOUND", "no such service")}
+        asked = health_pb2.HealthListRequest()  # type: ignore[attr-defined] # the published types lack it
+        for caller, seen in ((None, set()), ("shop", {MINE}), ("root", {MINE, THEIRS})):
+            listed = health.List(asked, metadata=metadata(caller) if caller else None)
+            assert {*listed.statuses} & {MINE, THEIRS} == seen
+            assert listed.statuses[""].status == health_pb2.HealthCheckResponse.SERVING
         mine = health_pb2.HealthCheckRequest(service=MINE)
         assert health.Check(mine, metadata=metadata("shop")).status == health_pb2.HealthCheckResponse.SERVING
         watch = health.Watch(mine, timeout=30)

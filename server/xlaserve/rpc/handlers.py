@@ -39,6 +39,9 @@ from xlaserve.status import status_of
 from xlaserve.telemetry import request_context
 from xlaserve.telemetry.tracing import Endpoint, Tracer
 
+GENERATED: Final = "_pb2_grpc"
+"""How modules of generated code end, whose methods only raise NotImplementedError: gRPC's core answers UNIMPLEMENTED in
+their place."""
 PROBES: Final = frozenset(
     f"/{method}"
     for method in (
@@ -74,6 +77,9 @@ def add(
     roles = ROLES.get(service.full_name, {})
     methods = {}
     for method in service.methods:
+        answer = getattr(servicer, method.name)
+        if getattr(answer, "__module__", "").endswith(GENERATED):
+            continue
         path = f"/{service.full_name}/{method.name}"
         reader = MessageReader(
             intake,
@@ -84,7 +90,7 @@ def add(
             partial(on_failed, method.name),
         )
         endpoint = Endpoint(path[1:], {"rpc.system.name": "grpc", "rpc.method": path[1:]}, headers=headers)
-        handling = _method(getattr(servicer, method.name), method, reader, endpoint)
+        handling = _method(answer, method, reader, endpoint)
         methods[path] = handling._replace(tracer=None if path in PROBES else tracer)
     server.add_generic_rpc_handlers((_Service(service.full_name, methods, intake),))
 

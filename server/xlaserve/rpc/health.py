@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc as pb_grpc
@@ -74,6 +74,14 @@ class Health(pb_grpc.HealthServicer):
         if (serves := self._seen(request.service)) is None:
             raise NotFound("no such service")
         return pb.HealthCheckResponse(status=STATUS[serves])
+
+    async def List(self, request: Any, context: Context) -> Any:  # the published types lack its messages
+        """Says how each service is that the caller may know of."""
+        seen = {service: self._seen(service) for service in self._serves}
+        shown = {service: serves for service, serves in seen.items() if serves is not None}
+        return pb.HealthListResponse(  # type: ignore[attr-defined]
+            statuses={service: pb.HealthCheckResponse(status=STATUS[serves]) for service, serves in shown.items()}
+        )
 
     async def Watch(self, request: pb.HealthCheckRequest, context: Context) -> AsyncIterator[pb.HealthCheckResponse]:
         """Says how a service is, and again at every change; SERVICE_UNKNOWN while there is none of that name."""

@@ -13,7 +13,7 @@ import sys
 class Look:
     def find_spec(self, name, path=None, target=None):
         if name == "grpc":
-            print(os.environ["GRPC_EXPERIMENTS"])
+            print(os.environ["GRPC_EXPERIMENTS"], os.environ["GRPC_VERBOSITY"])
             sys.meta_path.remove(self)
 
 sys.meta_path.insert(0, Look())
@@ -23,12 +23,16 @@ import xlaserve.cli
 
 @pytest.mark.parametrize(
     ("given", "seen"),
-    [({}, "-event_engine_listener"), ({"GRPC_EXPERIMENTS": "tcp_rcv_lowat"}, "tcp_rcv_lowat")],
+    [
+        ({}, ["-event_engine_listener", "NONE"]),
+        ({"GRPC_EXPERIMENTS": "tcp_rcv_lowat", "GRPC_VERBOSITY": "debug"}, ["tcp_rcv_lowat", "debug"]),
+    ],
     ids=["default", "of the environment"],
 )
-def test_grpc_finds_its_experiments_chosen_when_it_is_imported(given: dict[str, str], seen: str) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "GRPC_EXPERIMENTS"} | given
+def test_grpc_finds_its_environment_chosen_when_it_is_imported(given: dict[str, str], seen: list[str]) -> None:
+    chosen = ("GRPC_EXPERIMENTS", "GRPC_VERBOSITY")
+    environment = {key: value for key, value in os.environ.items() if key not in chosen} | given
     done = subprocess.run(
         (sys.executable, "-c", PRINT), env=environment, capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout.split() == [seen]
+    assert done.stdout.split() == seen

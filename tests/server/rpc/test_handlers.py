@@ -9,6 +9,7 @@ from typing import Any, cast
 import grpc
 import pytest
 from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from xlaserve.access.door import Door
 from xlaserve.errors import ModelNotFound
@@ -129,6 +130,16 @@ async def test_every_method_of_a_service_is_answered_by_the_one_of_its_name(serv
         servicer.answers[method.name] = GetMessageClass(method.output_type)()
         await (handler.stream_stream(None, Context(b"")) if method.server_streaming else call(handler, Context(b"")))
     assert [name for name, _ in servicer.asked] == [method.name for method in service.methods]
+
+
+async def test_methods_of_generated_code_are_left_to_grpc(intake: Intake) -> None:
+    service: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
+
+    class Health(health_pb2_grpc.HealthServicer):
+        async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - named as in the contract
+            raise AssertionError("not called")
+
+    assert [name for name, handler in add(service, Health(), intake).items() if handler is not None] == ["Check"]
 
 
 @pytest.mark.parametrize("service", SERVICES)

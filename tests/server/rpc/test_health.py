@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 from grpc_health.v1 import health_pb2 as pb
 
+from xlaserve.access.caller import CURRENT, STRANGER, Caller
 from xlaserve.errors import NotFound, ShuttingDown
 from xlaserve.rpc.health import LIVENESS, SERVER, Health
 from xlaserve.rpc.open_streams import OpenStreams
@@ -27,6 +28,10 @@ class World:
     async def check(self, service: str) -> int:
         response = await self.health.Check(pb.HealthCheckRequest(service=service), cast(Any, None))
         return response.status
+
+    async def list(self) -> dict[str, int]:
+        response = await self.health.List(cast(Any, pb).HealthListRequest(), cast(Any, None))
+        return {service: one.status for service, one in response.statuses.items()}
 
     def watch(self, service: str) -> Any:
         return self.health.Watch(pb.HealthCheckRequest(service=service), cast(Any, None))
@@ -66,6 +71,19 @@ async def test_liveness_ends_where_the_server_can_not_replace_what_ends(world: W
 async def test_an_unknown_service_is_not_found(world: World) -> None:
     with pytest.raises(NotFound, match="no such service"):
         await world.check("nope")
+
+
+async def test_a_list_shows_the_services_that_the_caller_may_know_of(world: World) -> None:
+    world.is_ready, world.models = True, {"digits": True, "broken": False}
+    world.health.refresh()
+    open_to_all = {**dict.fromkeys(SERVER, SERVING), LIVENESS: SERVING}
+    assert await world.list() == {**open_to_all, "digits": SERVING, "broken": NOT_SERVING}
+    for caller, seen in ((STRANGER, {}), (Caller("shop", frozenset(), ("dig*",)), {"digits": SERVING})):
+        token = CURRENT.set(caller)
+        try:
+            assert await world.list() == {**open_to_all, **seen}
+        finally:
+            CURRENT.reset(token)
 
 
 async def test_stopping_is_for_good(world: World) -> None:
