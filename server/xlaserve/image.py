@@ -4,7 +4,7 @@ the interpreter's lock.
 What an image becomes is part of the API, since it changes a model's answers:
 
 - JPEG, PNG and WebP; of an animation, the first frame.
-- Turned upright as its EXIF orientation says.
+- Turned upright as its EXIF says, or its XMP where that has no orientation (`orientation`).
 - RGB: transparency is dropped, not blended; grey, palette and CMYK images are converted; of 16 bits the upper 8 stay.
   Colour profiles are not applied.
 - Brought to the model's size by the model's policy (`config.Fit`): stretched, letterboxed or padded. Pixels are resized
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import io
 import math
-import re
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -36,6 +35,7 @@ from xlaserve.config import Decoding, PixelRange, Settings
 from xlaserve.errors import ImageTooLarge, InvalidArgument, InvalidImage, RequestError
 from xlaserve.frame import Frame
 from xlaserve.jpeg import Box, JpegFile
+from xlaserve.orientation import TURNS, orientation
 
 _STEP: Final = 1 << 20
 _BLOCK_VALUES: Final = 1 << 16
@@ -50,24 +50,6 @@ _WEBP_PIXEL_BYTES: Final = 20  # several canvases
 
 _FAST_SCALE: Final = 2
 """How many times the size that it is brought to an image keeps at least, where the decoder reduces it."""
-
-_TURNS: Final = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""What turns an image upright, by its EXIF orientation; from 5 on it swaps width and height."""
-
-_ORIENTATION: Final = 0x0112
-_EXIF_PREFIX: Final = re.compile(rb"^(Exif\0\0){1,2}")
-_ORDERS: Final = {b"II*\0": "<", b"MM\0*": ">", b"II\0*": "<", b"MM*\0": ">"}
-"""The byte order of a TIFF file by how it begins; the last two are wrong, and some cameras write them."""
-_INTEGERS: Final = {3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 13: "I", 16: "Q"}
-"""TIFF's kinds of integers, as `struct` calls them. Single bytes (1) are none: Pillow takes them for text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +117,13 @@ def decode(
     shrink_to = place if decoding is Decoding.FAST else None
     with _open(bytes(data), limits, hold, shrink_to) as (image, width, height, box):
         image.load()
-        turn = _orientation(image.info.get("exif"))  # which a PNG may hold behind its pixels
+        turn = orientation(image.info)  # which a PNG may hold behind its pixels
         frame, size = _placed(width, height, turn, place)
         pixels = _to_grey_or_rgb(image)
         if pixels.size != size:
             pixels = pixels.resize(size, Image.Resampling.BILINEAR, box)
-        if turn in _TURNS:
-            pixels = pixels.transpose(_TURNS[turn])
+        if turn in TURNS:
+            pixels = pixels.transpose(TURNS[turn])
         pixels = pixels.convert("RGB")
         if not frame.covers_input:
             canvas = Image.new("RGB", (frame.input_width, frame.input_height), (frame.border,) * 3)
@@ -281,7 +263,7 @@ def _shrink(image: ImageFile, place: Place) -> Box | None:
     """Has a JPEG decoded to fewer pixels; returns where it lies in them. Does nothing and returns None for others."""
     if not isinstance(image, JpegFile):
         return None
-    _, (width, height) = _placed(*image.size, _orientation(image.info.get("exif")), place)
+    _, (width, height) = _placed(*image.size, orientation(image.info), place)
     return image.shrink_on_load(_FAST_SCALE * width, _FAST_SCALE * height)
 
 
@@ -309,35 +291,3 @@ def _to_grey_or_rgb(image: Image.Image) -> Image.Image:
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     image.info.pop("transparency", None)  # else Pillow looks for a place to keep it
     return image.convert("RGB")
-
-
-def _orientation(exif: object) -> int:
-    """Returns the EXIF orientation, from 1 to 8; 1, which is upright, where there is none that can be read.
-
-    Reads it as Pillow's `exif_transpose` does, from integers of any kind, but by itself: Pillow's TIFF parser reads
-    every entry, and writes warnings about them.
-    """
-    if not isinstance(exif, bytes):
-        return 1
-    tiff = _EXIF_PREFIX.sub(b"", exif)
-    order = _ORDERS.get(tiff[:4])
-    if order is None:
-        return 1
-    try:
-        (start,) = struct.unpack_from(f"{order}I", tiff, 4)
-        (entries,) = struct.unpack_from(f"{order}H", tiff, start)
-        for entry in range(start + 2, start + 2 + 12 * entries, 12):
-            tag, kind, count = struct.unpack_from(f"{order}HHI", tiff, entry)
-            if tag != _ORIENTATION or kind not in _INTEGERS or not count:
-                continue
-            integer = f"{order}{_INTEGERS[kind]}"
-            # What is longer than four bytes lies elsewhere; only the first of several counts.
-            length = count * struct.calcsize(integer)
-            at = entry + 8 if length <= 4 else struct.unpack_from(f"{order}I", tiff, entry + 8)[0]
-            if at + length > len(tiff):
-                continue
-            (value,) = struct.unpack_from(integer, tiff, at)
-            return int(value) if 1 <= value <= 8 else 1
-    except struct.error:
-        pass
-    return 1

@@ -210,6 +210,25 @@ def test_cmyk_becomes_rgb() -> None:
     assert np.abs(pixels.astype(int) - (0, 255, 255)).max() <= 3
 
 
+def without_adobe_marker(jpeg: bytes) -> bytes:
+    at = jpeg.index(b"\xff\xee")
+    return jpeg[:at] + jpeg[at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big") :]
+
+
+def test_cmyk_is_taken_for_inverted_with_and_without_adobes_marker() -> None:
+    """As Pillow does; the reasons are in ADR 2. Black and white would change places."""
+    marked = encode(UPRIGHT.convert("CMYK"), "JPEG", quality=100)
+    bare = without_adobe_marker(marked)
+    assert b"Adobe" in marked
+    assert b"Adobe" not in bare
+    with Image.open(io.BytesIO(bare)) as image:
+        assert "adobe" not in image.info
+        expected = np.asarray(image.convert("RGB"))
+    np.testing.assert_array_equal(decode_as_is(bare), expected)
+    np.testing.assert_array_equal(decode_as_is(bare), decode_as_is(marked))
+    assert np.abs(decode_as_is(bare).astype(int) - np.asarray(UPRIGHT)).mean() < 12
+
+
 def test_all_16_bit_levels_scale_instead_of_clipping() -> None:
     levels = np.arange(65_536, dtype=np.uint16).reshape(256, 256)
     pixels = decode_as_is(encode(Image.fromarray(levels)))
