@@ -32,6 +32,12 @@ class ConfigError(XlaserveError):
 class RequestError(XlaserveError):
     """The client sent something wrong."""
 
+    def name_image(self, index: int) -> None:
+        """Has the message say which of a request's images is meant, counted from 0: `images[2]` in place of `image`."""
+        message = str(self)
+        if message.startswith("image:"):
+            self.args = (f"images[{index}]{message.removeprefix('image')}",)
+
 
 class InvalidArgument(RequestError):
     """A field of the request is not what was expected."""

@@ -5,8 +5,8 @@ What an image becomes is part of the API, since it changes a model's answers:
 
 - JPEG, PNG and WebP; of an animation, the first frame.
 - Turned upright as its EXIF says, or its XMP where that has no orientation (`orientation`).
-- RGB: transparency is dropped, not blended; grey, palette and CMYK images are converted; of 16 bits the upper 8 stay.
-  Colour profiles are not applied.
+- RGB: transparency is dropped, not blended; grey, palette and CMYK images are converted; of 16 bits the upper 8 stay,
+  unless the model says otherwise for grey ones (`config.Grey16`). Colour profiles are not applied.
 - Brought to the model's size by the model's policy (`config.Fit`): stretched, letterboxed or padded. Pixels are resized
   by bilinear interpolation with antialiasing: each output pixel weighs all the input pixels under it (Pillow's
   BILINEAR, which is the reference). An image that already has the size is left as it is.
@@ -22,6 +22,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -31,8 +32,9 @@ from PIL.ImageFile import ImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from xlaserve.config import Decoding, PixelRange, Settings
+from xlaserve.config import Decoding, Grey16, PixelRange, Settings, Window
 from xlaserve.errors import ImageTooLarge, InvalidArgument, InvalidImage, RequestError
+from xlaserve.file_kinds import kind_of
 from xlaserve.frame import Frame
 from xlaserve.jpeg import Box, JpegFile
 from xlaserve.orientation import TURNS, orientation
@@ -47,6 +49,11 @@ _MAX_PNG_PROFILES: Final = 4  # each unpacks a thousandfold; the standard allows
 _PIXEL_BYTES: Final = 8  # four as Pillow keeps them, and four while they are converted
 _COEFFICIENT_BYTES: Final = 8  # of a JPEG of several scans, reduced or not: two for each of four components
 _WEBP_PIXEL_BYTES: Final = 20  # several canvases
+
+GREY16_WARNING: Final = (
+    "grey of 16 bits: the upper 8 bits were taken, so that values up to 4095 are levels 0 to 15;"
+    " choose with the model's setting grey16"
+)
 
 _FAST_SCALE: Final = 2
 """How many times the size that it is brought to an image keeps at least, where the decoder reduces it."""
@@ -74,6 +81,8 @@ class Decoded(NamedTuple):
     """RGB, `[height, width, 3]` of the model's input; read-only."""
     frame: Frame
     """Where in them the original lies."""
+    warning: str = ""
+    """A choice that was made for want of a setting; for the client."""
 
 
 Place = Callable[[int, int], Frame]
@@ -104,6 +113,8 @@ def decode(
     limits: ImageLimits,
     hold: Hold = nullcontext,
     decoding: Decoding = Decoding.EXACT,
+    *,
+    grey16: Grey16 | Window | None = None,
 ) -> Decoded:
     """Returns the image as RGB pixels of the size that `place` gives it.
 
@@ -119,7 +130,8 @@ def decode(
         image.load()
         turn = orientation(image.info)  # which a PNG may hold behind its pixels
         frame, size = _placed(width, height, turn, place)
-        pixels = _to_grey_or_rgb(image)
+        is_grey16 = image.mode == "I;16"
+        pixels = Image.fromarray(_levels(np.asarray(image), grey16)) if is_grey16 else _to_grey_or_rgb(image)
         if pixels.size != size:
             pixels = pixels.resize(size, Image.Resampling.BILINEAR, box)
         if turn in TURNS:
@@ -129,7 +141,7 @@ def decode(
             canvas = Image.new("RGB", (frame.input_width, frame.input_height), (frame.border,) * 3)
             canvas.paste(pixels, (frame.left, frame.top))
             pixels = canvas
-        return Decoded(np.asarray(pixels), frame)
+        return Decoded(np.asarray(pixels), frame, GREY16_WARNING if is_grey16 and grey16 is None else "")
 
 
 def check_pixels(array: NDArray[np.generic], pixel_range: PixelRange = PixelRange.LEVELS) -> NDArray[np.uint8]:
@@ -209,9 +221,7 @@ def _open(data: bytes, limits: ImageLimits, hold: Hold, shrink_to: Place | None)
     elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         name, file = "WebP", WebPImageFile
     else:
-        start = data[:8].decode("ascii", "replace")
-        start = "".join(letter if letter.isascii() and letter.isprintable() else "." for letter in start)
-        raise InvalidImage(f"image: expected JPEG, PNG or WebP, got {len(data)} bytes that start with '{start}'")
+        raise InvalidImage(f"image: expected JPEG, PNG or WebP, got {_described(data)}")
     try:
         with ExitStack() as held:
             if file is WebPImageFile:  # opening it already allocates the canvas
@@ -226,9 +236,24 @@ def _open(data: bytes, limits: ImageLimits, hold: Hold, shrink_to: Place | None)
     except (RequestError, MemoryError):
         raise
     except Exception as error:
-        raise InvalidImage(
-            f"image: expected a whole {name} image, got {len(data)} bytes that are cut off, damaged or of a rare kind"
-        ) from error
+        wrong = "cut off" if _is_cut_off(data) else "damaged or of a rare kind"
+        raise InvalidImage(f"image: expected a whole {name} image, got {len(data)} bytes that are {wrong}") from error
+
+
+def _described(data: bytes) -> str:
+    """Returns what a file is that is no image of ours: its kind, or else how it begins."""
+    if kind := kind_of(data):
+        return f"{kind} ({len(data)} bytes)"
+    start = data[:8].decode("ascii", "replace")
+    start = "".join(letter if letter.isascii() and letter.isprintable() else "." for letter in start)
+    return f"{len(data)} bytes that start with '{start}'"
+
+
+def _is_cut_off(data: bytes) -> bool:
+    """Whether a JPEG, PNG or WebP file lacks its end."""
+    if data.startswith(b"RIFF"):
+        return len(data) < 12 or len(data) < 8 + int.from_bytes(data[4:8], "little")
+    return not _count(data, b"\xff\xd9" if data.startswith(b"\xff\xd8") else b"IEND")
 
 
 def _count(data: bytes, mark: bytes) -> int:
@@ -287,7 +312,24 @@ def _to_grey_or_rgb(image: Image.Image) -> Image.Image:
     """Returns the image in mode L, which is cheaper to resize, or RGB."""
     if image.mode in ("L", "RGB"):
         return image
-    if image.mode == "I;16":  # which Pillow would clip, not scale
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     image.info.pop("transparency", None)  # else Pillow looks for a place to keep it
     return image.convert("RGB")
+
+
+def _levels(values: NDArray[np.uint16], grey16: Grey16 | Window | None) -> NDArray[np.uint8]:
+    """Returns values of 16 bits as levels from 0 to 255. Pillow would clip them, not scale."""
+    if grey16 is None or grey16 is Grey16.HIGH_BYTE:
+        return (values >> 8).astype(np.uint8)
+    table = _window(*((0, int(values.max()) or 1) if grey16 is Grey16.LARGEST else grey16))
+    levels = np.empty(values.shape, np.uint8)
+    rows = max(1, _BLOCK_VALUES // values.shape[1])  # NumPy makes eight bytes of each index
+    for start in range(0, len(values), rows):
+        np.take(table, values[start : start + rows], out=levels[start : start + rows], mode="clip")
+    return levels
+
+
+@lru_cache(maxsize=16)
+def _window(low: int, high: int) -> NDArray[np.uint8]:
+    """Returns the level of each value of 16 bits: 0 up to `low`, 255 from `high` on."""
+    share = (np.arange(1 << 16, dtype=np.float32) - low) / (high - low)
+    return np.rint(np.clip(share, 0, 1) * 255).astype(np.uint8)

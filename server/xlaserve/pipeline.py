@@ -20,7 +20,7 @@ from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, BatchRows, Result
 from xlaserve.engine.batching.traced import TracedBatch
 from xlaserve.engine.model_engine import Admitted
 from xlaserve.engine.program import Images, Outputs
-from xlaserve.errors import InvalidArgument
+from xlaserve.errors import InvalidArgument, RequestError
 from xlaserve.frame import Frame, whole, within
 from xlaserve.image import Encoded, ImageLimits, Place, check_pixels, decode
 from xlaserve.model.version import Served
@@ -143,6 +143,8 @@ class Answer(NamedTuple):
     """When the model had answered, in seconds of the clock."""
     traced: Sequence[TracedBatch] = ()
     """The batches that it was in, where it is traced."""
+    warning: str = ""
+    """A choice that was made for want of a setting; for the client."""
 
 
 class Group(NamedTuple):
@@ -202,11 +204,12 @@ class Pipeline:
         with served.engine.admit(len(images), size_bytes) as admitted:
             self._check_deadline(served, mode, request)
             began = self.clock()
-            groups, frames = await self._decode(images, served, admitted, request.deadline)
+            groups, frames, warning = await self._decode(images, served, admitted, request.deadline)
             decode_s = self.clock() - began
             result = await _run_groups(admitted, groups, mode, request)
             result.timings.decode_s = decode_s
-            return await self._answer(served, request, mode, frames, result)
+            answer = await self._answer(served, request, mode, frames, result)
+            return answer._replace(warning=warning) if warning else answer
 
     def _check_deadline(self, served: Served, mode: Mode, request: Request) -> None:
         """Raises DeadlineUnreachable for encoded images that can't be decoded and run before their deadline."""
@@ -245,8 +248,8 @@ class Pipeline:
 
     async def _decode(
         self, encoded: Sequence[Encoded], served: Served, admitted: Admitted, deadline: float
-    ) -> tuple[list[Group], Sequence[Frame]]:
-        """Returns the images as pixels, decoded on several threads, and the frame of each.
+    ) -> tuple[list[Group], Sequence[Frame], str]:
+        """Returns the images as pixels, decoded on several threads, the frame of each, and what to warn the client of.
 
         Each gets the resolution that suits it best; where outputs can't have several, all get that of the first.
         """
@@ -254,13 +257,23 @@ class Pipeline:
         allocate = admitted.buffer if len(served.inputs) == 1 else _allocate
         pixels = {size: allocate((len(encoded), *size, CHANNELS)) for size in served.inputs}
         place: Place = served.place
+        settings, warnings = served.settings, set[str]()
 
         def decode_row(row: int) -> Frame:
-            image, frame = decode(encoded[row], place, self._limits, self._memory.hold, served.settings.decode)
+            try:
+                image, frame, warning = decode(
+                    encoded[row], place, self._limits, self._memory.hold, settings.decode, grey16=settings.grey16
+                )
+            except RequestError as error:
+                if len(encoded) > 1:
+                    error.name_image(row)
+                raise
             pixels[frame.input_height, frame.input_width][row] = image
+            if warning:
+                warnings.add(warning)
             return frame
 
-        model = served.settings.name
+        model = settings.name
         if served.has_sized_outputs and len(pixels) > 1:
             (first,) = await self._threads.map(model, decode_row, 1, deadline)
             place = partial(served.place_into, (first.input_height, first.input_width))
@@ -273,14 +286,15 @@ class Pipeline:
             rows[frame.input_height, frame.input_width].append(row)
         if len(rows) == 1:
             (size,) = rows
-            return [Group(range(len(encoded)), pixels[size])], frames
+            return [Group(range(len(encoded)), pixels[size])], frames, "; ".join(warnings)
         chosen = list(rows.items())
 
         def select(group: int) -> Group:
             size, images = chosen[group]
             return Group(images, pixels[size][images])
 
-        return await self._threads.map(model, select, len(chosen), deadline), frames
+        groups = await self._threads.map(model, select, len(chosen), deadline)
+        return groups, frames, "; ".join(warnings)
 
     async def _put_together(self, served: Served, images: int, batches: list[BatchRows], deadline: float) -> Outputs:
         """Returns the outputs of all images. Copies them on the threads where they are large, and empties `batches`."""
@@ -304,12 +318,12 @@ class Pipeline:
         if isinstance(rendering, Drawn):
             encoded = request.images
             assert not isinstance(encoded, (np.ndarray, Pending))
-            draw = rendering.drawing.drawer(task)
+            draw, grey16 = rendering.drawing.drawer(task), served.settings.grey16
             place = partial(within, rendering.max_side)
 
             def render_row(row: int) -> Any:
-                image, _ = decode(encoded[row], place, self._limits, self._memory.hold)
-                return draw(tuple(output[row : row + 1] for output in outputs), frames[row], image)
+                image = decode(encoded[row], place, self._limits, self._memory.hold, grey16=grey16)
+                return draw(tuple(output[row : row + 1] for output in outputs), frames[row], image.pixels)
 
         else:
             render = rendering.renderer(task)

@@ -17,6 +17,7 @@ from xlaserve.config import (
     BUILTIN_MODELS,
     Bucket,
     BucketSettings,
+    Grey16,
     Mode,
     ModelSettings,
     PerformanceHint,
@@ -175,6 +176,16 @@ def test_buckets_are_batch_sizes_or_whole_shapes(write: Write) -> None:
         BucketSettings(8),
         BucketSettings(2, 32, 48),
     )
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("high_byte", Grey16.HIGH_BYTE), ("largest", Grey16.LARGEST), ("[0, 4095]", (0, 4095)), ("null", None)],
+)
+def test_16_bit_grey_is_read_and_shown_as_it_is_written(written: str, read: object, write: Write) -> None:
+    model = load_model(write, f"grey16: {written}")
+    assert model.grey16 == read
+    assert load(write(dump(Settings(models=(model,)))), environ=NOTHING).models == (model,)
 
 
 def test_a_bucket_reads_as_its_shape() -> None:
@@ -368,6 +379,21 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
         ("score_threshold: .nan", ["models.0.score_threshold: ", "got nan"]),
         ("auto_buckets: {max_batch: true}", ["models.0.auto_buckets.max_batch: expected neither true nor false"]),
         ("auto_buckets: {max_compile_s: .nan}", ["models.0.auto_buckets.max_compile_s: ", "got nan"]),
+        *(
+            (f"grey16: {value}", ["models.0.grey16: expected high_byte or largest, or a window [low, high] from 0 to"])
+            for value in (
+                "upper",
+                "[0]",
+                "[0, 0]",
+                "[9, 3]",
+                "[-1, 9]",
+                "[0, 65536]",
+                "[0, 9.5]",
+                "4095",
+                "{a: 1}",
+                "[false, true]",
+            )
+        ),
         ("buckets: [many]", ["models.0.buckets.0: ", "got 'many'"]),
         ("input_size: [224, 0]", ["models.0.input_size: height and width are from 1 to 65536, got [224, 0]"]),
         ("max_queue_delay_ms: -1", ["models.0.max_queue_delay_ms: ", "greater than or equal to 0", "got -1"]),

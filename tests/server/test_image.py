@@ -23,7 +23,7 @@ from PIL import Image, ImageOps
 from tests.server.jpegs import grey_jpeg
 
 from xlaserve import image as image_module
-from xlaserve.config import Decoding, Fit, PixelRange
+from xlaserve.config import Decoding, Fit, Grey16, PixelRange, Window
 from xlaserve.errors import ImageTooLarge, InvalidArgument, InvalidImage
 from xlaserve.frame import place
 from xlaserve.image import Decoded, ImageLimits, check_pixels
@@ -235,6 +235,56 @@ def test_all_16_bit_levels_scale_instead_of_clipping() -> None:
     np.testing.assert_array_equal(pixels[..., 0], levels >> 8)
 
 
+def levels_of(values: NDArray[np.uint16], grey16: Grey16 | Window | None) -> NDArray[np.uint8]:
+    where = partial(place, input_height=values.shape[0], input_width=values.shape[1], fit=Fit.REJECT)
+    pixels = image_module.decode(encode(Image.fromarray(values)), where, LIMITS, grey16=grey16).pixels
+    assert (pixels == pixels[..., :1]).all()
+    return pixels[..., 0]
+
+
+EVERY_VALUE = np.arange(65_536, dtype=np.uint16).reshape(256, 256)
+
+
+def test_16_bit_grey_is_scaled_by_each_images_largest_value() -> None:
+    values = EVERY_VALUE[:16]  # 0..4095
+    levels = levels_of(values, Grey16.LARGEST)
+    np.testing.assert_array_equal(levels, np.rint(values / 4095 * 255))
+    assert (levels.min(), levels.max()) == (0, 255)
+    assert levels_of(np.zeros((2, 2), np.uint16), Grey16.LARGEST).max() == 0
+    assert levels_of(np.full((2, 2), 9, np.uint16), Grey16.LARGEST).min() == 255
+
+
+@pytest.mark.parametrize("window", [(0, 4095), (0, 65_535), (1000, 1001), (40_000, 65_535)])
+def test_16_bit_grey_outside_of_a_window_is_black_or_white(window: Window) -> None:
+    low, high = window
+    expected = np.rint(np.clip((EVERY_VALUE.astype(float) - low) / (high - low), 0, 1) * 255)
+    assert np.abs(levels_of(EVERY_VALUE, window) - expected).max() <= 1  # where halves round
+    assert (levels_of(EVERY_VALUE, window) != expected).mean() < 0.001
+
+
+def test_16_bit_grey_is_its_upper_byte_where_nobody_chose_and_that_is_said() -> None:
+    for grey16, warning in ((None, image_module.GREY16_WARNING), (Grey16.HIGH_BYTE, "")):
+        np.testing.assert_array_equal(levels_of(EVERY_VALUE, grey16), EVERY_VALUE >> 8)
+        where = partial(place, input_height=256, input_width=256, fit=Fit.REJECT)
+        decoded = image_module.decode(encode(Image.fromarray(EVERY_VALUE)), where, LIMITS, grey16=grey16)
+        assert decoded.warning == warning
+    assert warning.isascii()
+    assert not decode_and_place(encode(UPRIGHT.convert("L")), height=15, width=12, fit=Fit.REJECT).warning
+
+
+def test_a_window_over_many_pixels_takes_little_memory_besides() -> None:
+    values = np.broadcast_to(EVERY_VALUE[:1], (2000, 256))
+    data, limits = encode(Image.fromarray(np.ascontiguousarray(values))), ImageLimits(1 << 24, 1 << 20)
+    tracemalloc.start()
+    try:
+        where = partial(place, input_height=2000, input_width=256, fit=Fit.REJECT)
+        image_module.decode(data, where, limits, grey16=(0, 255))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 8 * values.size + (1 << 20)
+
+
 @pytest.mark.parametrize("format", ["PNG", "WEBP"])
 def test_of_an_animation_the_first_frame_counts(format: str) -> None:
     first, second = Image.new("RGB", (6, 6), (200, 0, 0)), Image.new("RGB", (6, 6), (0, 200, 0))
@@ -247,7 +297,7 @@ def test_of_an_animation_the_first_frame_counts(format: str) -> None:
 
 def test_a_letterboxed_image_is_centred_on_grey() -> None:
     """12 x 15 pixels in 20 x 60: enlarged by 4/3 to 16 x 20, 22 columns free on either side."""
-    pixels, frame = decode_and_place(encode(UPRIGHT), height=20, width=60, fit=Fit.LETTERBOX)
+    pixels, frame, _ = decode_and_place(encode(UPRIGHT), height=20, width=60, fit=Fit.LETTERBOX)
     expected = np.asarray(UPRIGHT.resize((16, 20), Image.Resampling.BILINEAR))
     np.testing.assert_array_equal(pixels[:, 22:38], expected)
     assert set(np.delete(pixels, np.s_[22:38], axis=1).ravel().tolist()) == {114}
@@ -255,20 +305,20 @@ def test_a_letterboxed_image_is_centred_on_grey() -> None:
 
 
 def test_a_padded_image_stands_top_left_on_black_as_it_is() -> None:
-    pixels, _ = decode_and_place(encode(UPRIGHT), height=20, width=60, fit=Fit.PAD)
+    pixels, *_ = decode_and_place(encode(UPRIGHT), height=20, width=60, fit=Fit.PAD)
     np.testing.assert_array_equal(pixels[:15, :12], np.asarray(UPRIGHT))
     assert not pixels[15:].any()
     assert not pixels[:, 12:].any()
 
 
 def test_a_padded_image_that_is_too_large_is_shrunk_as_a_whole() -> None:
-    pixels, _ = decode_and_place(encode(UPRIGHT), height=5, width=60, fit=Fit.PAD)
+    pixels, *_ = decode_and_place(encode(UPRIGHT), height=5, width=60, fit=Fit.PAD)
     np.testing.assert_array_equal(pixels[:, :4], np.asarray(UPRIGHT.resize((4, 5), Image.Resampling.BILINEAR)))
     assert not pixels[:, 4:].any()
 
 
 def test_fit_reject_takes_the_models_size_and_no_other() -> None:
-    pixels, _ = decode_and_place(encode(UPRIGHT), height=15, width=12, fit=Fit.REJECT)
+    pixels, *_ = decode_and_place(encode(UPRIGHT), height=15, width=12, fit=Fit.REJECT)
     np.testing.assert_array_equal(pixels, np.asarray(UPRIGHT))
     with pytest.raises(InvalidArgument) as refusal:
         decode_and_place(encode(UPRIGHT), height=12, width=15, fit=Fit.REJECT)
@@ -282,7 +332,7 @@ def test_boxes_are_of_the_upright_image_however_it_was_stored(fit: Fit, orientat
     """A white patch on black, found in the model's pixels and taken back, is where it was drawn."""
     upright = Image.new("L", (120, 60))
     upright.paste(255, (80, 10, 110, 20))
-    pixels, frame = decode_and_place(turned(upright, orientation), height=64, width=64, fit=fit)
+    pixels, frame, _ = decode_and_place(turned(upright, orientation), height=64, width=64, fit=fit)
     assert (frame.height, frame.width) == (60, 120)
     inside = np.argwhere(pixels[..., 0] > 127)
     # The border of a letterbox is darker than what is found.
@@ -309,10 +359,10 @@ def turned(upright: Image.Image, orientation: int) -> bytes:
         (b"", "image: expected JPEG, PNG or WebP, got no bytes"),
         (b"Hello there", "image: expected JPEG, PNG or WebP, got 11 bytes that start with 'Hello th'"),
         (b"\n\x1b[2J\xff'", "image: expected JPEG, PNG or WebP, got 7 bytes that start with '..[2J.''"),
-        (encode(UPRIGHT, "GIF")[:50], "image: expected JPEG, PNG or WebP, got 50 bytes that start with 'GIF87a..'"),
+        (encode(UPRIGHT, "GIF")[:50], "image: expected JPEG, PNG or WebP, got a GIF (50 bytes)"),
     ],
 )
-def test_anything_else_is_refused_by_what_it_starts_with(data: bytes, message: str) -> None:
+def test_anything_else_is_refused_by_its_kind_or_by_what_it_starts_with(data: bytes, message: str) -> None:
     with pytest.raises(InvalidImage) as refusal:
         decode(data, height=8, width=8, limits=LIMITS)
     assert str(refusal.value) == message
@@ -322,8 +372,16 @@ def test_anything_else_is_refused_by_what_it_starts_with(data: bytes, message: s
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.8])
 def test_a_truncated_image_is_refused_with_a_reason(format: str, kept: float) -> None:
     data = encode(UPRIGHT.resize((90, 90)), format)
-    with pytest.raises(InvalidImage, match=r"expected a whole (JPEG|PNG|WebP) image, got \d+ bytes that are cut off"):
+    with pytest.raises(InvalidImage, match=r"expected a whole (JPEG|PNG|WebP) image, got \d+ bytes that are cut off$"):
         decode(data[: int(len(data) * kept)], height=8, width=8, limits=LIMITS)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_image_that_is_damaged_within_is_not_said_to_be_cut_off(format: str) -> None:
+    data = bytearray(encode(UPRIGHT.resize((90, 90)), format))
+    data[12:40] = bytes(28)
+    with pytest.raises(InvalidImage, match=r"bytes that are damaged or of a rare kind$"):
+        decode(bytes(data), height=8, width=8, limits=LIMITS)
 
 
 @pytest.mark.parametrize("start", [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\0\0\0\0WEBP", b"RIFF\0\0\0\0WEBPVP8X"])

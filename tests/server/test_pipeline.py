@@ -16,7 +16,7 @@ from PIL import Image
 from tests.fakes import Clock
 
 from xlaserve import image, pipeline
-from xlaserve.config import Bucket, Decoding, Fit, Mode, ModelSettings, PixelRange, Settings
+from xlaserve.config import Bucket, Decoding, Fit, Grey16, Mode, ModelSettings, PixelRange, Settings, Window
 from xlaserve.engine.batching.queue import BatchRows, Result
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import (
@@ -206,7 +206,7 @@ async def test_encoded_images_are_decoded_in_their_order_and_fitted(
 async def test_the_time_that_decoding_and_rendering_take_is_told(
     pipe: Pipeline, served: Served, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slow(data: bytes, place: Place, *_: Any) -> Decoded:
+    def slow(data: bytes, place: Place, *_: Any, **__: Any) -> Decoded:
         clock.now += 0.5
         return Decoded(pixels(1)[0], place(4, 6))
 
@@ -248,7 +248,7 @@ async def test_images_are_decoded_as_the_model_says_and_those_to_draw_into_exact
 ) -> None:
     ways = []
 
-    def watched(data: bytes, place: Place, *rest: Any) -> Decoded:
+    def watched(data: bytes, place: Place, *rest: Any, **_: Any) -> Decoded:
         ways.append(rest[2] if len(rest) > 2 else Decoding.EXACT)
         return Decoded(pixels(1)[0], place(4, 6))
 
@@ -277,9 +277,9 @@ async def test_decoding_never_runs_on_the_event_loop(
     threads = set()
     decode = image.decode
 
-    def watched(*args: Any) -> Decoded:
+    def watched(*args: Any, **options: Any) -> Decoded:
         threads.add(threading.current_thread())
-        return decode(*args)
+        return decode(*args, **options)
 
     monkeypatch.setattr(pipeline, "decode", watched)
     await pipe.run(served, Request("", [png(1)] * 8, DEADLINE))
@@ -318,7 +318,7 @@ async def test_a_full_queue_refuses_before_anything_is_decoded(
     pipe: Pipeline, served: Served, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[bytes] = []
-    monkeypatch.setattr(pipeline, "decode", lambda data, *_: decoded.append(data))
+    monkeypatch.setattr(pipeline, "decode", lambda data, *_, **__: decoded.append(data))
     batcher.full = QueueFull("model m: full")
     with pytest.raises(QueueFull):
         await pipe.run(served, Request("", [png(1)], DEADLINE))
@@ -329,7 +329,7 @@ async def test_what_could_not_be_answered_in_time_is_refused_before_anything_is_
     pipe: Pipeline, served: Served, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[bytes] = []
-    monkeypatch.setattr(pipeline, "decode", lambda data, *_: decoded.append(data))
+    monkeypatch.setattr(pipeline, "decode", lambda data, *_, **__: decoded.append(data))
     batcher.unreachable = DeadlineUnreachable("too much waits", 2.0)
     with pytest.raises(DeadlineUnreachable):
         await pipe.run(served, Request("", [png(1)] * 3, DEADLINE, priority=1))
@@ -355,6 +355,44 @@ async def test_one_bad_image_fails_its_request_only(
     assert isinstance(answer, pipeline.Answer)
     assert levels(answer) == list(range(7))
     assert len(batcher.ran) == 1
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_broken_image_is_named_by_its_place_among_several(pipe: Pipeline, served: Served, count: int) -> None:
+    encoded = [png(level) for level in range(count)]
+    encoded[-1] = b"GIF89a" + bytes(20)
+    with pytest.raises(InvalidImage) as refusal:
+        await pipe.run(served, Request("", encoded, DEADLINE))
+    where = "image" if count == 1 else "images[2]"
+    assert str(refusal.value) == f"{where}: expected JPEG, PNG or WebP, got a GIF (26 bytes)"
+
+
+async def test_an_image_of_another_size_is_named_by_its_place(pipe: Pipeline, batcher: Batcher) -> None:
+    served = make_served(batcher, (4, 6))
+    cast(Any, served.model).fit = Fit.REJECT
+    with pytest.raises(InvalidArgument, match=r"^images\[1\]: expected 6 x 4 pixels"):
+        await pipe.run(served, Request("", [png(1), png(1, 5, 6)], DEADLINE))
+
+
+def png16(largest: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((4, 6), largest, np.uint16)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+async def test_an_answer_warns_of_16_bit_grey_until_the_model_says_what_it_means(
+    pipe: Pipeline, batcher: Batcher
+) -> None:
+    unset = make_served(batcher, (4, 6))
+    answer = await pipe.run(unset, Request("", [png(7), png16(4095), png16(4095)], DEADLINE))
+    assert levels(answer) == [7, 15, 15]
+    assert answer.warning == image.GREY16_WARNING
+    assert (await pipe.run(unset, Request("", [png(7)], DEADLINE))).warning == ""
+    chosen: dict[Grey16 | Window, int] = {Grey16.HIGH_BYTE: 15, Grey16.LARGEST: 255, (0, 8190): 128}
+    for grey16, level in chosen.items():
+        served = make_served(batcher, (4, 6), grey16=grey16)
+        answer = await pipe.run(served, Request("", [png16(4095)], DEADLINE))
+        assert (levels(answer), answer.warning) == ([level], "")
 
 
 async def test_limits_on_an_image_come_from_the_settings(
@@ -392,7 +430,7 @@ class HeldUp:
         self.begun, self.go_on = threading.Event(), threading.Event()
         monkeypatch.setattr(pipeline, "decode", self._decode)
 
-    def _decode(self, data: bytes, place: Place, *_: Any) -> Decoded:
+    def _decode(self, data: bytes, place: Place, *_: Any, **__: Any) -> Decoded:
         self.decoded.append(data)
         self.begun.set()
         assert self.go_on.wait(PATIENCE_S)

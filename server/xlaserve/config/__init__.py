@@ -16,6 +16,7 @@ from xlaserve.config.model import (
     BucketSettings,
     Decoding,
     Fit,
+    Grey16,
     Lowering,
     Mode,
     ModelSettings,
@@ -24,6 +25,7 @@ from xlaserve.config.model import (
     Precision,
     ShadowSettings,
     TaskName,
+    Window,
 )
 from xlaserve.config.server import MIB, PerformanceHint, Settings
 from xlaserve.config.yaml_text import parse
@@ -39,6 +41,7 @@ __all__ = [
     "BucketSettings",
     "Decoding",
     "Fit",
+    "Grey16",
     "Lowering",
     "Mode",
     "ModelSettings",
@@ -49,6 +52,7 @@ __all__ = [
     "Settings",
     "ShadowSettings",
     "TaskName",
+    "Window",
     "check_files",
     "dump",
     "load",

@@ -16,6 +16,7 @@ from xlaserve.config import sources
 from xlaserve.config.frozen import Frozen, OrPath, Pairs
 
 AUTO: Final = "auto"
+MAX_GREY16: Final = 2**16 - 1
 
 
 class ModeTraits(NamedTuple):
@@ -90,6 +91,19 @@ class Decoding(StrEnum):
     """Every pixel."""
     FAST = "fast"
     """To a half, a quarter or an eighth of the sides by the decoder itself, where more than enough pixels remain."""
+
+
+class Grey16(StrEnum):
+    """How grey images of 16 bits become levels from 0 to 255."""
+
+    HIGH_BYTE = "high_byte"
+    """By their upper 8 bits."""
+    LARGEST = "largest"
+    """In proportion to the largest value of each image."""
+
+
+Window = tuple[int, int]
+"""The values of 16 bits that become black and white; those between are scaled, those beyond clipped."""
 
 
 class PixelRange(StrEnum):
@@ -288,6 +302,12 @@ class ModelSettings(Frozen):
     few levels, and warm-up measures how far the answers do. Only images with at least four times the model's height and
     width gain: for 224x224, 1280x960 does and 500x375 does not. Boxes and maps are in the original's pixels all the
     same. PNG, WebP and pictures that answers are drawn into are always decoded exactly."""
+    grey16: Grey16 | Window | None = None
+    """How grey PNG files of 16 bits become levels from 0 to 255. `high_byte` takes the upper 8 bits, which leaves
+    levels 0 to 15 of values up to 4095, as X-ray devices and microscopes write them. `largest` makes the largest value
+    of each image white. `[low, high]` is a window: values up to `low` become black, those from `high` on white. Unset,
+    the upper 8 bits are taken, and the answer to such an image has a warning. PNG files of 16 bits in colour or with
+    transparency always keep the upper 8."""
     pixel_range: PixelRange = PixelRange.LEVELS
     """What FP16 and FP32 pixels of requests range over: `0..255` or `0..1`. A request says otherwise with the parameter
     `pixel_range`. Other types and encoded images are from 0 to 255 always."""
@@ -398,6 +418,14 @@ class ModelSettings(Frozen):
             if any(side is not None and not 1 <= side <= 65_536 for side in bucket):
                 raise ValueError("every number of a bucket is from 1 to 65536")
         return value
+
+    @field_validator("grey16", mode="before")
+    @classmethod
+    def _check_grey16(cls, value: Any) -> Any:
+        is_window = isinstance(value, (list, tuple)) and len(value) == 2 and all(type(one) is int for one in value)
+        if value is None or value in [*Grey16] or (is_window and 0 <= value[0] < value[1] <= MAX_GREY16):
+            return value
+        raise ValueError(f"expected {' or '.join(Grey16)}, or a window [low, high] from 0 to {MAX_GREY16}")
 
     @field_validator("versions", mode="before")
     @classmethod

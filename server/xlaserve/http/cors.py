@@ -9,7 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 ANY: Final = "*"
-EXPOSED: Final = ("inference-header-content-length", "retry-after", "x-request-id")
+EXPOSED: Final = ("inference-header-content-length", "retry-after", "x-request-id", "xlaserve-warning")
 """Headers of answers that pages may read."""
 
 

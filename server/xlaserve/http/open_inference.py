@@ -230,6 +230,8 @@ def _classes(body: InferBody, wanted: Wanted, task: Task, answer: Answer) -> Out
 def _respond(id_: str, outputs: Sequence[Output], served: Served, answer: Answer, timings: Timings) -> HttpAnswer:
     settings = served.settings
     stamp = {"mode": answer.mode, **{stage: getattr(timings, stage) for stage in STAGES}}
+    if answer.warning:
+        stamp["warning"] = answer.warning
     head = {"model_name": settings.name, "model_version": settings.version, **({"id": id_} if id_ else {})}
     parts: list[Part] = [to_json(head)[:-1], b',"outputs":[']
     for number, output in enumerate(outputs):

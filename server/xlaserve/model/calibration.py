@@ -120,7 +120,8 @@ class Folder:
         where = partial(place, input_height=size[0], input_width=size[1], fit=self._model.fit)
         with file.open("rb") as opened:  # no more than is refused already: it may be a film
             data = opened.read(self._limits.max_image_bytes + 1)
-        return decode(data, where, self._limits, decoding=self._model.settings.decode)
+        settings = self._model.settings
+        return decode(data, where, self._limits, decoding=settings.decode, grey16=settings.grey16)
 
 
 def make(model: Model, folder: Folder) -> Iterator[Int8]:

@@ -241,12 +241,18 @@ def _inputs(sides: tuple[Side, Side], images: RequestImages, limits: ImageLimits
 def _decoded(sides: tuple[Side, Side], images: Sequence[Encoded], limits: ImageLimits) -> tuple[Input, Input]:
     """Decodes images. Those that go into another resolution than the first are left out."""
     ours, theirs = (side.served for side in sides)
-    ways = [(served.inputs, served.model.fit, served.settings.decode) for served in (ours, theirs)]
+    ways = [
+        (served.inputs, served.model.fit, served.settings.decode, served.settings.grey16) for served in (ours, theirs)
+    ]
     is_alike = ways[0] == ways[1]
 
+    def decode_for(served: Served, image: Encoded) -> Decoded:
+        settings = served.settings
+        return decode(image, served.place, limits, decoding=settings.decode, grey16=settings.grey16)
+
     def decode_row(image: Encoded) -> tuple[Decoded, Decoded]:
-        decoded = decode(image, ours.place, limits, decoding=ours.settings.decode)
-        return decoded, decoded if is_alike else decode(image, theirs.place, limits, decoding=theirs.settings.decode)
+        decoded = decode_for(ours, image)
+        return decoded, decoded if is_alike else decode_for(theirs, image)
 
     first = decode_row(images[0])
     rows = [first, *map(decode_row, images[1 : _fitting(sides, [one.frame for one in first])])]

@@ -224,7 +224,7 @@ def _respond(
 ) -> Wire:
     """Returns the response without the parameters of `_stamp`, and without what `shared` keeps of the outputs."""
     head, task = message.head, served.model.task
-    wire: Wire = [_opening(served.settings.name, served.settings.version, answer.mode)]
+    wire: Wire = [_opening(served.settings.name, served.settings.version, answer.mode, answer.warning)]
     if head.id:
         wire += parts.record(_ID, head.id.encode())
     as_raw = message.wants_raw
@@ -253,10 +253,12 @@ def _respond(
 
 
 @lru_cache(maxsize=1024)
-def _opening(model: str, version: str, mode: Mode) -> bytes:
+def _opening(model: str, version: str, mode: Mode, warning: str) -> bytes:
     """Returns how a response begins."""
     response = pb.ModelInferResponse(model_name=model, model_version=version)
     response.parameters["mode"].string_param = mode
+    if warning:
+        response.parameters["warning"].string_param = warning
     data: bytes = response.SerializeToString()
     return data
 

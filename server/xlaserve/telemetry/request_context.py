@@ -1,4 +1,5 @@
-"""What names a call in logs and answers: its request id and its trace, from its client's headers or made here."""
+"""What names a call in logs and answers, its request id and its trace, from its client's headers or made here; and what
+its answer's headers say besides."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from xlaserve.telemetry.tracing import Endpoint, Span, Tracer
 from xlaserve.trace_context import TRACEPARENT, TRACESTATE, TraceContext, parse
 
 REQUEST_ID: Final = "x-request-id"
+WARNING: Final = "xlaserve-warning"
+"""The header of an answer that a client should know something about."""
 MAX_LENGTH: Final = 128
 """Characters of a client's id; longer ones are dropped."""
 
@@ -28,7 +31,7 @@ Headers = tuple[tuple[str, str], ...]
 class RequestContext:
     """What names one call, or one message of a stream."""
 
-    __slots__ = ("_id", "_task", "endpoint", "given_id", "message_id", "parent", "span", "tracer")
+    __slots__ = ("_id", "_task", "endpoint", "given_id", "message_id", "parent", "span", "tracer", "warning")
 
     def __init__(
         self, endpoint: Endpoint, headers: Iterable[tuple[str, Any]] = (), *, stream: RequestContext | None = None
@@ -44,6 +47,8 @@ class RequestContext:
         """Records spans; None where that is off, or not wanted for this call."""
         self.given_id: str = "" if stream is None else stream.given_id
         """The client's id, empty where it gave none."""
+        self.warning = ""
+        """What its answer warns of, in ASCII and on one line."""
         self._id = "" if stream is None else stream.id
         task = asyncio.current_task()
         self._task = None if task is None else weakref.ref(task)  # a strong one would be a cycle
@@ -72,6 +77,8 @@ class RequestContext:
     def headers(self) -> Headers:
         """What the answer carries."""
         trace, headers = self.trace, ((REQUEST_ID, self.id), *self.endpoint.headers)
+        if self.warning:
+            headers = (*headers, (WARNING, self.warning))
         return headers if trace is None else (*headers, (TRACEPARENT, trace.traceparent))
 
     def succeed(self) -> None:
