@@ -16,7 +16,7 @@ from python_multipart.exceptions import FormParserError
 
 from xlaserve.errors import InvalidArgument, shown
 from xlaserve.http.message import JSON, HttpRequest, Json
-from xlaserve.http.tensors import image
+from xlaserve.http.tensors import image, images
 from xlaserve.image import Encoded
 from xlaserve.protocol.tensors import MAX_IMAGES
 
@@ -128,10 +128,9 @@ def _form_of(fields: Json) -> Form:
         raise InvalidArgument("image", "images under one name", " and ".join(IMAGES))
     form = Form(options=fields)
     for name, value in given:
-        listed = value if isinstance(value, list) else [value]
-        if len(listed) > MAX_IMAGES:
-            raise InvalidArgument(name, f"at most {MAX_IMAGES} images", len(listed))
-        form.images = [image(one, name) for one in listed]
+        if isinstance(value, list) and len(value) > MAX_IMAGES:
+            raise InvalidArgument(name, f"at most {MAX_IMAGES} images", len(value))
+        form.images = images(value, name) if isinstance(value, list) else [image(value, name)]
     return form
 
 

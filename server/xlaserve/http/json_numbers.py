@@ -6,10 +6,9 @@ numbers and strings in base64, in steps that let other threads run, and `json` r
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import math
+import re
 import secrets
 import string
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve.errors import InvalidArgument
+from xlaserve.http.base64_text import EXPECTED, NotBase64, decoded, most_bytes
 
 MAX_REST_BYTES: Final = 2**18
 """Bytes of a text outside what is long in it."""
@@ -34,8 +34,7 @@ MAX_NUMBER_BYTES: Final = 64
 _SCAN_BYTES: Final = 2**18
 _STEP_BYTES: Final = 2**15
 """Bytes of an array that are read at once."""
-_BASE64_BYTES: Final = 2**18
-_COMMA, _POINT, _OPEN, _CLOSE, _QUOTE = b',.[]"'
+_COMMA, _POINT, _OPEN, _CLOSE, _QUOTE, _BACKSLASH = b',.[]"\\'
 
 Octets = NDArray[np.uint8]
 
@@ -47,7 +46,13 @@ def _table(letters: bytes) -> NDArray[np.bool_]:
 
 
 _OF_NUMBERS: Final = _table(b"[]0123456789+-.eE, \t\r\n")
-_OF_BASE64: Final = _table(string.ascii_letters.encode() + string.digits.encode() + b"+/=")
+# Of both alphabets, wrapped into lines, and with what JSON's writers escape, such as "\/" and "\u002b":
+_OF_BASE64: Final = _table(string.ascii_letters.encode() + string.digits.encode() + b"+/=-_ \\")
+_BASE64_BEGINS: Final = re.compile(rb" *(?:[\w+/=-]|\\/|\\u00(?:2[bf]|3d)){20}", re.IGNORECASE)
+"""No text in words begins so, nor one of another script in escapes."""
+_STRING_OPENS: Final = re.compile(rb'(?<!\\)"(?:data:[^"]*;base64,)?\Z', re.IGNORECASE)
+_MAX_URI_BYTES: Final = 256
+"""Bytes of a `data:` URI in front of its data."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +98,7 @@ class LongText:
     @property
     def decoded_bytes(self) -> int:
         """Bytes at most of what stands in base64."""
-        return sum(len(one) for one in self.long.values() if isinstance(one, np.ndarray)) // 4 * 3
+        return sum(most_bytes(len(one)) for one in self.long.values() if isinstance(one, np.ndarray))
 
     def read(self) -> Any:
         """Returns what `read_strictly` does, with a NumberArray for each long array of numbers and bytes for base64.
@@ -106,6 +111,8 @@ class LongText:
             value = _put_back(read_strictly(self.rest), left)
         except RecursionError:
             raise InvalidArgument("body", "JSON of some hundred levels", "more") from None
+        except NotBase64 as error:
+            raise InvalidArgument(error.path or "body", EXPECTED, error) from None
         except ValueError as error:  # no positions: they are not those of the text that came
             raise InvalidArgument(
                 "body", "JSON in UTF-8", f"other text ({getattr(error, 'msg', 'not UTF-8')})"
@@ -149,11 +156,11 @@ def loads(data: bytes | bytearray | memoryview) -> Any:
 def _put_back(value: Any, long: dict[str, NumberArray | Octets]) -> Any:
     if isinstance(value, str):
         found = long.pop(value, value)
-        return _decoded(found) if isinstance(found, np.ndarray) else found
+        return decoded(found.data) if isinstance(found, np.ndarray) else found
     if isinstance(value, list):
-        return [_put_back(one, long) for one in value]
+        return [_put_back_into(index, one, long) for index, one in enumerate(value)]
     if isinstance(value, dict):
-        return {key: _put_back(one, long) for key, one in value.items()}
+        return {key: _put_back_into(key, one, long) for key, one in value.items()}
     return value
 
 
@@ -163,6 +170,13 @@ def read_strictly(text: bytes) -> Any:
     Raises InvalidArgument for those, and ValueError or RecursionError for what is no JSON.
     """
     return json.loads(text.decode(), parse_constant=_refuse, object_pairs_hook=_object)
+
+
+def _put_back_into(place: int | str, value: Any, long: dict[str, NumberArray | Octets]) -> Any:
+    try:
+        return _put_back(value, long)
+    except NotBase64 as error:
+        raise error.within(place) from None
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -210,9 +224,8 @@ def _runs_of(octets: Octets, table: NDArray[np.bool_]) -> Iterator[tuple[int, in
 
 def _take(octets: Octets, begin: int, end: int) -> tuple[NumberArray | Octets, int, int] | None:
     """Returns what is long within a run, and where it begins and ends; None where it is neither array nor base64."""
-    is_string = begin and end < len(octets) and octets[begin - 1] == octets[end] == _QUOTE
-    if is_string and _OF_BASE64[octets[begin]]:
-        return octets[begin:end], begin - 1, end + 1
+    if (first := _string_begin(octets, begin, end)) is not None:
+        return octets[begin:end], first, end + 1
     opening = begin + int((octets[begin : min(end, begin + MAX_REST_BYTES)] == _OPEN).argmax())
     if octets[opening] != _OPEN:
         return None
@@ -220,20 +233,15 @@ def _take(octets: Octets, begin: int, end: int) -> tuple[NumberArray | Octets, i
     return None if array is None else (array, opening, opening + len(array.octets))
 
 
-def _decoded(octets: Octets) -> memoryview:
-    decoded = np.empty(len(octets) // 4 * 3, np.uint8)
-    size_bytes = 0
-    for start in range(0, len(octets), _BASE64_BYTES):
-        if size_bytes * 4 != start * 3:
-            raise InvalidArgument("body", "base64 with = at its end alone", "others")
-        try:
-            step = base64.b64decode(octets[start : start + _BASE64_BYTES].data, validate=True)
-        except binascii.Error as error:
-            expected = f"base64 in strings of {MIN_LONG_BYTES} such letters or more"
-            raise InvalidArgument("body", expected, error) from None
-        decoded.data[size_bytes : size_bytes + len(step)] = step
-        size_bytes += len(step)
-    return decoded.data[:size_bytes]
+def _string_begin(octets: Octets, begin: int, end: int) -> int | None:
+    """Returns where the string begins that a run of base64 is, or all of it behind `data:`; None where it is none."""
+    if end == len(octets) or octets[end] != _QUOTE or not _BASE64_BEGINS.match(octets[begin:end].data):
+        return None
+    before = octets[max(0, begin - _MAX_URI_BYTES) : begin].tobytes()
+    opening = _STRING_OPENS.search(before)
+    if opening is None or octets[end - 1] == _BACKSLASH:  # which makes the quote one of the string's letters
+        return None
+    return begin - len(before) + opening.start()
 
 
 def _steps(octets: Octets) -> Iterator[Octets]:

@@ -63,7 +63,7 @@ class JsonTensor:
 
     def elements(self) -> list[Encoded]:
         """Returns the listed images."""
-        return [image(one, f"{self.name}.{B64}") for one in self._value]
+        return [image(one, f"{self.name}[{index}].{B64}") for index, one in enumerate(self._value)]
 
 
 def parse(body: Json, input_name: str = "") -> PredictBody:
@@ -98,7 +98,7 @@ def examples(body: Json) -> list[Encoded]:
     for one in listed:
         if not _is_encoded(one.get(IMAGE)):
             raise InvalidArgument("examples", f'{{"{IMAGE}": {{"{B64}": ...}}}} in each', shown(one))
-    return [image(one[IMAGE], f"examples.{IMAGE}") for one in listed]
+    return [image(one[IMAGE], f"examples[{index}].{IMAGE}") for index, one in enumerate(listed)]
 
 
 def _columns_of(rows: object) -> Mapping[str, object]:

@@ -6,8 +6,6 @@ In the binary tensor extension a header says how many bytes of the body are JSON
 
 from __future__ import annotations
 
-import base64
-import binascii
 import math
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 from xlaserve.engine.program import Value
 from xlaserve.errors import InvalidArgument, shown
 from xlaserve.http import fields
+from xlaserve.http.base64_text import EXPECTED, NotBase64, decoded
 from xlaserve.http.json_numbers import NumberArray
 from xlaserve.http.message import HttpRequest, Json, Part, to_json
 from xlaserve.image import Encoded
@@ -195,7 +194,7 @@ def images(data: object, where: str) -> list[Encoded]:
     if not isinstance(data, list):
         raise InvalidArgument(where, "a list of images in base64", type(data).__name__)
     flat = chain.from_iterable(data) if all(isinstance(one, list) for one in data) else data
-    return [image(one, where) for one in flat]
+    return [image(one, f"{where}[{index}]") for index, one in enumerate(flat)]
 
 
 def image(value: object, where: str) -> Encoded:
@@ -206,9 +205,9 @@ def image(value: object, where: str) -> Encoded:
     if not isinstance(text, str):
         raise InvalidArgument(where, "an image in base64", type(text).__name__)
     try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidArgument(where, "an image in base64", f"other text ({str(error)[:64]})") from None
+        return decoded(text.encode("latin-1", "replace"))
+    except NotBase64 as error:
+        raise InvalidArgument(where, EXPECTED, error) from None
 
 
 def listed(values: NDArray[Value]) -> bytes:

@@ -87,7 +87,7 @@ def test_a_request_in_rows_is_known_as_such() -> None:
         ({"instances": [b64(IMAGE), 7]}, "image"),
         ({"instances": [{"image": b64(IMAGE)}, {"pixels": 7}]}, "instances"),
         ({"instances": ["text"]}, "pixels"),
-        ({"instances": [{"b64": "#"}]}, "image.b64"),
+        ({"instances": [{"b64": "#"}]}, "image[0].b64"),
         ({"instances": [{"image": 7}]}, "image"),
         ({"inputs": {"pixels": [[1], [1, 2]]}}, "pixels"),
         ({"inputs": {"pixels": [[1] * 999, "text"]}}, "pixels"),
