@@ -6,7 +6,8 @@ import io
 import math
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol, get_args
@@ -123,12 +124,22 @@ def from_folder(folder: Path, *, size: Size | None, seed: int = 0) -> list[Pictu
     return [_picture(path, size) for path in paths]
 
 
-def _picture(path: Path, size: Size | None) -> Picture:
+@contextmanager
+def reading_image(path: Path) -> Iterator[None]:
+    """Raises PayloadError, which names the file, for whatever is raised while it is read as an image."""
     try:
+        yield
+    except UnidentifiedImageError:  # whose own message names an object in memory
+        got = "another file or one that is damaged" if path.stat().st_size else "an empty file"
+        raise PayloadError(f"{path}: cannot identify the image: expected JPEG, PNG or WebP, got {got}") from None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise PayloadError(f"{path}: {error}") from None
+
+
+def _picture(path: Path, size: Size | None) -> Picture:
+    with reading_image(path):
         encoded = path.read_bytes()
         image = Image.open(io.BytesIO(encoded)).convert("RGB")
-    except (OSError, UnidentifiedImageError, ValueError) as error:
-        raise PayloadError(f"{path}: {error}") from None
     if size is not None:
         image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
     return Picture(encoded, np.asarray(image))
@@ -136,13 +147,11 @@ def _picture(path: Path, size: Size | None) -> Picture:
 
 def _file_bytes(path: Path, form: Form) -> int:
     """Returns the bytes that an image file gives, without decoding it. Raises PayloadError."""
-    try:
+    with reading_image(path):
         if form == "encoded":
             return path.stat().st_size
         with Image.open(path) as image:
             return 3 * image.width * image.height
-    except (OSError, UnidentifiedImageError, ValueError) as error:
-        raise PayloadError(f"{path}: {error}") from None
 
 
 def sampled(paths: Sequence[Path], seed: int) -> list[Path]:

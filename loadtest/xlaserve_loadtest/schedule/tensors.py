@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from xlaserve_loadtest.schedule.mix import DISTINCT_REQUESTS, Kind
-from xlaserve_loadtest.schedule.payload import SUFFIXES, PayloadError, check_memory, sampled
+from xlaserve_loadtest.schedule.payload import SUFFIXES, PayloadError, check_memory, reading_image, sampled
 from xlaserve_proto import open_inference_pb2 as oip
 
 ANY: Final = -1
@@ -263,7 +263,7 @@ def _read(tensor: Tensor, path: Path, shape: tuple[int, ...]) -> list[Item]:
             array = _picture(path, shape, tensor.datatype)
         else:
             raise PayloadError(f"{where}: expected a file that ends in .npy, {', '.join(SUFFIXES)}")
-    except (OSError, UnidentifiedImageError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise PayloadError(f"{where}: {error}") from None
     dtype = np.dtype(DTYPES[tensor.datatype])
     if not np.can_cast(array.dtype, dtype, "same_kind"):
@@ -284,7 +284,8 @@ def _picture(path: Path, shape: tuple[int, ...], datatype: str) -> Item:
         raise PayloadError(f"{path}: an image is HEIGHTxWIDTHx3 or 3xHEIGHTxWIDTH, and the input is {_words(shape)}")
     is_first = shape[-1] != 3
     height, width = shape[1:] if is_first else shape[:2]
-    image = Image.open(path).convert("RGB")
+    with reading_image(path), Image.open(path) as opened:
+        image = opened.convert("RGB")
     image = image.resize((image.width if width == ANY else width, image.height if height == ANY else height))
     pixels: Item = np.asarray(image)
     if datatype.startswith("FP"):

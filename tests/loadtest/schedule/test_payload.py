@@ -184,6 +184,35 @@ def test_a_request_of_a_file_holds_it_as_often_as_it_has_images(tmp_path: Path) 
     assert {*sized.raw_input_contents[0][::3]} == {255}
 
 
+def png_file(width: int, height: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"not a png", "expected JPEG, PNG or WebP, got another file or one that is damaged"),
+        (b"", "expected JPEG, PNG or WebP, got an empty file"),
+        (png_file(40, 40)[:-30], ""),
+        (png_file(40, 40).replace(b"IDAT", b"I\0AT"), ""),
+        (png_file(1, 1).replace(b"\0\0\0\1\0\0\0\1", b"\0\1\0\0\0\1\0\0"), ""),
+    ],
+    ids=["text", "empty", "cut off", "damaged", "too large"],
+)
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_a_broken_image_is_named_by_its_file_and_by_nothing_inside(content: bytes, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(content)
+    with pytest.raises(PayloadError) as refusal:
+        payload.from_folder(tmp_path, size=None)
+    message = str(refusal.value)
+    assert message.startswith(f"{tmp_path / 'cat.png'}: ")
+    assert len(message) > len(f"{tmp_path / 'cat.png'}: ")
+    assert reason in message
+    assert "object at" not in message
+
+
 @pytest.mark.parametrize("form", payload.FORMS)
 def test_a_file_that_is_no_image_is_named(tmp_path: Path, form: Form) -> None:
     path = tmp_path / "a.png"

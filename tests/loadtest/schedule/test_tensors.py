@@ -103,7 +103,7 @@ def test_files_are_the_elements_of_an_input_of_bytes(tmp_path: Path) -> None:
     ("name", "content", "reason"),
     [
         ("a.npy", b"not numpy", "a.npy: "),
-        ("a.png", b"not a picture", "a.png: "),
+        ("a.png", b"not a picture", "a.png: cannot identify the image: expected JPEG, PNG or WebP, got "),
         ("a.txt", b"text", "expected a file that ends in .npy"),
     ],
 )
