@@ -51,7 +51,7 @@ def _on_disk() -> Mapping[str, str]:
         "tensorflow": tensorflow_version(),
         **{name: _version(name) for name in _PACKAGES},
         "xlaserve": digest(
-            file for part in _CODE for kind in ("*.py", "data/*") for file in (package / part).rglob(kind)
+            package, (file for part in _CODE for kind in ("*.py", "data/*") for file in (package / part).rglob(kind))
         ),
     }
 
@@ -78,12 +78,12 @@ def key(facts: object) -> str:
     return _short(json.dumps(facts, sort_keys=True))
 
 
-def digest(files: Iterable[Path]) -> str:
-    """Returns a digest of the contents and the names of `files`, in any order. Raises OSError."""
+def digest(folder: Path, files: Iterable[Path]) -> str:
+    """Returns a digest of the contents of `files` and of their paths within `folder`, in any order. Raises OSError."""
     digests = []
     for path in files:
         with path.open("rb") as file:
-            digests.append(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}")
+            digests.append(f"{path.relative_to(folder)} {hashlib.file_digest(file, 'sha256').hexdigest()}")
     return _short("\n".join(sorted(digests)))
 
 

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
-from pathlib import Path
 from typing import NamedTuple
 
-from xlaserve.config import ModelSettings
+from xlaserve.config import ModelSettings, model_files
 from xlaserve.config.versions import VersionSet, grouped
 from xlaserve.errors import ConfigError
 
 log = logging.getLogger(__name__)
-
-File = tuple[str, int, int]
-"""A path, its size in bytes, and when it was changed, in nanoseconds."""
 
 
 class Seen(NamedTuple):
     """What a look has shown of a model."""
 
     model: VersionSet
-    files: frozenset[File]
+    files: frozenset[model_files.File]
 
 
 @dataclass(eq=False)
@@ -67,15 +60,7 @@ class Poll:
 
 
 def _look(models: Iterable[ModelSettings]) -> dict[str, Seen]:
-    return {name: Seen(model, frozenset(_files(model))) for name, model in grouped(models).items()}
-
-
-def _files(model: VersionSet) -> Iterable[File]:
-    """Yields the files of versions that come from files."""
-    for settings in model.versions.values():
-        # What is removed meanwhile, or is no file, is left out.
-        within = (Path(folder, name) for folder, *names in os.walk(settings.source) for name in chain(*names))
-        for path in chain([Path(settings.source)], within):
-            with suppress(OSError):
-                found = path.stat()
-                yield str(path), found.st_size, found.st_mtime_ns
+    return {
+        name: Seen(model, frozenset().union(*map(model_files.state, model.versions.values())))
+        for name, model in grouped(models).items()
+    }

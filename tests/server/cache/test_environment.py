@@ -49,7 +49,7 @@ def test_other_code_of_ours_is_another_environment_for_processes_that_run_it(
 def test_code_that_is_just_being_installed_is_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_replaced()
 
-    def digest_of_what_is_removed(files: Iterable[Path]) -> str:
+    def digest_of_what_is_removed(folder: Path, files: Iterable[Path]) -> str:
         raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr("xlaserve.cache.environment.digest", digest_of_what_is_removed)
@@ -74,13 +74,24 @@ def test_a_digest_tells_contents_and_names_apart_whatever_their_order(tmp_path: 
     one, two = tmp_path / "one", tmp_path / "two"
     one.write_text("1")
     two.write_text("2")
-    before = digest([one, two])
-    assert digest([two, one]) == before
+    before = digest(tmp_path, [one, two])
+    assert digest(tmp_path, [two, one]) == before
     two.write_text("3")
-    assert digest([one, two]) != before
+    assert digest(tmp_path, [one, two]) != before
     two.write_text("2")
     one.rename(tmp_path / "three")
-    assert digest([tmp_path / "three", two]) != before
+    assert digest(tmp_path, [tmp_path / "three", two]) != before
+
+
+def test_files_of_one_name_that_change_their_folders_have_another_digest(tmp_path: Path) -> None:
+    files = [tmp_path / folder / "weights" for folder in "ab"]
+    for number, file in enumerate(files):
+        file.parent.mkdir()
+        file.write_text(str(number))
+    before = digest(tmp_path, files)
+    files[0].write_text("1")
+    files[1].write_text("0")
+    assert digest(tmp_path, files) != before
 
 
 def test_all_packages_that_make_programs_are_part_of_the_key() -> None:

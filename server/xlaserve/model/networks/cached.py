@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
 import numpy as np
@@ -28,10 +27,10 @@ from pydantic import TypeAdapter
 from xlaserve.cache.cache import CompileCache
 from xlaserve.cache.environment import digest
 from xlaserve.cache.records import Folder, Record, RecordError
-from xlaserve.config import Bucket, Mode, ModelSettings, Precision
+from xlaserve.config import Bucket, Mode, ModelSettings, Precision, model_files
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs
-from xlaserve.errors import cause
+from xlaserve.errors import ModelFailed, cause
 from xlaserve.model import catalog
 from xlaserve.model.networks.kept_graphs import KINDS, Contents, Prepare
 from xlaserve.model.networks.network import Network
@@ -84,18 +83,16 @@ def identity(settings: ModelSettings) -> dict[str, Any] | None:
     # Batches of a model whose images may depend on each other are not divided.
     facts["is_whole"] = settings.batch_dependence == "allow"
     # Of labels too: where the outputs don't show how many classes there are, labels do.
-    for path in [
-        Path(named) for named in (settings.source, settings.weights, settings.labels, settings.calibration) if named
-    ]:
-        if path.is_file():
-            facts[str(path)] = digest([path])
-        elif path.is_dir():
-            facts[str(path)] = digest(file for file in path.rglob("*") if file.is_file())
+    for path in model_files.named_paths(settings):
+        facts[str(path)] = digest(path, model_files.files_at(path))
     return facts
 
 
 def network(cache: CompileCache, device: Device, settings: ModelSettings, build: Callable[[], Network]) -> Network:
-    """Returns the network of `build`, which is only called where the cache lacks it."""
+    """Returns the network of `build`, which is only called where the cache lacks it.
+
+    Nothing is kept where the model's files were changed meanwhile. Raises what `build` raises.
+    """
     persistent_cache.sweep()  # what models that are not kept have left
     try:
         model = identity(settings)
@@ -104,12 +101,32 @@ def network(cache: CompileCache, device: Device, settings: ModelSettings, build:
         folder = None
     if folder is None:
         return build()
-    program = CachedProgram(cache, folder, device, build, settings.name, settings.precision_in(Mode.OPENVINO))
+
+    def is_unchanged() -> bool:
+        try:
+            return identity(settings) == model
+        except OSError:
+            return False
+
+    def build_rest() -> Network:
+        """Builds what the cache lacks of a model that is in use. Raises ModelFailed where that is another by now."""
+        built = build()
+        if not is_unchanged():
+            raise ModelFailed("source: the model's files were changed while it was loaded; load it again")
+        return built
+
+    precision = settings.precision_in(Mode.OPENVINO)
+    program = CachedProgram(cache, folder, device, build_rest, settings.name, precision)
     reference = partial(_reference, folder, program)
     if (described := folder.read(NETWORK, lambda record: _described(record.header, program))) is not None:
         return replace(described, reference=reference)
-    folder.write(NETWORK, _description(program.built), {})
-    return replace(program.built, program=program, reference=reference)
+    built = build()
+    if not is_unchanged():
+        log.warning("model %s: its files were changed while it was loaded; nothing of it is kept", settings.title)
+        return built
+    program.built = built
+    folder.write(NETWORK, _description(built), {})
+    return replace(built, program=program, reference=reference)
 
 
 def has(cache: CompileCache, device: Device, settings: ModelSettings) -> bool:

@@ -455,6 +455,51 @@ def test_what_makes_another_model_has_another_identity(tmp_path: Path) -> None:
     assert cached.identity(settings) == before
 
 
+def test_a_link_that_is_set_to_other_weights_makes_another_model(tmp_path: Path) -> None:
+    (source := tmp_path / "saved").mkdir()
+    for weights in ("old", "new"):
+        (tmp_path / weights).mkdir()
+        (tmp_path / weights / "variables.index").write_text(weights)
+    (link := source / "variables").symlink_to(tmp_path / "old")
+    settings = ModelSettings(name="a", source=str(source))
+    before = cached.identity(settings)
+    link.unlink()
+    link.symlink_to(tmp_path / "new")
+    assert cached.identity(settings) != before
+
+
+def test_nothing_is_kept_of_files_that_were_replaced_while_they_were_loaded(
+    open_cache: Callable[..., CompileCache], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "model.keras"
+    settings = ModelSettings(name="model", source=str(file))
+    file.write_text("old")
+
+    def build_of_new() -> Network:
+        file.write_text("new")
+        return Source(3.0)()
+
+    of_new = scores(cached.network(open_cache(), DEVICE, settings, build_of_new))
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert list((tmp_path / "cache").rglob(f"*{SUFFIX}")) == []
+    file.write_text("old")  # rolled back
+    rolled_back = scores(cached.network(open_cache(), DEVICE, settings, Source(2.0)))
+    np.testing.assert_allclose(rolled_back * 1.5, of_new, rtol=1e-5)
+
+
+def test_kept_programs_are_not_mixed_with_those_of_files_that_replaced_theirs(
+    open_cache: Callable[..., CompileCache], tmp_path: Path
+) -> None:
+    file = tmp_path / "model.keras"
+    settings = ModelSettings(name="model", source=str(file))
+    file.write_text("old")
+    scores(cached.network(open_cache(), DEVICE, settings, Source(2.0)))
+    network = cached.network(open_cache(), DEVICE, settings, Source(3.0))
+    file.write_text("new")
+    with pytest.raises(ModelFailed, match="source"):
+        network.program.compile(Mode.XLA, Bucket(4, 4, 5))
+
+
 @pytest.mark.parametrize(
     "settings", [{"source": "kagglehub:a/b/keras/c"}, {"source": "m.keras", "custom_objects": {"A": "a:A"}}]
 )

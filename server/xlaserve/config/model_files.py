@@ -1,0 +1,46 @@
+"""The files that a model is made of: those that its settings name, and all in the folders that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from xlaserve.config.model import ModelSettings
+
+File = tuple[str, int, int, int, int]
+"""A path, the device and number of the file there, its size in bytes, and when it was changed, in nanoseconds."""
+
+
+def named_paths(settings: ModelSettings) -> list[Path]:
+    """Returns the paths that settings name. There may be nothing at them: sources and weights also have names."""
+    named = (settings.source, settings.weights, settings.labels, settings.calibration)
+    return [Path(path) for path in named if path]
+
+
+def files_at(path: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """Yields the file at `path`, or all files in the folder there, through links too.
+
+    A folder that is one of those `above` it is left out, as links may lead in circles, and so is one that can't be
+    listed. Raises OSError where a folder on the way can't be entered.
+    """
+    if path.is_file():
+        yield path
+    elif path.is_dir() and (folder := path.resolve()) not in above:
+        entries: list[Path] = []
+        with suppress(OSError):
+            entries = sorted(path.iterdir())
+        for entry in entries:
+            yield from files_at(entry, above | {folder})
+
+
+def state(settings: ModelSettings) -> frozenset[File]:
+    """Returns the files of a model, such that a file that was changed or replaced is another one."""
+    found = set()
+    for path in named_paths(settings):
+        # Files may be removed meanwhile.
+        with suppress(OSError):
+            for file in files_at(path):
+                stat = file.stat()
+                found.add((str(file), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return frozenset(found)
