@@ -138,6 +138,20 @@ def test_what_is_loaded_beside_others_is_compiled_in_a_process_of_its_own(
     assert [row.categories[0].label for row in rows] == list(scans)
 
 
+def test_a_configured_model_is_never_unknown_while_the_server_starts(
+    start_server: StartServer, control: MakeControl
+) -> None:
+    server = start_server({"models": [DIGITS]}, wait=False)
+    operator = control(server)
+    codes = set()
+    while not server.is_ready:
+        call = operator.client.stub.ModelMetadata.future(pb.ModelMetadataRequest(name="digits"), timeout=PATIENCE_S)
+        codes.add((call.code(), call.details().partition(":")[0]))
+        assert server.process.poll() is None
+    assert {code for code, _ in codes} <= {Status.UNAVAILABLE, Status.OK}
+    assert any("loading" in details for _, details in codes)
+
+
 def test_a_compiled_model_is_reloaded_under_traffic(
     start_server: StartServer, control: MakeControl, scans: Any
 ) -> None:

@@ -102,6 +102,7 @@ class App:
         watching = asyncio.create_task(self._service_manager.watch())
         try:
             log.info("device: %s", self._engine.device)
+            self._engine.repository.announce()  # no client may take a model for one that is not there
             await self._front.ports.open()
             self._front.ports.announce()
             self._service_manager.tell_status("compiling")
