@@ -37,8 +37,7 @@ class Server:
 
     def cpu_s(self) -> float:
         """Returns the processor seconds it has used."""
-        times = self.process.cpu_times()
-        return float(times.user + times.system)
+        return sum(processor_s(self.process.pid).values())
 
     def cpu_s_by_role(self) -> dict[str, float]:
         """Returns the processor seconds that each of its processes has used, and the engine's event loop alone."""
@@ -51,7 +50,7 @@ class Server:
 
     def resident_bytes(self) -> int:
         """Returns its resident size."""
-        return int(self.process.memory_info().rss)
+        return sum(int(process.memory_info().rss) for process in (self.process, *self.process.children()))
 
 
 def application(name: str, **more: object) -> dict[str, object]:

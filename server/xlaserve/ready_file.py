@@ -12,19 +12,20 @@ from xlaserve.errors import ConfigError
 
 
 class ReadyFile:
-    """The file at `path`; None for a server that writes none."""
+    """The file at `path`; None for a server that writes none. `pid` is the process that signals are to be sent to."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, pid: int | None = None) -> None:
         self._path = path
+        self._pid = os.getpid() if pid is None else pid
 
     def write(self, addresses: Mapping[str, str | None]) -> None:
-        """Writes `addresses` and this process's number as JSON. Raises ConfigError."""
+        """Writes `addresses` and the number of the process as JSON. Raises ConfigError."""
         if self._path is None:
             return
         # Readers that wait for the file must never see half of it.
         partial = self._path.with_name(f"{self._path.name}.partial")
         try:
-            partial.write_text(json.dumps({**addresses, "pid": os.getpid()}))
+            partial.write_text(json.dumps({**addresses, "pid": self._pid}))
             partial.replace(self._path)
         except OSError as error:
             with suppress(OSError):

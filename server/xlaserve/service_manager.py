@@ -21,12 +21,20 @@ class ServiceManager:
     """The service manager that `environment` names; without one every method does nothing.
 
     Nothing here raises: a server serves, whether or not somebody listens. While it `is_silent` nothing is said: the
-    service manager listens to another process.
+    service manager listens to another process. `channel` leads to a process that passes on what is sent there.
     """
 
-    def __init__(self, environment: Mapping[str, str] = os.environ, *, is_silent: bool = False) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str] = os.environ,
+        *,
+        is_silent: bool = False,
+        channel: socket.socket | None = None,
+    ) -> None:
         self.is_silent = is_silent
-        self._socket = _connect(environment.get(ADDRESS, ""))
+        if channel is not None:
+            channel.setblocking(False)
+        self._socket = _connect(environment.get(ADDRESS, "")) if channel is None else channel
         self._watchdog_s = _watchdog_s(environment)
 
     def tell_status(self, status: str) -> None:
@@ -40,6 +48,10 @@ class ServiceManager:
     def tell_reloading(self) -> None:
         """Says that the configuration is being read again; `tell_ready` ends it."""
         self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}", "STATUS=reloading")
+
+    def tell_restarting(self) -> None:
+        """Says that the server starts again after a crash, and needs some time until it says that it is alive."""
+        self._send("WATCHDOG=1", "STATUS=starting again after a crash")
 
     def tell_stopping(self) -> None:
         """Says that the server will end."""

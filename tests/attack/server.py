@@ -118,7 +118,7 @@ class Server:
     @property
     def processes(self) -> list[psutil.Process]:
         """Those that it consists of now."""
-        return [self._measured, *(self._measured.children() if self.fronts else ())]
+        return [self._measured, *self._measured.children()]
 
     @property
     def resident_bytes(self) -> int:

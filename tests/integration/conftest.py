@@ -101,6 +101,12 @@ class Server:
             )
         self.pid = self.process.pid
 
+    @property
+    def serving(self) -> psutil.Process:
+        """The process that runs the models."""
+        children = psutil.Process(self.pid).children()
+        return next((child for child in children if child.name() == "engine"), children[0])
+
     def processes(self) -> list[psutil.Process]:
         """Returns the processes that it consists of now, and those that these have started."""
         process = psutil.Process(self.pid)
@@ -149,9 +155,10 @@ class Server:
     @cached_property
     def _addresses(self) -> tuple[str, str, str]:
         self.wait_for(lambda: "listening: " in self.stderr, "it did not listen")
-        found = re.search(r"listening: gRPC (\S+), HTTP (\S+), metrics ([^\s\"]+)", self.stderr)
-        assert found is not None
-        return found[1], found[2], found[3]
+        # One that was started again after a crash has said it twice.
+        *_, found = re.findall(r"listening: gRPC (\S+), HTTP (\S+), metrics ([^\s\"]+)", self.stderr)
+        grpc, http, metrics = found
+        return grpc, http, metrics
 
     def wait_until_ready(self) -> None:
         self.wait_for(lambda: self.is_ready, "it was not ready")

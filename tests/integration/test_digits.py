@@ -24,7 +24,7 @@ def held_out() -> list[DigitImage]:
 @pytest.mark.parametrize("package", ["sklearn", "jaxlib"])
 def test_a_server_does_without_packages_that_it_would_not_use(server: Server, package: str) -> None:
     assert find_spec(package)
-    assert f"/{package}/" not in Path(f"/proc/{server.pid}/maps").read_text()
+    assert f"/{package}/" not in Path(f"/proc/{server.serving.pid}/maps").read_text()
 
 
 @pytest.mark.parametrize("request_size", [1, 3, 8, 64, 450])

@@ -170,7 +170,7 @@ def test_memory_stays_bounded_while_clients_ask_reflection_at_length(start_serve
     calls = [channels(server.grpc).stream_stream(REFLECT)(iter([question]), timeout=PATIENCE_S) for _ in range(CALLERS)]
     assert {call.code() for call in calls} <= {Status.INVALID_ARGUMENT, Status.RESOURCE_EXHAUSTED}
     server.wait_for(lambda: server.metric("xlaserve_in_flight_message_bytes") == 0, "messages stayed held")
-    assert peak_bytes(Path(f"/proc/{server.pid}")) < LIMIT_BYTES
+    assert peak_bytes(Path(f"/proc/{server.serving.pid}")) < LIMIT_BYTES
 
 
 def test_memory_stays_bounded_while_clients_do_their_worst_all_at_once(
@@ -212,4 +212,4 @@ def test_memory_stays_bounded_while_clients_do_their_worst_all_at_once(
     scores = np.frombuffer(pb.ModelInferResponse.FromString(answer).raw_output_contents[0], np.float32)
     assert not scores.any()
     server.wait_for(lambda: server.metric("xlaserve_in_flight_message_bytes") == 0, "messages stayed held")
-    assert peak_bytes(Path(f"/proc/{server.pid}")) < LIMIT_BYTES
+    assert peak_bytes(Path(f"/proc/{server.serving.pid}")) < LIMIT_BYTES

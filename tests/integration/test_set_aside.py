@@ -8,6 +8,7 @@ import re
 import signal
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,24 @@ engine.Engine._load_model = load_model
 """
 
 
-def start(start_server: StartServer, folder: Path, *models: Any, **more: str) -> Server:
+def start(
+    start_server: StartServer,
+    folder: Path,
+    *models: Any,
+    wait: bool = True,
+    DEADLY_LOAD: str = "",  # noqa: N803 - an environment variable
+    **settings: Any,
+) -> Server:
     (folder / "sitecustomize.py").write_text(DEADLY_NOOP)
     path = f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    config = {**CONFIG, "models": [*CONFIG["models"], *models]}
-    return start_server(config, env={"PYTHONPATH": path, **more})
+    config = {**CONFIG, "models": [*CONFIG["models"], *models], **settings}
+    return start_server(config, env={"PYTHONPATH": path, "DEADLY_LOAD": DEADLY_LOAD}, wait=wait)
+
+
+def last_address(server: Server) -> str:
+    """Returns where the process listens that was started last: each chooses a port."""
+    *_, address = re.findall(r"listening: gRPC (\S+),", server.stderr)
+    return str(address)
 
 
 def ask_other(client: NoopClient, level: int) -> Status:
@@ -70,9 +84,12 @@ def crashes(server: Server) -> int:
     return len(re.findall(r"engine: process \d+ ended with signal 11", server.stderr))
 
 
+def index(client: NoopClient) -> Sequence[Any]:
+    return client.stub.RepositoryIndex(pb.RepositoryIndexRequest(), timeout=PATIENCE_S).models
+
+
 def states(client: NoopClient) -> dict[str, str]:
-    index = client.stub.RepositoryIndex(pb.RepositoryIndexRequest(), timeout=PATIENCE_S)
-    return {model.name: model.state for model in index.models}
+    return {model.name: model.state for model in index(client)}
 
 
 def test_a_model_that_crashes_its_process_three_times_is_set_aside_and_one_beside_it_is_not(
@@ -139,11 +156,44 @@ def test_a_model_that_is_set_aside_may_be_loaded_once_more(start_server: StartSe
 def test_a_model_whose_load_crashes_the_process_is_set_aside_at_the_start(
     start_server: StartServer, tmp_path: Path
 ) -> None:
-    server = start(start_server, tmp_path, {**NOOP, "name": "deadly"}, DEADLY_LOAD="deadly")
+    server = start(
+        start_server, tmp_path, {**NOOP, "name": "deadly"}, exit_on_model_failure=False, DEADLY_LOAD="deadly"
+    )
     client = NoopClient(server.grpc)
     assert states(client) == {"noop": "READY", "other": "READY", "deadly": "FAILED"}
-    assert crashes(server) == 3
+    assert crashes(server) == 1
     assert client.ask(1) is Status.OK
+
+
+def test_one_process_that_a_model_crashes_serves_the_others(start_server: StartServer, tmp_path: Path) -> None:
+    deadly = {**NOOP, "name": "deadly"}
+    server = start(start_server, tmp_path, deadly, fronts=0, exit_on_model_failure=False, DEADLY_LOAD="deadly")
+    client = NoopClient(server.grpc)
+    assert states(client) == {"noop": "READY", "other": "READY", "deadly": "FAILED"}
+    (failed,) = (one for one in index(client) if one.name == "deadly")
+    assert "building the model" in failed.reason
+    assert client.ask(1) is Status.OK
+    load = client.stub.RepositoryModelLoad.future(
+        pb.RepositoryModelLoadRequest(model_name="deadly"), timeout=PATIENCE_S
+    )
+    assert load.code() is Status.UNAVAILABLE, "it is tried again where somebody asks for it"
+    until(lambda: server.stderr.count("ready: noop, other") == 2, "it does not serve again")
+    client = NoopClient(last_address(server))
+    assert states(client) == {"noop": "READY", "other": "READY", "deadly": "FAILED"}
+    assert server.stop() == 0
+
+
+def test_one_process_that_a_model_crashes_at_the_start_may_end_with_the_reason(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    models = {**NOOP, "name": "deadly"}
+    server = start(
+        start_server, tmp_path, models, fronts=0, exit_on_model_failure=True, wait=False, DEADLY_LOAD="deadly"
+    )
+    assert server.wait() == 1
+    *_, last = server.stderr.splitlines()
+    assert last.startswith("xlaserve: model deadly failed: ")
+    assert "building the model" in last
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL])

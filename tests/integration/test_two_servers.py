@@ -41,7 +41,7 @@ def test_two_servers_are_compared_by_one_command(
     # Chance alone makes one control in twenty fail, and a busy machine more; or it starves the generator.
     is_unsure = control.has_failed or compared.reason.startswith("generator-limited")
     assert compared.verdict == ("inconclusive" if is_unsure else "slower"), compared.reason
-    assert {server.pid for server in summary.servers} == {ours.pid, theirs.pid}
+    assert {server.pid for server in summary.servers} == {ours.serving.pid, theirs.serving.pid}
     assert all(equality.is_equal for equality in summary.equalities)
     # The control is sent to the server of its baseline, so the verdict claims no more than these processes.
     assert {point.arm: point.requests > 0 for point in summary.points} == dict.fromkeys(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Protocol
 
 from prometheus_client.core import Metric
@@ -88,7 +89,7 @@ class Engine:
         xla_events: StderrTap | None = None,
         listings: Listings | None = None,
         required: Collection[str] = (),
-        set_aside: Collection[bytes] = (),
+        set_aside: Mapping[bytes, str] = MappingProxyType({}),
         under_way: UnderWay | None = None,
     ) -> None:
         self._settings = settings
@@ -121,7 +122,7 @@ class Engine:
             on_listing=on_change,
             listings=listings,
             required=required,
-            set_aside={*set_aside},
+            set_aside=dict(set_aside),
         )
         self.changing: Changing = self.repository
         """Makes all changes of the models once they were loaded."""
@@ -153,7 +154,7 @@ class Engine:
             worker=worker,
             expecting=self._watch.expecting,
             on_crash=on_crash,
-            under_way=under_way,
+            under_way=under_way or UnderWay(),
             on_traced=None if tracing is None else tracing.tracer.batch_ran,
             preparer=Preparer(settings, device, stop, self._cache) if has_preparer else None,
             stop=stop,

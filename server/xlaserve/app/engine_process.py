@@ -72,8 +72,8 @@ class Orders(NamedTuple):
     """How the models of another server are whose place this one takes, other than configured."""
     is_beside: bool = False
     """Whether it is started beside one that serves, to take its place."""
-    set_aside: frozenset[bytes] = frozenset()
-    """Keys of versions that have ended engines again and again."""
+    set_aside: Mapping[bytes, str] = {}
+    """Versions that have ended engines, by their keys, and how."""
     own: Mapping[str, object] = {}
     """Settings of this engine, whatever the configuration says."""
 
@@ -156,6 +156,8 @@ class EngineProcess:
         if start is None and orders.taken_over is not None:
             listings = orders.taken_over.listings(configured)
             required = listings.keys() & orders.taken_over.serving
+        # Beside one that serves, what is to be loaded may be tried: it ends nothing but this process.
+        tried = _to_load(start) if start is not None and orders.is_beside else frozenset()
         progress = console.WarmUp(orders.settings)
         self._on_loaded = progress.end
         self._engine = Engine(
@@ -169,8 +171,7 @@ class EngineProcess:
             xla_events=xla_events,
             listings=listings,
             required=required,
-            # Beside one that serves, what is to be loaded may be tried: it ends nothing but this process.
-            set_aside=orders.set_aside - (_to_load(start) if start is not None and orders.is_beside else frozenset()),
+            set_aside={key: reason for key, reason in orders.set_aside.items() if key not in tried},
             under_way=UnderWay(child.descriptors[UNDER_WAY]),
         )
         repository = self._engine.repository

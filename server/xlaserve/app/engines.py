@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
-import signal
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from xlaserve.app import engine_process
+from xlaserve.app.crashes import Crashes
 from xlaserve.app.succession import Start
 from xlaserve.app.upgrade import Changes
 from xlaserve.config import Settings
@@ -22,8 +22,8 @@ from xlaserve.engine import under_way as under_way_of
 from xlaserve.errors import ConfigError
 from xlaserve.link.host import bound
 from xlaserve.model.held_folder import held_folder, remove_left
-from xlaserve.processes.role import NO_USE, Role
-from xlaserve.processes.supervisor import Process
+from xlaserve.processes.role import Role
+from xlaserve.processes.supervisor import Process, as_words
 from xlaserve.runtimes.tf.device import Share, shares, usable_cores
 from xlaserve.telemetry import gpus
 
@@ -34,14 +34,10 @@ LATER_S: Final = 5.0
 """How much longer a process may take to end than its own limits say, before it is killed."""
 MOST_ENGINES: Final = 10**9
 """More than are ever started one after the other."""
-MOST_CRASHES: Final = 3
-"""A version that may have crashed as many engines is not loaded any more."""
-CRASHES: Final = frozenset(
-    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
-)
-"""Signals that a process ends by itself with."""
 DRAINING, RUNNING = 1, 0
 """Stages of the end: fronts answer what they have before the engine ends."""
+
+log = logging.getLogger(__name__)
 
 
 def is_engine(role: str) -> bool:
@@ -81,8 +77,7 @@ class Engines:
         """By process number, what it notes what it has under way in, and its last words."""
         self._own_files: tuple[int, ...] = ()
         """Of an engine that is about to be started."""
-        self._crashes: Counter[bytes] = Counter()
-        """How often each version may have crashed an engine, by its key."""
+        self._crashes = Crashes()
         each = shares_of_machine(settings)
         names = [ENGINE] if len(each) == 1 else [f"{ENGINE} {number}" for number in range(1, len(each) + 1)]
         self._shares = dict(zip(names, each, strict=True))
@@ -115,15 +110,12 @@ class Engines:
         if not is_filling and process.pid in self._sockets:
             self._sockets.pop(process.pid).unlink(missing_ok=True)
         under_way, last_words = self._files.pop(process.pid)
-        found: frozenset[bytes] = frozenset()
-        if -status in CRASHES or (status > 0 and status != NO_USE):
-            with open(last_words, errors="replace", closefd=False) as words:
-                words.seek(0)
-                found = under_way_of.suspects(under_way, words.read())
+        how = self._crashes.note(status, under_way, last_words)
         os.close(under_way)
         os.close(last_words)
-        self._crashes.update(found)
-        return bool(found)
+        if how:
+            log.error("process %d ended with %s while %s", process.pid, as_words(status), how)
+        return bool(how)
 
     def filled(self, role: Role, process: Process) -> None:
         """Has the role's address lead to this engine's socket."""
@@ -191,7 +183,7 @@ class Engines:
                 start=start,
                 is_beside=is_beside,
                 taken_over=None if self._was_ready() else self._taken_over,
-                set_aside=frozenset(key for key, crashes in self._crashes.items() if crashes >= MOST_CRASHES),
+                set_aside=self._crashes.set_aside,
                 own=share.settings,
             )
         )

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final
 
 from xlaserve.access.hosts import Hosts
+from xlaserve.app.beginning import Beginning
 from xlaserve.app.engine import Engine
 from xlaserve.app.front import Front
 from xlaserve.app.stopping import Stopping
@@ -20,7 +21,6 @@ from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.errors import ConfigError
 from xlaserve.ready_file import ReadyFile
 from xlaserve.runtimes.watch.stderr_tap import StderrTap
-from xlaserve.service_manager import ServiceManager
 from xlaserve.telemetry.http import HttpEndpoint, on_loop
 from xlaserve.telemetry.metrics import Metrics
 
@@ -34,7 +34,7 @@ class App:
 
     `read_settings` reads the configuration again, on a thread, for a load and on SIGHUP. `on_record` is called with
     each program that warm-up compiled, on the compiling thread; `on_loaded` once every model was loaded or failed.
-    `xla_events` is entered already.
+    `xla_events` is entered already. `beginning` says what a process before this one has left.
     """
 
     def __init__(
@@ -45,12 +45,14 @@ class App:
         on_record: Callable[[Entry], None] = lambda entry: None,
         on_loaded: Callable[[], None] = lambda: None,
         xla_events: StderrTap | None = None,
+        beginning: Beginning | None = None,
     ) -> None:
+        beginning = beginning or Beginning()
         self._settings = settings
         self._on_loaded = on_loaded
         self._stopping = Stopping(self._remove_ready_file)
-        self._service_manager = ServiceManager()
-        self._ready_file = ReadyFile(settings.ready_file)
+        self._service_manager = beginning.service_manager
+        self._ready_file = ReadyFile(settings.ready_file, beginning.pid)
         self._metrics = Metrics()
         self._tracing = Tracing.of(settings)
         self._engine = Engine(
@@ -62,6 +64,8 @@ class App:
             on_crash=self._stopping.crash,
             tracing=self._tracing,
             xla_events=xla_events,
+            set_aside=beginning.set_aside,
+            under_way=beginning.under_way,
         )
         self._front = Front(
             settings,

@@ -41,14 +41,14 @@ OPTIONS: Final = (("grpc.enable_http_proxy", 0),)
 def processor_s(pid: int) -> dict[str, float]:
     """Returns the processor seconds that each process of a server has used, by its role.
 
-    `pid` is the server's; its own are those of "server", the supervisor where there are others.
+    `pid` is the server's; those of "server" are its own, the supervisor's, or those of the one that serves alone.
     """
     server = psutil.Process(pid)
     found = {OWN: _used_s(server)}
     for child in server.children():
         title = " ".join(child.cmdline()).strip()
-        if title.startswith(TITLE):
-            found[title.removeprefix(TITLE)] = _used_s(child)
+        role = title.removeprefix(TITLE) if title.startswith(TITLE) else OWN
+        found[role] = found.get(role, 0.0) + _used_s(child)
     return found
 
 

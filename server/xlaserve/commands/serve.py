@@ -11,12 +11,14 @@ from typing import Final
 
 from xlaserve import console
 from xlaserve.app import auto_fronts
+from xlaserve.app.beginning import Beginning, CrashedError, begin
 from xlaserve.app.event_loop import run_loop
 from xlaserve.app.upgrade import Predecessor
 from xlaserve.commands.command import Command, Invocation
 from xlaserve.config import Settings, check_files
 from xlaserve.errors import ConfigError
 from xlaserve.model import catalog
+from xlaserve.ready_file import ReadyFile
 from xlaserve.runtimes.watch.stderr_tap import StderrTap
 from xlaserve.telemetry import log_writer
 
@@ -34,7 +36,7 @@ def run(invocation: Invocation) -> int:
     if settings.exit_on_model_failure:  # otherwise it is the model that fails
         check_files(settings)
 
-    async def serve() -> int:
+    async def serve(settings: Settings, beginning: Beginning) -> int:
         from xlaserve.app.one_process import App  # noqa: PLC0415
 
         with ExitStack() as stack:
@@ -45,10 +47,11 @@ def run(invocation: Invocation) -> int:
             progress = stack.enter_context(console.WarmUp(settings))
             app = App(
                 settings,
-                read_settings=invocation.load,
+                read_settings=lambda: invocation.load().model_copy(update=own),
                 on_record=progress.record,
                 on_loaded=progress.end,
                 xla_events=tap,
+                beginning=beginning,
             )
             return await app.run()
 
@@ -62,7 +65,15 @@ def run(invocation: Invocation) -> int:
     before = Predecessor.of()
     if before is not None and not settings.front_processes:
         raise ConfigError("fronts: expected at least 1 to take the place of another server, got 0")
-    return run_loop(serve_with_fronts() if settings.front_processes else serve())
+    if settings.front_processes:
+        return run_loop(serve_with_fronts())
+    try:
+        beginning = begin(ReadyFile(settings.ready_file))
+    except CrashedError as crashed:
+        return crashed.status
+    # A model that fails ends a start, and never what was serving.
+    own = {"exit_on_model_failure": settings.exit_on_model_failure and not beginning.has_served}
+    return run_loop(serve(settings.model_copy(update=own), beginning))
 
 
 def _read(load: Callable[[], Settings]) -> Settings:

@@ -25,7 +25,7 @@ from xlaserve.engine.batching.worker import Worker
 from xlaserve.engine.buckets import demand
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import AnySize, Executable, Sealed
-from xlaserve.engine.under_way import UnderWay
+from xlaserve.engine.under_way import Load, UnderWay
 from xlaserve.engine.warmup.auto_buckets import Programs, warm_up_auto
 from xlaserve.engine.warmup.background import Background
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
@@ -65,7 +65,7 @@ class Loader:
     on_crash: Callable[[], None] = lambda: None
     on_traced: Callable[[TracedBatch], None] | None = None
     """Called with each batch that requests are in which are traced."""
-    under_way: UnderWay | None = None
+    under_way: UnderWay = field(default_factory=UnderWay)
     """Where it is noted what is loaded and run."""
     preparer: Preparer | None = None
     stop: Stop = field(default_factory=Stop)
@@ -91,10 +91,13 @@ class Loader:
         Where `others_serve`, another process compiles, and programs are timed in their turn, so that the traffic is not
         held up. Raises ShuttingDown, ModelFailed, and what loading and compiling raise.
         """
+        with self.under_way.loading(version.key) as load:
+            return await self._load(version, load, others_serve=others_serve)
+
+    async def _load(self, version: Version, load: Load, *, others_serve: bool) -> Served:
         settings = version.settings
         began = time.perf_counter()
-        with nullcontext() if self.under_way is None else self.under_way.loading(settings):
-            model, verifier, programs = await self._prepare_and_warm_up(version, others_serve=others_serve)
+        model, verifier, programs = await self._prepare_and_warm_up(version, load, others_serve=others_serve)
         warmed = {bucket for _, bucket in programs}
         if settings.has_auto_buckets or verifier.is_dependent:
             model = version.model = replace(model, buckets=tuple(sorted(warmed)))
@@ -104,8 +107,10 @@ class Loader:
             programs |= {(Mode.AUTO, bucket): programs[mode, bucket] for bucket, mode in version.auto.items()}
             log.info("model %s: auto runs %s", settings.title, version.auto_text)
         if settings.decode is Decoding.FAST:
-            await self._measure_decoding(version, model, programs)
-        any_size = await self._compile(_any_size, model) if settings.unmatched == "background" else None
+            await self._measure_decoding(version, load, model, programs)
+        any_size = None
+        if settings.unmatched == "background":
+            any_size = await self._compile(load.at(f"compiling mode {Mode.GRAPH}, any size"), _any_size, model)
         batcher = self._make_batcher(version, programs)
         background = None if any_size is None else self._make_background(version, model, batcher, any_size)
         log.info(
@@ -119,19 +124,23 @@ class Loader:
             version.model = served.model = await asyncio.to_thread(_sealed, model)
         return served
 
-    async def _prepare_and_warm_up(self, version: Version, *, others_serve: bool) -> tuple[Model, Verifier, Programs]:
+    async def _prepare_and_warm_up(
+        self, version: Version, load: Load, *, others_serve: bool
+    ) -> tuple[Model, Verifier, Programs]:
         """Returns the model, what verified its programs, and the programs without which it is not ready."""
         preparing: AbstractAsyncContextManager[CompileCache | None] = nullcontext()
         if self.preparer is not None and others_serve:
             preparing = self.preparer.prepare(version.settings)
         async with preparing as prepared:
-            model = version.model = await self._compile(self.load_model, version.settings, prepared)
+            build = partial(self.load_model, version.settings, prepared)
+            model = version.model = await self._compile(load.at("building the model"), build)
             version.enter(State.COMPILING)
             verifier = verification.verifier(model, has_tf32=self.has_tf32, warn=version.warn)
             # A prepared cache has all programs, and only until this block ends.
             buckets = self._first_buckets(model) if prepared is None else model.buckets
             timer = self._timer_beside(version, model) if others_serve else partial(measure, lanes=self.lanes.count)
-            return model, verifier, await self._compile(self._warm_up, version, model, buckets, timer, verifier)
+            warm_up = partial(self._warm_up, version, load, model, buckets, timer=timer, verifier=verifier)
+            return model, verifier, await self._compile(nullcontext(), warm_up)
 
     def _report(self, version: Version, model: Model, programs: Programs) -> None:
         """Logs what warm-up has shown of the model's precision and speed."""
@@ -144,10 +153,12 @@ class Loader:
         for advice in slower(settings, programs, on_cpu=self.on_cpu):
             version.warn(advice)
 
-    async def _measure_decoding(self, version: Version, model: Model, programs: Programs) -> None:
+    async def _measure_decoding(self, version: Version, load: Load, model: Model, programs: Programs) -> None:
         """Logs how far answers are from those to images that are decoded exactly."""
         mode, limits = version.settings.effective_default_mode, ImageLimits.of(self.settings)
-        found = version.decode_difference = await self._compile(fast_decoding.measure, model, programs, mode, limits)
+        at_it = load.at(f"running mode {mode}")
+        found = await self._compile(at_it, fast_decoding.measure, model, programs, mode, limits)
+        version.decode_difference = found
         level = logging.WARNING if found is not None and found.is_large() else logging.INFO
         log.log(level, "model %s: decode %s", version.title, version.decode_text)
 
@@ -162,7 +173,7 @@ class Loader:
             max_images=settings.max_queue_images or self.settings.max_queue_images,
             max_bytes=self.settings.max_queue_bytes,
             max_queue_delay_s=settings.max_queue_delay_ms / 1000,
-            noted=partial(self._noted, version.settings),
+            noted=partial(self.under_way.noted, version.key),
             on_crash=self.on_crash,
             on_retired=version.retired,
             on_traced=self.on_traced,
@@ -173,7 +184,7 @@ class Loader:
         verifier = verification.verifier(model, has_tf32=self.has_tf32, warn=version.warn, reference=any_size)
         return Background(
             settings=version.settings,
-            any_size=self._noted(version.settings, any_size),
+            any_size=self.under_way.noted(version.key, any_size),
             sides=model.size,
             modes=version.compiled_modes,
             buckets=model.buckets,
@@ -182,20 +193,22 @@ class Loader:
             on_change=partial(version.on_change, version),
         )
 
-    def _noted(self, settings: ModelSettings, executable: Executable) -> Executable:
-        return executable if self.under_way is None else self.under_way.noted(settings, executable)
-
     @contextmanager
-    def _making(self, settings: ModelSettings) -> Iterator[None]:
+    def _making(self, version: Version, step: str) -> Iterator[None]:
         """Held while a program is made beside the traffic."""
-        with self.expecting(), nullcontext() if self.under_way is None else self.under_way.loading(settings):
+        with self.expecting(), self.under_way.loading(version.key) as load, load.at(step):
             yield
 
-    async def _compile(self, work: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
-        """Does what may compile something on the compiling thread. Raises ShuttingDown, before it or after it."""
+    async def _compile(
+        self, at_it: AbstractContextManager[object], work: Callable[P, R], *arguments: P.args, **named: P.kwargs
+    ) -> R:
+        """Does what may compile something on the compiling thread, while `at_it` is entered there.
+
+        Raises ShuttingDown, before it or after it.
+        """
 
         def expected() -> R:
-            with self.expecting(), interpreter.shared():
+            with at_it, self.expecting(), interpreter.shared():
                 return work(*arguments, **named)
 
         self.stop.check()
@@ -217,7 +230,8 @@ class Loader:
             worker=self.worker,
             ledger=version.ledger,
             compiling=self._compiling_in_background,
-            expecting=partial(self._making, version.settings),
+            expecting=partial(self._making, version),
+            noted=partial(self.under_way.noted, version.key),
             verifier=verifier,
         )
 
@@ -239,7 +253,14 @@ class Loader:
         return time_beside
 
     def _warm_up(
-        self, version: Version, model: Model, buckets: Iterable[Bucket], timer: Timer, verifier: Verifier
+        self,
+        version: Version,
+        load: Load,
+        model: Model,
+        buckets: Iterable[Bucket],
+        *,
+        timer: Timer,
+        verifier: Verifier,
     ) -> Programs:
         settings = version.settings
 
@@ -254,6 +275,7 @@ class Loader:
                 threads=self.settings.compile_threads or compile_threads(usable_cores()),
                 verifier=verifier,
                 leave_out=version.leave_out,
+                at=load.at,
             )
 
         def correct(programs: Programs) -> Programs:

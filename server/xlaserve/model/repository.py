@@ -32,10 +32,6 @@ from xlaserve.telemetry.model import ModelTelemetry
 
 log = logging.getLogger(__name__)
 
-SET_ASIDE: Final = (
-    "it was set aside: each of the last times that it was loaded or run ended the process; load it again, or change its"
-    " settings, to have it tried once more"
-)
 NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -59,8 +55,9 @@ class Repository(Directory):
     """What to begin with; the configured models by default."""
     required: Collection[str] = ()
     """Models that end `load_all` where one of them fails."""
-    set_aside: set[bytes] = field(default_factory=set)
-    """Keys of versions that have crashed the process again and again: only `load` tries them again."""
+    set_aside: dict[bytes, str] = field(default_factory=dict)
+    """Versions that are not loaded, as they have crashed the process, by their keys, and why: only `load` tries them
+    again."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -87,7 +84,8 @@ class Repository(Directory):
             self._point(name, model)
             for number, settings in model.versions.items():
                 version = self._begin(settings)
-                end = Ended(State.FAILED, SET_ASIDE) if self._is_set_aside(settings) else ended.get(number)
+                crash = self._crash_of(settings)
+                end = Ended(State.FAILED, crash) if crash else ended.get(number)
                 if end is None:
                     self._announced.append(version)
                 else:
@@ -96,15 +94,18 @@ class Repository(Directory):
 
     async def load_all(self) -> None:
         """Loads the models to begin with, in their order. Raises ModelFailed at the first that fails, if so configured,
-        or required."""
+        or required; before it loads any where that is set aside."""
         if self._announced is None:
             self.announce()
+        for version in self.index():
+            if self._is_needed(version) and (crash := self._crash_of(version.settings)):
+                raise ModelFailed(f"model {version.title} failed: {crash}")
         versions, self._announced = self._announced or [], None
         for version in versions:
             try:
                 await self._changes.make(version.name, "start", partial(self._start, version))
             except ModelFailed:
-                if self.settings.exit_on_model_failure or version.name in self.required:
+                if self._is_needed(version):
                     raise
         self._has_started = True
 
@@ -217,8 +218,16 @@ class Repository(Directory):
             return f"{name} has other labels or shares"
         return ""
 
+    def _crash_of(self, settings: ModelSettings) -> str:
+        """Returns why a version is set aside, empty where it is not."""
+        return self.set_aside.get(key_of(settings), "") if self.set_aside else ""
+
     def _is_set_aside(self, settings: ModelSettings) -> bool:
-        return bool(self.set_aside) and key_of(settings) in self.set_aside
+        return bool(self._crash_of(settings))
+
+    def _is_needed(self, version: Version) -> bool:
+        """Returns whether its failure ends a start."""
+        return self.settings.exit_on_model_failure or version.name in self.required
 
     def _serving(self, name: str) -> dict[str, ModelSettings]:
         """Returns the settings of each version of a model that is ready."""
@@ -297,7 +306,7 @@ class Repository(Directory):
         failures = []
         for number, settings in model.versions.items():
             if again:
-                self.set_aside.discard(key_of(settings))
+                self.set_aside.pop(key_of(settings), None)
             if again or (serving.get(number) != settings and not self._is_set_aside(settings)):
                 newcomer = self._begin(settings)
                 if unloads_first:

@@ -7,11 +7,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import cast
 
 from xlaserve.config import Bucket, Mode, ModelSettings
 from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.model_engine import ModelEngine
+from xlaserve.engine.under_way import key_of
 from xlaserve.engine.warmup.background import Background
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.engine.warmup.ledger import Ledger
@@ -134,6 +136,11 @@ class Version:
         """`fast (largest difference 0.012, agreement 1.000 of 8 images)`."""
         decode, difference = self.settings.decode, self.decode_difference
         return str(decode) if difference is None else f"{decode} ({difference})"
+
+    @cached_property
+    def key(self) -> bytes:
+        """A name for its settings and its files, as they are when this is asked first."""
+        return key_of(self.settings)
 
     @property
     def name(self) -> str:

@@ -275,7 +275,7 @@ class Supervisor:
         if self._stopping.is_set():
             return "the server is stopping"
         if run.process.ended.done():
-            return f"process {run.process.pid} ended with {_as_words(run.process.ended.result())} before it was ready"
+            return f"process {run.process.pid} ended with {as_words(run.process.ended.result())} before it was ready"
         if reason := unfit(run.about):
             if post.successor is run:
                 post.successor = None
@@ -385,7 +385,7 @@ class Supervisor:
     def _ended(self, post: _Post, run: _Run) -> None:
         status, was_ready = run.process.ended.result(), run.is_ready
         before = "" if was_ready else " before it was ready"
-        reason = f"process {run.process.pid} ended with {_as_words(status)}{before}"
+        reason = f"process {run.process.pid} ended with {as_words(status)}{before}"
         vacant = post.vacant
         assert vacant is not None
         try:
@@ -472,7 +472,8 @@ async def _end(run: _Run, *, is_leaving: bool = False) -> None:
     await asyncio.wait([process.ended], timeout=KILL_S)
 
 
-def _as_words(status: int) -> str:
+def as_words(status: int) -> str:
+    """Returns the status of a process that has ended, negative for the signal that ended it, in words."""
     if status >= 0:
         return f"status {status}"
     return f"signal {-status} ({signal.strsignal(-status) or 'unknown'})"

@@ -632,11 +632,37 @@ async def test_what_compiles_beside_the_traffic_is_noted_as_a_load(make_house: C
     house.repository.loader.under_way = UnderWay(file)
     await house.repository.load_all()
     await gate.reached()
-    assert under_way.suspects(file, "") == {under_way.key_of(house.configured[0])}
+    suspect = under_way.Suspect(is_load=True, steps="compiling mode xla, bucket 2x2x2")
+    assert under_way.suspects(file, "") == {under_way.key_of(house.configured[0]): suspect}
     gate.open()
     await required(house.repository.index()[0].growth)
     assert not under_way.suspects(file, "")
     os.close(file)
+
+
+async def test_what_is_set_aside_fails_until_its_file_changes(make_house: Callable[..., House], tmp_path: Path) -> None:
+    (labels := tmp_path / "labels.txt").write_text("1")
+    house = make_house(exit_on_model_failure=False)
+    deadly, other = house.configured = [model("deadly", labels=labels), model("other")]
+    house.repository.set_aside = {under_way.key_of(deadly): "it crashed"}
+    await house.repository.load_all()
+    assert house.repository.serving() == {"deadly": False, "other": True}
+    (failed,) = house.repository.versions("deadly")
+    assert (failed.state, failed.reason) == (State.FAILED, "it crashed")
+    await house.repository.reconfigure([deadly, other])
+    assert house.repository.serving()["deadly"] is False
+    labels.write_text("22")
+    await house.repository.reconfigure([deadly, other])
+    assert house.repository.serving()["deadly"] is True
+
+
+async def test_what_is_set_aside_ends_a_start_before_others_are_loaded(make_house: Callable[..., House]) -> None:
+    house = make_house(exit_on_model_failure=True)
+    _, deadly = house.configured = [model("other"), model("deadly")]
+    house.repository.set_aside = {under_way.key_of(deadly): "it crashed"}
+    with pytest.raises(ModelFailed, match="model deadly failed: it crashed"):
+        await house.repository.load_all()
+    assert not house.compiled
 
 
 async def test_a_bucket_that_does_not_compile_beside_the_traffic_leaves_the_others(

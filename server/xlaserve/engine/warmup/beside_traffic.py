@@ -7,7 +7,6 @@ import logging
 import statistics
 from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,7 +17,7 @@ from xlaserve.engine.batching.spare import run_in_lane
 from xlaserve.engine.batching.worker import Batch, Run, Worker
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Compilation, Executable, Images, Program, Warmed
-from xlaserve.engine.warmup.compiler import MIN_RUNS, noise
+from xlaserve.engine.warmup.compiler import MIN_RUNS, At, noise, unnoted
 from xlaserve.engine.warmup.kept_costs import MARGIN, WRONG, excess
 from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.engine.warmup.verify import Verified, Verifier
@@ -31,7 +30,8 @@ log = logging.getLogger(__name__)
 class BesideTraffic:
     """Makes the programs of one model. All methods run on the event loop.
 
-    `compiling` has a single thread, on which all that may compile something is done in an `expecting()`.
+    `compiling` has a single thread, on which all that may compile something is done in an `expecting()` of the step in
+    words.
     """
 
     program: Program
@@ -39,7 +39,9 @@ class BesideTraffic:
     worker: Worker
     ledger: Ledger
     compiling: Executor
-    expecting: Callable[[], AbstractContextManager[object]] = nullcontext
+    expecting: At = unnoted
+    noted: Callable[[Executable], Executable] = lambda executable: executable
+    """Returns an executable that is noted for as long as it runs."""
     verifier: Verifier | None = None
     _share: Share = field(default_factory=lambda: Share(lambda: False), init=False)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
@@ -78,7 +80,7 @@ class BesideTraffic:
 
     def _compile_one(self, mode: Mode, bucket: Bucket) -> tuple[Compilation, Verified | None, Images]:
         """Returns the executable, and images to time it with, which take too long to make for the event loop."""
-        with self.expecting(), interpreter.shared():
+        with self.expecting(f"compiling mode {mode}, bucket {bucket}"), interpreter.shared():
             compilation, verified = self.program.compile(mode, bucket), None
             if self.verifier is not None:
                 again = partial(self.program.compile, mode, bucket)
@@ -89,7 +91,7 @@ class BesideTraffic:
 
     async def time(self, executable: Executable, bucket: Bucket, images: Images) -> float:
         """Returns the median seconds of a few runs, each in its turn on a lane. Raises what the executable raises."""
-        batch = Batch(executable, bucket, [images])
+        batch = Batch(self.noted(executable), bucket, [images])
         seconds = []
         for _ in range(MIN_RUNS):
             async with self._turn:

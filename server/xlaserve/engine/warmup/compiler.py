@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import NoReturn
 
@@ -37,6 +38,15 @@ LeaveOut = Callable[[Mode, Exception], object]
 """Called with a mode that failed, and why; raises where the model can't do without it."""
 
 
+At = Callable[[str], AbstractContextManager[object]]
+"""Notes a step of a load, in words, for as long as it takes."""
+
+
+def unnoted(step: str) -> AbstractContextManager[object]:
+    """Notes nothing."""
+    return nullcontext()
+
+
 def raised(mode: Mode, error: Exception) -> NoReturn:
     """Leaves no mode out."""
     raise error
@@ -53,10 +63,11 @@ def warm_up(
     threads: int = 1,
     verifier: Verifier | None = None,
     leave_out: LeaveOut = raised,
+    at: At = unnoted,
 ) -> dict[tuple[Mode, Bucket], Warmed]:
     """Compiles `program` for every mode and bucket, the smallest bucket first, verifies each, times and returns them.
 
-    A mode that fails is left out where `leave_out` allows it; XLA's never are.
+    A mode that fails is left out where `leave_out` allows it; XLA's never are. Each step is noted with `at`.
 
     With several `threads`, that many of XLA's programs compile at the same time. All are timed afterwards, when no
     compilation takes processors from them. Blocks. Raises ShuttingDown once `stop` is set, and what a program raises.
@@ -67,7 +78,8 @@ def warm_up(
     def compile_one(mode: Mode, bucket: Bucket) -> Compilation:
         if stop.is_set():
             raise ShuttingDown(f"model {ledger.model}: warm-up was stopped")
-        return program.compile(mode, bucket)
+        with at(f"compiling mode {mode}, bucket {bucket}"):
+            return program.compile(mode, bucket)
 
     early = {}
     if threads > 1:
@@ -81,7 +93,9 @@ def warm_up(
             compilation = early.get((mode, bucket)) or compile_one(mode, bucket)
             verified = None
             if verifier is not None:
-                compilation, verified = verifier.admit(mode, bucket, compilation, partial(compile_one, mode, bucket))
+                with at(f"running mode {mode}, bucket {bucket}"):
+                    again = partial(compile_one, mode, bucket)
+                    compilation, verified = verifier.admit(mode, bucket, compilation, again)
         except ShuttingDown:
             raise
         except Exception as error:
@@ -89,7 +103,8 @@ def warm_up(
             left_out.add(mode)
             continue
         if (cost := compilation.cost) is None:
-            cost = timer(compilation.executable, bucket)
+            with at(f"running mode {mode}, bucket {bucket}"):
+                cost = timer(compilation.executable, bucket)
             compilation.keep_cost(cost)
         warmed[mode, bucket] = ledger.record(mode, bucket, compilation, cost, verified)
     return {key: one for key, one in warmed.items() if key[0] not in left_out}

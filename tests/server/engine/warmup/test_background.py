@@ -106,7 +106,7 @@ class House:
                 worker=self,  # type: ignore[arg-type]
                 ledger=self.ledger,
                 compiling=self.compiler,
-                expecting=lambda: self,
+                expecting=lambda step: self,
                 verifier=verifier,
             ),
         )

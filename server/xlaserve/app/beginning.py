@@ -1,0 +1,134 @@
+"""How a server that is one process begins: as a child of a small one, which starts it again after a crash.
+
+Nothing is imported or compiled twice for it: this process forks before it has loaded any model, and the parent then
+gives way to `processes.parent`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from xlaserve.app.crashes import Crashes
+from xlaserve.app.upgrade import command
+from xlaserve.engine import under_way
+from xlaserve.engine.under_way import UnderWay
+from xlaserve.errors import ConfigError
+from xlaserve.processes import linux, parent
+from xlaserve.processes.interpreter import PYTHON
+from xlaserve.processes.supervisor import as_words
+from xlaserve.ready_file import ReadyFile
+from xlaserve.service_manager import WATCHDOG_PID, ServiceManager
+
+LEFT: Final = "LEFT_TO_XLASERVE"
+"""The environment variable with the descriptors of what the process before notes, and its crashes."""
+
+log = logging.getLogger(__name__)
+
+
+class CrashedError(Exception):
+    """The process before has crashed, and another one would as well. `status` is for who started the server."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self.status = status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """What the process that serves begins with."""
+
+    pid: int = field(default_factory=os.getpid)
+    """The process that whoever started the server knows."""
+    under_way: UnderWay = field(default_factory=UnderWay)
+    set_aside: Mapping[bytes, str] = field(default_factory=dict)
+    service_manager: ServiceManager = field(default_factory=ServiceManager)
+    has_served: bool = False
+    """Whether another process of this server was ready before it crashed."""
+
+
+def begin(ready_file: ReadyFile, environment: MutableMapping[str, str] = os.environ) -> Beginning:
+    """Returns in another process, whose parent this one becomes; or here, where the system can't do that.
+
+    Raises CrashedError, where the one before ended and no model is known to have caused it.
+    """
+    crashes, has_served = _after_crash(ready_file, environment)
+    if not _can_have_parent():
+        return Beginning()
+    notes, last_words = under_way.create(), os.memfd_create("xlaserve-last-words")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    this = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.pthread_sigmask(signal.SIG_BLOCK, parent.PASSED)  # until each process can act on them
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # NumPy's threads end at a fork, and begin anew
+        server = os.fork()
+    if server:
+        environment[LEFT] = f"{notes} {last_words} {crashes.text}"
+        _become_parent(server, [notes, last_words, theirs.fileno()], theirs.fileno())
+    if not linux.end_with(this, signal.SIGKILL):
+        os._exit(1)
+    os.setsid()  # what a terminal sends is for the parent to pass on
+    os.set_inheritable(last_words, False)
+    faulthandler.enable(last_words)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, parent.PASSED)
+    theirs.close()
+    if environment.get(WATCHDOG_PID) == str(this):
+        environment[WATCHDOG_PID] = str(os.getpid())
+    return Beginning(
+        pid=this,
+        under_way=UnderWay(notes),
+        set_aside=crashes.set_aside,
+        service_manager=ServiceManager(channel=ours),
+        has_served=has_served,
+    )
+
+
+def _after_crash(ready_file: ReadyFile, environment: MutableMapping[str, str]) -> tuple[Crashes, bool]:
+    """Returns the crashes of this server until now, and whether it has been ready."""
+    left, ended = environment.pop(LEFT, ""), environment.pop(parent.ENDED, "")
+    if not (left and ended):
+        return Crashes(), False
+    status, was_ready = map(int, ended.split())
+    notes, last_words, known = left.split(" ", 2)
+    crashes = Crashes(known)
+    how = crashes.note(status, int(notes), int(last_words))
+    os.close(int(notes))
+    os.close(int(last_words))
+    with suppress(ConfigError):
+        ready_file.remove()
+    if not how:
+        log.critical("the process that served ended with %s; no model is known to have caused it", as_words(status))
+        raise CrashedError(128 - status)
+    log.error("the process that served ended with %s while %s; another is started", as_words(status), how)
+    service_manager = ServiceManager()
+    service_manager.tell_restarting()
+    service_manager.close()
+    return crashes, bool(was_ready)
+
+
+def _can_have_parent() -> bool:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):  # another system, or an old kernel
+        return False
+    return True
+
+
+def _become_parent(server: int, inherited: list[int], channel: int) -> None:
+    for descriptor in inherited:
+        os.set_inheritable(descriptor, True)
+    try:
+        os.execv(PYTHON, [PYTHON, "-I", "-S", parent.__file__, str(server), str(channel), *command()])
+    finally:
+        os.kill(server, signal.SIGKILL)

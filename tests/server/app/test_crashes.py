@@ -1,0 +1,72 @@
+"""Which versions are set aside after which ends of processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from xlaserve.app.crashes import MOST, Crashes
+from xlaserve.config import ModelSettings
+from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.under_way import UnderWay, create, key_of
+from xlaserve.processes.role import NO_USE
+
+A, B = (key_of(ModelSettings(name=name, source="fake")) for name in "ab")
+STEP = "compiling mode xla, bucket 2x8x8"
+
+
+@pytest.fixture
+def files() -> Iterator[tuple[int, int]]:
+    files = create(), os.memfd_create("last words")
+    yield files
+    for file in files:
+        os.close(file)
+
+
+def test_what_crashes_while_it_is_loaded_alone_is_set_aside_at_once(files: tuple[int, int]) -> None:
+    crashes = Crashes()
+    with UnderWay(files[0]).loading(A) as load, load.at(STEP):
+        assert STEP in crashes.note(-signal.SIGSEGV, *files)
+    assert crashes.set_aside.keys() == {A}
+    assert STEP in crashes.set_aside[A]
+    assert "signal 11" in crashes.set_aside[A]
+    assert Crashes(crashes.text).set_aside == crashes.set_aside
+
+
+def test_of_several_loads_none_is_set_aside_for_one_crash(files: tuple[int, int]) -> None:
+    crashes, under_way = Crashes(), UnderWay(files[0])
+    with under_way.loading(A), under_way.loading(B):
+        for _ in range(MOST - 1):
+            assert crashes.note(-signal.SIGABRT, *files)
+        assert crashes.set_aside == {}
+        crashes.note(-signal.SIGABRT, *files)
+    assert crashes.set_aside.keys() == {A, B}
+
+
+def test_what_crashes_while_it_runs_is_set_aside_after_several_crashes(files: tuple[int, int]) -> None:
+    crashes = Crashes()
+
+    def crash(images: Images) -> Outputs:
+        crashes.note(-signal.SIGSEGV, *files)
+        return ()
+
+    run = UnderWay(files[0]).noted(A, crash)
+    for count in range(1, MOST + 1):
+        run(np.zeros((1, 1, 1, 3), np.uint8))
+        assert (crashes.set_aside.keys() == {A}) == (count == MOST)
+
+
+@pytest.mark.parametrize("status", [0, NO_USE, -signal.SIGKILL, -signal.SIGTERM])
+def test_other_ends_than_crashes_set_nothing_aside(status: int, files: tuple[int, int]) -> None:
+    crashes = Crashes()
+    with UnderWay(files[0]).loading(A):
+        assert not crashes.note(status, *files)
+    assert crashes.set_aside == {}
+
+
+def test_a_crash_with_nothing_under_way_has_no_known_cause(files: tuple[int, int]) -> None:
+    assert not Crashes().note(-signal.SIGSEGV, *files)
