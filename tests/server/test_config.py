@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -410,6 +411,67 @@ def test_a_wrong_field_of_a_model_is_named_by_its_place(fields: str, parts: list
     with pytest.raises(ConfigError) as refusal:
         load_model(write, fields)
     assert [part for part in parts if part not in str(refusal.value)] == []
+
+
+MISTYPED = """\
+grpc_port: 9000
+lane: 2
+log_level: inform
+models:
+  - name: a
+    source: builtin:noop
+    bukets: [1]
+    modes:
+      - xla
+      - grahp
+    decode: fsat
+    auto_buckets: {max_batches: 3}
+  - {name: b,
+     source: builtin:noop,
+     output_names: {score: out},
+     nothing_like_it: 1}
+"""
+
+
+def test_what_is_mistyped_is_named_with_its_line_and_the_nearest_name(write: Write) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load(write(MISTYPED), environ=NOTHING)
+    assert set(str(refusal.value).removeprefix("configuration: ").split("; ")) == {
+        "lane: no such field, did you mean lanes? (line 2)",
+        "log_level: expected 'debug', 'info', 'warning' or 'error', got 'inform', did you mean info? (line 3)",
+        "models.0.bukets: no such field, did you mean buckets? (line 7)",
+        "models.0.modes.1: expected 'eager', 'graph', 'xla', 'autocluster', 'openvino' or 'auto', got 'grahp',"
+        " did you mean graph? (line 10)",
+        "models.0.decode: expected 'exact' or 'fast', got 'fsat', did you mean fast? (line 11)",
+        "models.0.auto_buckets.max_batches: no such field, did you mean max_batch? (line 12)",
+        "models.1.output_names.0.0: expected 'scores', 'boxes', 'classes', 'count', 'class_map' or 'embedding',"
+        " got 'score', did you mean scores? (line 15)",
+        "models.1.nothing_like_it: no such field (line 16)",
+    }
+
+
+def test_a_field_that_no_file_has_is_named_without_a_line(write: Write) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load(write("lanes: 1\nhost: a"), flags={"lanes": 0}, environ={"XLASERVE_GRPC_PORT": "x"})
+    assert "(line" not in str(refusal.value)
+    with pytest.raises(ConfigError, match=r"no such field, did you mean XLASERVE_MODELS\?$"):
+        load(environ={"XLASERVE_MODELLS": "[]"})
+
+
+def test_a_value_that_came_by_an_alias_has_the_line_of_what_names_it(write: Write) -> None:
+    text = "models:\n- &a {name: a, source: b, batch: 3}\n- {<<: *a,\n   name: c}\n"
+    with pytest.raises(ConfigError) as refusal:
+        load(write(text), environ=NOTHING)
+    assert "models.0.batch: no such field (line 2)" in str(refusal.value)
+    assert "models.1.batch: no such field (line 3)" in str(refusal.value)
+
+
+def test_many_mistakes_are_found_soon(write: Write) -> None:
+    text = "models:\n" + "".join(f"- {{name: m{number}, source: s, wrong: 1}}\n" for number in range(1000))
+    started = time.perf_counter()
+    with pytest.raises(ConfigError, match=r"models\.999\.wrong: no such field.* \(line 1001\)"):
+        load(write(text), environ=NOTHING)
+    assert time.perf_counter() - started < 20
 
 
 def test_a_list_whose_values_are_wrong_is_not_said_to_be_too_short(write: Write) -> None:

@@ -9,7 +9,9 @@ from pydantic import StringConstraints, ValidationError, field_validator, model_
 
 from xlaserve.access.caller import MAX_NAME_LENGTH, Caller, Limit, Origin, Priority, Role, is_name
 from xlaserve.config import yaml_text
+from xlaserve.config.files import lines_of
 from xlaserve.config.frozen import Frozen
+from xlaserve.config.refusal import reasons
 from xlaserve.errors import ConfigError
 
 Hash = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
@@ -118,10 +120,8 @@ def read(path: Path) -> AccessFile:
             values = {**values, "tokens": {**tokens, "jwks": path.parent / str(tokens["jwks"])}}
         return AccessFile.model_validate(values)
     except ValidationError as error:  # without what was given, which may be a key
-        first = error.errors(include_input=False, include_url=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        reason = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"access: {path}: {field or 'file'}: {reason}") from None
+        wrong = reasons(error, AccessFile, lines_of(path), whole="file", shows_values=False)
+        raise ConfigError(f"access: {path}: {wrong}") from None
     except OSError as error:
         raise ConfigError(f"access: {path} can't be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

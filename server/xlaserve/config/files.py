@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import yaml
 from pydantic import ValidationError
 
 from xlaserve.config import sources, yaml_text
-from xlaserve.config.frozen import Frozen, OrPath
+from xlaserve.config.frozen import OrPath
 from xlaserve.config.model import ModelSettings
+from xlaserve.config.refusal import LineOf, Place, did_you_mean, fields_of, leaves, reasons
 from xlaserve.config.server import EXPAND, Settings
 from xlaserve.errors import ConfigError
 
@@ -22,14 +22,6 @@ ENV_PREFIX: Final = "XLASERVE_"
 CONFIG_FILE_VARIABLE: Final = "XLASERVE_CONFIG"
 _NO_SETTINGS: Final = (CONFIG_FILE_VARIABLE, "XLASERVE_TOKEN", "XLASERVE_CA")
 """Variables of commands that ask a server, and the name of the file."""
-
-# Pydantic speaks to those who wrote the model, of tuples and instances.
-_EXPECTED: Final = {
-    "tuple_type": "expected a list",
-    "named_tuple_type": "expected a list",
-    "model_type": "expected a mapping of fields",
-}
-_PYDANTIC: Final = re.compile("^(Input should be|(Tuple|String) should have)")
 
 # What Kubernetes sets in every pod of a namespace that has Services whose names begin with xlaserve.
 _SERVICE: Final = re.compile(rf"{ENV_PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
@@ -55,7 +47,12 @@ def load(
     try:
         return Settings.model_validate(values, context=EXPAND)
     except ValidationError as error:
-        raise ConfigError(explain(error)) from None
+        lines = lines_of(file) if file else None
+
+        def line_of(place: Place) -> int | None:
+            return None if lines is None or not place or place[0] in given else lines(place)
+
+        raise ConfigError(f"configuration: {reasons(error, Settings, line_of)}") from None
 
 
 def check_files(settings: Settings) -> None:
@@ -98,6 +95,14 @@ def read_mapping(file: Path) -> dict[str, Any]:
     return values
 
 
+def lines_of(file: Path) -> LineOf:
+    """Returns what finds the line of a value of a file that was read before."""
+    try:
+        return yaml_text.lines(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # it has changed meanwhile
+        return lambda place: None
+
+
 def resolved(value: Any, kinds: Sequence[object], folder: Path) -> Any:
     """Returns a value of one of `kinds`, as YAML gives it, with relative paths taken from `folder`."""
     if isinstance(value, str):
@@ -107,23 +112,13 @@ def resolved(value: Any, kinds: Sequence[object], folder: Path) -> Any:
         return [resolved(item, kinds, folder) for item in value]
     if not isinstance(value, dict):
         return value
-    models = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Frozen)]
-    fields = {name: field for model in models for name, field in model.model_fields.items()}
+    fields = fields_of(kinds)
     return {
-        name: resolved(item, [*_leaves(fields[name].annotation), *fields[name].metadata], folder)
+        name: resolved(item, [*leaves(fields[name].annotation), *fields[name].metadata], folder)
         if name in fields
         else item
         for name, item in value.items()
     }
-
-
-def _leaves(annotation: Any) -> Iterator[object]:
-    """Yields the types that a field's type is made of: Path and None of `Path | None`."""
-    parts = get_args(annotation)
-    if not parts:
-        yield annotation
-    for part in parts:
-        yield from _leaves(part)
 
 
 def _missing(model: ModelSettings) -> Iterator[tuple[str, str, object]]:
@@ -162,7 +157,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
             continue
         field = name.removeprefix(ENV_PREFIX).lower()
         if field not in Settings.model_fields:
-            raise ConfigError(f"environment variable {name}: no such field")
+            known = (f"{ENV_PREFIX}{field}".upper() for field in Settings.model_fields)
+            raise ConfigError(f"environment variable {name}: no such field{did_you_mean(name, known)}")
         try:
             values[field] = yaml_text.parse(text) if field == "models" else text
         except ValueError as error:
@@ -172,26 +168,3 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
 
 def _is_from_kubernetes(name: str, text: str) -> bool:
     return _SERVICE.fullmatch(name) is not None or (name.endswith("_PORT") and "://" in text)
-
-
-def _is_within(place: tuple[int | str, ...], other: tuple[int | str, ...]) -> bool:
-    return len(place) > len(other) and place[: len(other)] == other
-
-
-def explain(error: ValidationError) -> str:
-    """Returns one line that names each wrong field, its value and what was expected."""
-    lines = []
-    details = error.errors()
-    for detail in details:
-        if detail["type"] == "too_short" and any(_is_within(other["loc"], detail["loc"]) for other in details):
-            continue  # only without its values that are wrong
-        field = ".".join(str(part) for part in detail["loc"]) or "settings"
-        reason = _EXPECTED.get(detail["type"]) or _PYDANTIC.sub("expected", detail["msg"])
-        reason = reason.removeprefix("Value error, ")
-        if detail["type"] == "extra_forbidden":
-            lines.append(f"{field}: no such field")
-        elif detail["type"] == "value_error" and isinstance(detail["input"], Mapping):  # of several fields together
-            lines.append(f"{field}: {reason}")
-        else:
-            lines.append(f"{field}: {reason}, got {reprlib.repr(detail['input'])}")
-    return "configuration: " + "; ".join(lines)

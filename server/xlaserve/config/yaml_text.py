@@ -8,7 +8,7 @@ most 64 bits, and aliases do not add up to more than MAX_NODES values. Only true
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import yaml
@@ -23,8 +23,35 @@ _MERGE: Final = "tag:yaml.org,2002:merge"
 
 def parse(text: str) -> Any:
     """Returns what `text` stands for. Raises ValueError with one line that says what is wrong, and where."""
+    return _read(text, yaml.load)
+
+
+def lines(text: str) -> Callable[[Sequence[int | str]], int | None]:
+    """Returns what finds the line, from 1, in which a value of `text` stands, by the keys and indexes that lead to it.
+
+    Where it does not stand there, as a default does not, the line is that of the innermost value around it; None where
+    there is none. Raises ValueError as `parse` does.
+    """
+    root = _read(text, yaml.compose)
+
+    def line_of(place: Sequence[int | str]) -> int | None:
+        node, line = root, None
+        for part in place:
+            if isinstance(node, yaml.MappingNode):
+                at, node = next((entry for entry in node.value if entry[0].value == part), (None, None))
+            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+                at = node = node.value[part]
+            else:
+                break
+            line = line if at is None else at.start_mark.line + 1
+        return line
+
+    return line_of
+
+
+def _read(text: str, how: Callable[[str, type[yaml.SafeLoader]], Any]) -> Any:
     try:
-        return yaml.load(text, _Loader)
+        return how(text, _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""

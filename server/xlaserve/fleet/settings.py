@@ -12,8 +12,9 @@ from pydantic import Field, ValidationError, model_validator
 
 from xlaserve import config
 from xlaserve.config import PerformanceHint, Settings
-from xlaserve.config.files import explain, read_mapping, resolved
+from xlaserve.config.files import lines_of, read_mapping, resolved
 from xlaserve.config.frozen import Frozen
+from xlaserve.config.refusal import reasons
 from xlaserve.errors import ConfigError
 from xlaserve.fleet import folders
 
@@ -116,7 +117,7 @@ def load(file: Path) -> FleetSettings:
     try:
         settings = FleetSettings.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"fleet {file}: {explain(error)}") from None
+        raise ConfigError(f"fleet {file}: {reasons(error, FleetSettings, lines_of(file))}") from None
     given = settings.server_settings()
     if settings.ray != LOCAL and given.is_loopback and "host" in given.model_fields_set:
         expected = "expected an address that other machines reach, or none for that of the node"

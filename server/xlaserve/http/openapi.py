@@ -47,11 +47,7 @@ def _answered(field: str, one: Json) -> Json:
     )
 
 
-_BASE64: Final[Json] = {
-    "type": "string",
-    "contentEncoding": "base64",
-    "description": "Of either alphabet, padded or not, wrapped or not; or a `data:` URI in base64.",
-}
+_BASE64: Final[Json] = {"type": "string", "contentEncoding": "base64"}
 _CATEGORY: Final = _object(["index", "label", "score"], index=INTEGER, label=STRING, score=NUMBER)
 _BOX: Final = _object(**{side: {"type": "number"} for side in ("x_min", "y_min", "x_max", "y_max")})
 _DETECTION: Final = _object(["index", "label", "score", "box"], index=INTEGER, label=STRING, score=NUMBER, box=_BOX)

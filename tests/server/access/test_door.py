@@ -96,7 +96,7 @@ def test_headers_without_credentials_leave_it_to_the_certificate(write: Write) -
         ('callers: [{name: "a\\nb", certificate: b}]', "callers.0.name: expected 1 to"),
         ('callers: [{name: a, certificate: "b\\x01.evil"}]', "callers.0.certificate: expected 1 to"),
         ("callers: [{name: a, certificate: b, roles: [root]}]", "callers.0.roles.0: "),
-        ("callers: [{name: a, certificate: b, model: [c]}]", "callers.0.model: "),
+        ("callers: [{name: a, certificate: b, model: [c]}]", "callers.0.model: no such field, did you mean models?"),
         ("callers: [{name: a, certificate: b}, {name: c, certificate: b}]", "each certificate is one caller's"),
         ("callers: []\ncallers: []", "expected each key once"),
         ("tokens: {jwks: keys.json, issuer: a}", "tokens.audience: "),
