@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -12,36 +13,98 @@ from xlaserve.errors import ConfigError
 
 
 class ReadyFile:
-    """The file at `path`; None for a server that writes none. `pid` is the process that signals are to be sent to."""
+    """The file at `path`; None for a server that writes none. `pid` is the process that signals are to be sent to.
+
+    The process that wrote it last owns it, and holds a lock on it, which ends with the process, however that ends. No
+    server removes the file of another one that runs.
+    """
 
     def __init__(self, path: Path | None, pid: int | None = None) -> None:
         self._path = path
         self._pid = os.getpid() if pid is None else pid
+        self._own: int | None = None
+        """A descriptor of the file that this process has written."""
+
+    def check(self) -> None:
+        """Makes sure that it can be written, without changing it. Raises ConfigError."""
+        if self._path is None:
+            return
+        if not self._path.parent.is_dir():
+            raise ConfigError(f"ready_file: expected a file in a folder that exists, got {self._path}")
+        if self._path.is_dir():
+            raise ConfigError(f"ready_file: expected a file, got the folder {self._path}")
+        partial, file = self._written({"pid": self._pid})
+        partial.unlink(missing_ok=True)
+        os.close(file)
+
+    def remove_left(self) -> None:
+        """Removes the file of a server that was killed. Raises ConfigError."""
+        if self._path is None:
+            return
+        try:
+            if not _is_locked(self._path):
+                self._path.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._wrong(error) from None
 
     def write(self, addresses: Mapping[str, str | None]) -> None:
-        """Writes `addresses` and the number of the process as JSON. Raises ConfigError."""
+        """Writes `addresses` and the number of the process as JSON over what is there. Raises ConfigError."""
         if self._path is None:
             return
         # Readers that wait for the file must never see half of it.
-        partial = self._path.with_name(f"{self._path.name}.partial")
+        partial, file = self._written({**addresses, "pid": self._pid})
         try:
-            partial.write_text(json.dumps({**addresses, "pid": self._pid}))
             partial.replace(self._path)
+        except OSError as error:
+            os.close(file)
+            with suppress(OSError):
+                partial.unlink()
+            raise self._wrong(error) from None
+        self._own = file
+
+    def remove(self) -> None:
+        """Removes it where this process owns it. A file that can't be removed stays."""
+        if self._path is None or self._own is None:
+            return
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(self._own), self._path.stat()):
+                self._path.unlink()
+        os.close(self._own)
+        self._own = None
+
+    def _written(self, content: Mapping[str, object]) -> tuple[Path, int]:
+        """Returns a file beside the final one with `content`, and a descriptor that locks it. Raises ConfigError."""
+        assert self._path is not None
+        partial = self._path.with_name(f"{self._path.name}.{os.getpid()}.partial")
+        try:
+            with partial.open("w") as output:
+                json.dump(content, output)
+                output.flush()
+                file = os.dup(output.fileno())
         except OSError as error:
             with suppress(OSError):
                 partial.unlink()
             raise self._wrong(error) from None
-
-    def remove(self) -> None:
-        """Removes it, even one left by a killed server. Raises ConfigError if there can't be one."""
-        if self._path is None:
-            return
-        try:
-            self._path.unlink(missing_ok=True)
-        except OSError as error:
-            raise self._wrong(error) from None
-        if not self._path.parent.is_dir():
-            raise ConfigError(f"ready_file: expected a file in a folder that exists, got {self._path}")
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return partial, file
 
     def _wrong(self, error: OSError) -> ConfigError:
         return ConfigError(f"ready_file: expected a file that can be made, got {self._path}: {error.strerror}")
+
+
+def _is_locked(path: Path) -> bool:
+    """Returns whether the owner of the file runs; False where there is none, or nobody can tell. Raises OSError."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except (FileNotFoundError, PermissionError):
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(file)
+    return False

@@ -539,7 +539,7 @@ def test_a_batch_loop_that_dies_ends_the_server_with_a_failure(
 
 
 def test_a_ready_file_that_can_not_be_written_ends_the_start_with_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "ready.partial").mkdir()  # what is written first, and can't be
+    ready_file = tmp_path / ("r" * 255)  # what is written first has a longer name
     models = json.dumps([NOOP])
     command = [
         sys.executable,
@@ -555,7 +555,7 @@ def test_a_ready_file_that_can_not_be_written_ends_the_start_with_a_sentence(tmp
         "--models",
         models,
     ]
-    command += ["--ready-file", str(tmp_path / "ready")]
+    command += ["--ready-file", str(ready_file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     last = done.stderr.splitlines()[-1]
     assert (done.returncode, last.startswith("xlaserve: ready_file: expected a file that can be made")) == (1, True)

@@ -196,6 +196,25 @@ def test_a_server_goes_on_where_another_one_cannot_serve(upgraded: Upgraded) -> 
     assert len(processes(server)) == 3
 
 
+def test_a_ready_file_that_can_not_be_written_ends_no_service(upgraded: Upgraded) -> None:
+    server = upgraded.server
+    place = server.config_file.parent / "ready.json"
+    place.unlink()
+    place.mkdir()
+    done = upgrade(server.pid)
+    assert (done.returncode, "goes on" in done.stderr) == (1, True), done
+    assert "ready_file: expected a file, got the folder" in server.stderr
+    assert NoopClient(server.grpc).ask(7) == Status.OK
+    place.rmdir()
+    successor = upgraded.begin()
+    place.mkdir()  # too late to be noticed before the old server leaves
+    upgraded.release()
+    until(lambda: "this server goes on without a ready file" in server.stderr, "the file was written")
+    assert server.wait() == 0
+    assert successor.is_running()
+    assert NoopClient(server.grpc).ask(7) == Status.OK
+
+
 def test_one_process_can_not_be_upgraded(start_server: StartServer) -> None:
     server = start_server({"models": [NOOP]})
     done = upgrade(server.pid)

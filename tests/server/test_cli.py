@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -408,6 +409,28 @@ def test_a_stale_ready_file_is_gone_until_the_server_is_ready(tmp_path: Path) ->
     done = xlaserve("serve", "--models", BROKEN, "--ready-file", file, *ANY_PORTS)
     assert_refused(done, "model broken failed")
     assert not file.exists()
+
+
+@pytest.mark.parametrize("fronts", [0, 1])
+def test_a_second_start_leaves_the_ready_file_of_the_first(tmp_path: Path, fronts: int) -> None:
+    file = tmp_path / "ready.json"
+    models = ("--models", NOOP, "--fronts", fronts, "--ready-file", file)
+    first = subprocess.Popen([*COMMAND, "serve", *map(str, (*models, *ANY_PORTS))], stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + TIMEOUT_S
+        while not file.exists():
+            assert time.monotonic() < until
+            assert first.poll() is None
+            time.sleep(0.05)
+        found = json.loads(file.read_text())
+        ports = [part for name in ("grpc", "http") for part in (f"--{name}-port", found[name].rpartition(":")[2])]
+        done = xlaserve("serve", *models, *ports, "--metrics-port", 0)
+        assert_refused(done, "_port: expected a free port")
+        assert json.loads(file.read_text()) == found
+    finally:
+        first.terminate()
+        status = first.wait(TIMEOUT_S)
+    assert (status, file.exists()) == (0, False)
 
 
 def test_an_ipv6_address_is_written_as_one() -> None:

@@ -106,7 +106,7 @@ def _after_crash(ready_file: ReadyFile, environment: MutableMapping[str, str]) -
     os.close(int(notes))
     os.close(int(last_words))
     with suppress(ConfigError):
-        ready_file.remove()
+        ready_file.remove_left()
     if not how:
         log.critical("the process that served ended with %s; no model is known to have caused it", as_words(status))
         raise CrashedError(128 - status)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -18,7 +17,6 @@ from xlaserve.app.stopping import Stopping
 from xlaserve.app.tracing import Tracing
 from xlaserve.config import Settings
 from xlaserve.engine.warmup.ledger import Entry
-from xlaserve.errors import ConfigError
 from xlaserve.ready_file import ReadyFile
 from xlaserve.runtimes.watch.stderr_tap import StderrTap
 from xlaserve.telemetry.http import HttpEndpoint, on_loop
@@ -50,9 +48,9 @@ class App:
         beginning = beginning or Beginning()
         self._settings = settings
         self._on_loaded = on_loaded
-        self._stopping = Stopping(self._remove_ready_file)
-        self._service_manager = beginning.service_manager
         self._ready_file = ReadyFile(settings.ready_file, beginning.pid)
+        self._stopping = Stopping(self._ready_file.remove)
+        self._service_manager = beginning.service_manager
         self._metrics = Metrics()
         self._tracing = Tracing.of(settings)
         self._engine = Engine(
@@ -102,7 +100,8 @@ class App:
         await asyncio.sleep(0)  # an interrupt that came while TensorFlow was imported ends it here, with nothing begun
         self._stopping.listen()
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._engine.has_news.set)
-        self._ready_file.remove()
+        self._ready_file.check()
+        self._ready_file.remove_left()
         watching = asyncio.create_task(self._service_manager.watch())
         try:
             log.info("device: %s", self._engine.device)
@@ -147,10 +146,6 @@ class App:
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
         log.info("stopped")
-
-    def _remove_ready_file(self) -> None:
-        with suppress(ConfigError):
-            self._ready_file.remove()
 
     def _take_snapshot(self) -> None:
         """Reads on the event loop what the HTTP endpoint shows on its own thread."""

@@ -8,7 +8,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
@@ -74,7 +74,6 @@ class Server(Watcher):
         self._successor: Successor | None = None
         """The server that takes this one's place, from its start on."""
         self._has_handed_over = False
-        self._owns_ready_file = before is None
         self._service_manager = ServiceManager(is_silent=before is not None)
         self._ready_file = ReadyFile(settings.ready_file)
         self._metrics_address: str | None = None
@@ -100,9 +99,10 @@ class Server(Watcher):
         settings = self._settings
         with ExitStack() as stack:
             stack.callback(self._service_manager.close)
-            if self._before is None:
-                self._ready_file.remove()
-            stack.callback(self._remove_ready_file)
+            self._ready_file.check()
+            stack.callback(self._ready_file.remove)
+            if self._before is None:  # an older version holds no lock on its own
+                self._ready_file.remove_left()
             self._ports = {name: self._reserve(name, stack) for name in PORTS}
             used = _shared(partial(usage.create, settings.front_processes), stack)
             self._regions = _shared(shared_regions.create, stack) if self._before is None else self._before.regions
@@ -206,9 +206,12 @@ class Server(Watcher):
             self._was_ready = True
             log.info("%s", engine["serving"])
             if self._before is not None:
-                self._do(self._take_over(self._before))
+                self._do(self._take_over(self._before, self._ready[FRONT.format(1)]))
             elif engine["is_ready"]:
-                self._write_ready_file()
+                try:
+                    self._ready_file.write(self._ready[FRONT.format(1)])
+                except ConfigError as error:
+                    self._supervisor.fail(str(error))
         if not self._reloading:
             self._service_manager.tell_ready(engine["serving"])
 
@@ -248,13 +251,15 @@ class Server(Watcher):
         engines = [about for name, about in self._ready.copy().items() if is_engine(name)]
         return max(engines, key=lambda about: bool(about["is_ready"]), default=None)
 
-    async def _take_over(self, before: Predecessor) -> None:
+    async def _take_over(self, before: Predecessor, addresses: Mapping[str, Any]) -> None:
         await before.leaves()
         log.info("upgrade: this is the server from now on")
         self._service_manager.is_silent = False
         self._service_manager.tell_ready(self._serving)
-        self._owns_ready_file = True
-        self._write_ready_file()
+        try:
+            self._ready_file.write(addresses)
+        except ConfigError as error:  # nobody else is left to serve
+            log.warning("upgrade: this server goes on without a ready file: %s", error)
 
     @property
     def _serving(self) -> str:
@@ -292,7 +297,7 @@ class Server(Watcher):
         if self._engines.changes != changes:
             log.warning("upgrade: what clients have changed of the models meanwhile is as before there")
         log.info("upgrade: process %d serves, this one leaves", successor.pid)
-        self._has_handed_over, self._owns_ready_file = True, False
+        self._has_handed_over = True
         self._service_manager.tell_main(successor.pid)
         linux.set_title(LEAVING, LEAVING)
         successor.go()
@@ -383,17 +388,6 @@ class Server(Watcher):
         if before is not None and wanted in (0, (port := before.ports[name])):
             return reserve(name, self._settings.host, port, stack, is_taken_over=True)
         return reserve(name, self._settings.host, wanted, stack)
-
-    def _write_ready_file(self) -> None:
-        try:
-            self._ready_file.write(self._ready[FRONT.format(1)])
-        except ConfigError as error:
-            self._supervisor.fail(str(error))
-
-    def _remove_ready_file(self) -> None:
-        if self._owns_ready_file:
-            with suppress(ConfigError):
-                self._ready_file.remove()
 
 
 def _shared(create: Callable[[], int], stack: ExitStack) -> int:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Final
 
+from xlaserve.cache.records import check_writable
 from xlaserve.config import BucketSettings
 from xlaserve.errors import ConfigError
 
@@ -75,9 +76,6 @@ def duration_s(text: str) -> float:
 def make_folder(folder: Path) -> None:
     """Makes sure, before minutes of work, that something can be written there. Raises ConfigError."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".xlaserve"
-        probe.touch()
-        probe.unlink()
+        check_writable(folder)
     except OSError as error:
         raise ConfigError(f"--out: expected a folder to write to, got {folder}: {error.strerror}") from None

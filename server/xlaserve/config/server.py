@@ -68,7 +68,8 @@ class Settings(Frozen):
     rebinding). Addresses, `localhost` and `host` always pass. Without it names are checked only where `host` is
     loopback and `access` is not set."""
     ready_file: Path | None = None
-    """Once ready, write here a JSON object with `grpc`, `http`, `metrics` (HOST:PORT) and `pid`; removed at the end."""
+    """Once ready, write here a JSON object with `grpc`, `http`, `metrics` (HOST:PORT) and `pid`; removed at the end.
+    The file of another server that runs is left alone. A start ends where it can't be written."""
     reflection: bool = True
     """Serve gRPC reflection, for tools such as grpcurl."""
     channelz: bool = False

@@ -14,8 +14,9 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import ray
@@ -146,14 +147,20 @@ def connected(fleet: FleetSettings) -> Iterator[None]:
         ray.init(**where, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(f"ray: expected a cluster at {fleet.ray}: {str(error).splitlines()[0]}") from None
-    try:
+    with ExitStack() as stack:
+        stack.callback(ray.shutdown)
         if local is not None:
-            folders.write(local, ray.get_runtime_context().gcs_address)
+            address = ray.get_runtime_context().gcs_address
+            folders.write(local, address)
+            stack.callback(_forget, local, address)
         yield
-    finally:
-        ray.shutdown()
-        if local is not None:
-            local.unlink(missing_ok=True)
+
+
+def _forget(local: Path, address: str) -> None:
+    """Removes the file that says where a local cluster is, unless a fleet that was started later has written it."""
+    with suppress(OSError):
+        if folders.read(local) == address:
+            local.unlink()
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,3 +277,6 @@ def test_a_local_cluster_is_in_a_file_while_it_is_connected_to(
     with cluster.connected(local):
         assert folders.read(local.local_address) == "127.0.0.1:6379"
     assert not local.local_address.exists()
+    with cluster.connected(local):
+        folders.write(local.local_address, "127.0.0.1:1")  # by a fleet that was started later
+    assert folders.read(local.local_address) == "127.0.0.1:1"
