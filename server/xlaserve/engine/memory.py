@@ -8,6 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
+import psutil
+
+from xlaserve import control_groups
+
 Made = TypeVar("Made")
 
 _PROCESS: Final = Path("/proc/self")
@@ -78,25 +82,15 @@ def machine_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def usable_memory_bytes(memory_max: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """Returns the memory that the process may take: the machine's, or its container's where that is less."""
-    machine = machine_memory_bytes()
-    try:
-        return min(machine, int(memory_max.read_text()))
-    except (OSError, ValueError):  # no container, or "max"
-        return machine
+def usable_memory_bytes(root: Path = control_groups.ROOT) -> int:
+    """Returns the memory that the process may take: the machine's, or what its control groups allow if that is less."""
+    return min([machine_memory_bytes(), *(limit.limit_bytes for limit in control_groups.memory_limits(root))])
 
 
-def available_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Returns what of `usable_memory_bytes` is not taken, by this process or others. Raises OSError off Linux."""
-    (available,) = (line.split()[1] for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
-    machine = int(available) * 1024  # "kB"
-    try:
-        most, taken = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
-        statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # no container, or "max"
-        return machine
-    return min(machine, most - taken + int(statistics["inactive_file"]))  # which is given back when it is needed
+def available_memory_bytes(root: Path = control_groups.ROOT) -> int:
+    """Returns what of `usable_memory_bytes` is not taken, by this process or others."""
+    limits = control_groups.memory_limits(root)
+    return min([psutil.virtual_memory().available, *(limit.limit_bytes - limit.taken_bytes for limit in limits)])
 
 
 def _status_bytes(process: Path, field: str) -> int:

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+from xlaserve import control_groups
 from xlaserve.config import PerformanceHint, Settings
 from xlaserve.errors import ConfigError
 from xlaserve.runtimes.tf import flags
@@ -240,13 +241,9 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def usable_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Returns how many cores this process may use: its affinity, and a container's quota (Linux control groups v2)."""
-    try:
-        quota, period = cpu_max.read_text().split()
-        return max(1, min(cores(), int(quota) // int(period)))
-    except (OSError, ValueError):  # no control group, or "max": no quota
-        return cores()
+def usable_cores(root: Path = control_groups.ROOT) -> int:
+    """Returns how many cores this process may use: its affinity, and the quotas of its control groups."""
+    return max(1, int(min(cores(), control_groups.processors(root))))
 
 
 def cpu_name(cpu_info: Path = Path("/proc/cpuinfo")) -> str:

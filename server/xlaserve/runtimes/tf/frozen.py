@@ -21,11 +21,11 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import psutil
 import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework import convert_to_constants, ops
 
+from xlaserve.engine.memory import available_memory_bytes
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import OutOfDeviceMemory
 from xlaserve.runtimes.tf.definitions import nodes, widen, widened
@@ -134,9 +134,9 @@ def _freeze(function: Any) -> Any:
     if size_bytes > MAX_BYTES:
         raise UnfreezableError(f"it has {size_bytes / 2**30:.1f} GiB of weights, and a graph holds less than 2")
     needed = PEAK_COPIES * size_bytes
-    if needed > psutil.virtual_memory().available:
+    if needed > available_memory_bytes():
         trim_heap()  # what this process has freed counts as taken until then
-    if needed > (free := psutil.virtual_memory().available):
+    if needed > (free := available_memory_bytes()):
         raise UnfreezableError(f"freezing takes {needed / 2**30:.1f} GiB for a moment, and {free / 2**30:.1f} are free")
     try:
         # What convert_variables_to_constants_v2 does, without making two more functions of the result: that takes ten

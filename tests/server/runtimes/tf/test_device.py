@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tests.control_groups import UNIFIED, lay_out
 
 from xlaserve.config import Mode, ModelSettings, PerformanceHint, Settings
 from xlaserve.errors import ConfigError
@@ -243,20 +244,19 @@ def test_a_missing_tensorflow_is_said_with_the_way_out(monkeypatch: pytest.Monke
         ("", 16),
     ],
 )
-def test_a_containers_quota_bounds_the_cores(
+def test_the_quota_of_a_control_group_bounds_the_cores(
     cpu_max: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
-    file = tmp_path / "cpu.max"
-    file.write_text(cpu_max)
-    assert usable_cores(file) == cores
+    lay_out(tmp_path, "0::/service", [UNIFIED], {"service/cpu.max": cpu_max})
+    assert usable_cores(tmp_path) == cores
 
 
 def test_without_control_groups_all_cores_of_the_affinity_are_usable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {3, 5})
-    assert usable_cores(tmp_path / "missing") == 2
+    assert usable_cores(tmp_path) == 2
 
 
 def test_the_processor_has_the_name_that_linux_gives_it(tmp_path: Path) -> None:
