@@ -15,7 +15,7 @@ from xlaserve.config import Bucket, Mode, PixelRange
 from xlaserve.engine.batching.lanes import Lanes, Share
 from xlaserve.engine.batching.queue import Result
 from xlaserve.engine.batching.worker import Batch, Run, Worker, gather
-from xlaserve.engine.program import Compilation, Images, Outputs
+from xlaserve.engine.program import Compilation, Images, Outputs, run_batch
 from xlaserve.model.task import Task
 from xlaserve.model.version import Served
 
@@ -100,8 +100,12 @@ class FakeWorker(Worker):
             buffer = np.empty((*batch.bucket, 3), np.uint8)
             gather(batch.rows, buffer)
             took_s = self._cost_s[batch.bucket.batch]
-            result = Run(batch.executable(buffer), 0.0, wait_s, took_s, ended=self._loop.time())
+            try:
+                result = Run(run_batch(batch.executable, buffer), 0.0, wait_s, took_s, ended=self._loop.time())
+            except Exception as error:
+                result = error
         done(result)
+        del result  # an error that was caught here refers to this call, which holds requests' images
         self._start()
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve.config import Bucket, Mode, ModelSettings, Settings
-from xlaserve.engine.program import Warmed
+from xlaserve.engine.program import Warmed, run_batch
 from xlaserve.engine.warmup.compiler import fastest, measure, warm_up
 from xlaserve.engine.warmup.ledger import Entry, Ledger
 from xlaserve.model import catalog
@@ -175,7 +175,7 @@ class _InProcess:
         if len(pixels) < bucket.batch:
             pixels = np.concatenate([pixels, np.repeat(pixels[:1], bucket.batch - len(pixels), axis=0)])
         gathered_s = time.perf_counter()
-        outputs = self._warmed[request.model][Mode(request.mode), bucket].executable(pixels)
+        outputs = run_batch(self._warmed[request.model][Mode(request.mode), bucket].executable, pixels)
         return gathered_s - began_s, time.perf_counter() - gathered_s, outputs
 
     def _bucket(self, request: Request, pixels: NDArray[np.uint8]) -> Bucket:

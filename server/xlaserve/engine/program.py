@@ -34,8 +34,41 @@ class Executable(Protocol):
     def __call__(self, images: Images) -> Outputs:
         """Runs `images`, whose shape is the bucket's and nothing else, and blocks until the outputs are there.
 
-        The outputs own their memory: `images` may be overwritten as soon as the call returns.
+        The outputs own their memory: `images` may be overwritten as soon as the call returns. Call it through
+        `run_batch`, which checks them.
         """
+
+
+class WrongRowsError(Exception):
+    """An output has not one row for each image of its batch. `index` is its place among the outputs."""
+
+    def __init__(self, index: int, shape: tuple[int, ...], images: int) -> None:
+        super().__init__(index, shape, images)
+        self.index = index
+        self.rows = shape[0] if shape else 0
+        self.shape = shape
+        self.images = images
+
+    def __str__(self) -> str:
+        return self.described(f"output {self.index}")
+
+    def described(self, output: str) -> str:
+        """Returns what is wrong, with the name of the output."""
+        rows = "1 row" if self.images == 1 else f"{self.images} rows"
+        return f"{output}: expected {rows}, one for each image of the batch, got {self.rows} (shape {self.shape})"
+
+
+def run_batch(executable: Callable[[Images], Outputs], images: Images) -> Outputs:
+    """Runs `images` and returns the outputs, each of which has one row for each image.
+
+    Every run whose outputs are used goes through here, whatever the mode: with a row too few or too many, clients would
+    get each other's answers. Raises WrongRowsError, and what the executable raises.
+    """
+    outputs = executable(images)
+    for index, output in enumerate(outputs):
+        if not output.ndim or len(output) != len(images):
+            raise WrongRowsError(index, output.shape, len(images))
+    return outputs
 
 
 @dataclass(frozen=True, slots=True)

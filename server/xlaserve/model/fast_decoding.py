@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from xlaserve.config import Decoding, Fit, Mode
-from xlaserve.engine.program import Executable, Images, Outputs
+from xlaserve.engine.program import Executable, Images, Outputs, run_batch
 from xlaserve.engine.warmup.auto_buckets import Programs
 from xlaserve.engine.warmup.difference import Difference, compare
 from xlaserve.frame import place
@@ -108,5 +108,5 @@ def _clouds(height: int, width: int, random: np.random.Generator) -> Image.Image
 def _answers(executable: Executable, batch: int, images: Images) -> Outputs:
     """Returns the answers to images, in batches of one size."""
     rows = np.arange(math.ceil(len(images) / batch) * batch) % len(images)
-    got = [executable(images[part]) for part in rows.reshape(-1, batch)]
+    got = [run_batch(executable, images[part]) for part in rows.reshape(-1, batch)]
     return tuple(np.concatenate(outputs)[: len(images)] for outputs in zip(*got, strict=True))

@@ -50,7 +50,7 @@ from xlaserve.engine.batching.unmatched import Opener, refusal
 from xlaserve.engine.batching.worker import Batch, Run, Worker
 from xlaserve.engine.buckets.demand import Demand, Resolution, note
 from xlaserve.engine.buckets.planner import Cost, Step
-from xlaserve.engine.program import Executable, Images, Warmed, is_finite
+from xlaserve.engine.program import Executable, Images, Warmed, WrongRowsError, is_finite, run_batch
 from xlaserve.errors import (
     DeadlineExceeded,
     ExecutionFailed,
@@ -333,7 +333,7 @@ class Batcher:
         began = self.clock()
         run: Run | BaseException
         try:
-            outputs = self._programs[mode, bucket].executable(pixels)
+            outputs = run_batch(self._programs[mode, bucket].executable, pixels)
             run = Run(outputs, 0.0, 0.0, self.clock() - began, is_finite(outputs))
         except Exception as error:
             run = error
@@ -492,7 +492,9 @@ class Batcher:
             if isinstance(run, Run):
                 self.observer.batch_ran(mode, bucket, images, run)
             else:
-                log.error("model %s: a batch in %s %s raised", self.name, mode, bucket, exc_info=run)
+                is_explained = isinstance(run, WrongRowsError)
+                reason, trace = (f": {run}", None) if is_explained else ("", run)
+                log.error("model %s: a batch in %s %s raised%s", self.name, mode, bucket, reason, exc_info=trace)
                 self.observer.batch_failed(mode, bucket, images)
         except Exception:
             log.exception("model %s: a batch in %s %s could not be observed", self.name, mode, bucket)

@@ -274,7 +274,8 @@ def fail(jobs: Iterable[Job], error: type[XlaserveError], message: str) -> None:
 def scatter(pieces: Sequence[Piece], run: Run) -> None:
     """Gives each job its rows of the batch, and settles it with the last of them.
 
-    Raises ValueError for other outputs than the job's other batches gave.
+    Every output of a `Run` has a row for each row of its bucket. Raises ValueError for other outputs than the job's
+    other batches gave.
     """
     stop_row = 0
     for job, start, stop in pieces:
@@ -282,8 +283,6 @@ def scatter(pieces: Sequence[Piece], run: Run) -> None:
         if job.settled.done():
             continue
         outputs = tuple(output[row:stop_row] for output in run.outputs)
-        if any(len(output) != stop - start for output in outputs):
-            raise ValueError(f"a batch gave too few rows for {stop - start} images")
         if job.batches and _kinds(outputs) != _kinds(job.batches[0].outputs):
             raise ValueError(f"a batch gave {_kinds(outputs)}, another {_kinds(job.batches[0].outputs)}")
         job.batches.append(BatchRows(range(start, stop), outputs))

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from xlaserve.config import Bucket
-from xlaserve.engine.program import Executable, Images, Outputs, is_finite
+from xlaserve.engine.program import Executable, Images, Outputs, is_finite, run_batch
 
 LANE: Final = "lane"
 
@@ -114,7 +114,7 @@ class Worker:
         gathered = self._clock()
         with self._lanes:
             start = self._clock()
-            outputs = batch.executable(images)
+            outputs = run_batch(batch.executable, images)
             end = self._clock()
         if buffer is not None and len(free := self._buffers.get(batch.bucket, [])) < self._places:
             free.append(buffer)  # to a throw-away list where the bucket is no longer reserved

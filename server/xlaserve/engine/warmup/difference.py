@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -16,10 +17,25 @@ MAX_RELATIVE_INT8: Final = 0.3
 MIN_AGREEMENT: Final = 0.95
 _GRAINS: Final = (2, 4, 8, 16, 32)
 """How many patches the sides of the images are cut into; the other images are noise."""
+_CONSTANT: Final = {2: (127, 127, 127), 4: (0, 0, 0), 6: (255, 255, 255), 8: (200, 30, 90)}
+"""Images of one colour, by their place: a model may leave out what is dark, saturated, or shows nothing. In batches of
+2, 3, 4 and 8 there is another image behind one of each kind, whose answer then takes its place."""
+
+
+class Named(Protocol):
+    """An output with a name."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
 
 
 class Comparing(Protocol):
     """How a task's outputs are compared."""
+
+    @property
+    def outputs(self) -> Sequence[Named]:
+        """The outputs."""
 
     @property
     def least_alike(self) -> float:
@@ -98,13 +114,15 @@ def _relative(wanted: NDArray[Any], got: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def make_images(count: int, height: int, width: int) -> Images:
-    """Returns images of noise and of coloured patches, coarse and fine; the same ones every time."""
+    """Returns images of noise, of coloured patches, coarse and fine, and of one colour; the same ones every time."""
     random = np.random.default_rng(seed=0)
     images = random.integers(0, 256, (count, height, width, 3), dtype=np.uint8)
     for index, image in enumerate(images):
         grain = _GRAINS[index % len(_GRAINS)]
         patches = random.integers(0, 256, (grain, grain, 3), dtype=np.uint8)
-        if index % 4:  # every fourth stays noise
+        if index % 4 != 1:  # every fourth stays noise
             rows, columns = np.arange(height) * grain, np.arange(width) * grain
             image[:] = patches[rows // height][:, columns // width]
+    for index, colour in _CONSTANT.items():
+        images[index : index + 1] = colour
     return images

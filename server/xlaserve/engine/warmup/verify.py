@@ -1,9 +1,10 @@
 """Whether a program answers what its model means: checked at warm-up, before anybody is answered.
 
-Each program runs a few images, noise and patches, in full batches. An image's answer is compared with that of a
-reference without XLA, which as a rule runs the image alone, and with its own answer at another place of a batch among
-other images. Where they differ, the reference runs the very same batches. That tells which of two it is: a program that
-computes something other than its model, or a model whose rows depend on each other.
+Each program runs a few images, noise, patches and single colours, in full batches. Every output must have a row for
+each of them. An image's answer is compared with that of a reference without XLA, which as a rule runs the image alone,
+and with its own answer at another place of a batch among other images. Where they differ, the reference runs the very
+same batches. That tells which of two it is: a program that computes something other than its model, or a model whose
+rows depend on each other.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.program import Compilation, Executable, Images, Outputs
+from xlaserve.engine.program import Compilation, Executable, Images, Outputs, WrongRowsError, run_batch
 from xlaserve.engine.warmup.difference import Comparing, Difference, by_row, compare, make_images
 from xlaserve.errors import ModelFailed, cause
 
@@ -33,7 +34,7 @@ GROSS: Final = 1e-2
 """More than that is refused. Between the two lie very deep networks: ResNet152 with random weights is at the first."""
 AS_MADE: Final = 0.1
 """How much further or less far off a kept program may be than when it was made, as a share of the greater."""
-SAMPLE_IMAGES: Final = 8
+SAMPLE_IMAGES: Final = 12
 NARROW_SAMPLE_IMAGES: Final = 16
 """Images that are compared where programs are narrow: more, since the agreement is shown as well."""
 
@@ -49,6 +50,8 @@ class Fault(NamedTuple):
     is more to it."""
     is_gross: bool
     """Whether it is more than rounding could ever be."""
+    is_of_rows: bool = False
+    """Whether an output has not one row for each image: clients would get each other's answers, whatever is set."""
 
     def __str__(self) -> str:
         return self.text
@@ -82,7 +85,7 @@ class _Timed:
 
     def __call__(self, images: Images) -> Outputs:
         began = self._clock()
-        outputs = self._executable(images)
+        outputs = run_batch(self._executable, images)
         self.fastest_s = min(self.fastest_s, self._clock() - began)
         return outputs
 
@@ -163,13 +166,16 @@ class Verifier:
             compilation.keep_difference(difference)
 
     def _is_refused(self, mode: Mode, fault: Fault) -> bool:
+        if fault.is_of_rows:
+            return True
         return self._refuses and fault.is_gross and mode.traits.uses_compiler and mode not in self._narrow
 
     def _judge(self, mode: Mode, bucket: Bucket, verified: Verified) -> None:
         where = f"mode {mode}, bucket {bucket}"
         if verified.fault:
             if self._is_refused(mode, verified.fault):
-                raise ModelFailed(f"{where}: {verified.fault} (verification: warn serves it all the same)")
+                way_out = "" if verified.fault.is_of_rows else " (verification: warn serves it all the same)"
+                raise ModelFailed(f"{where}: {verified.fault}{way_out}")
             self._warn(f"{where}: {verified.fault}")
         if verified.not_finite:
             self._warn(f"{where}: NaN or infinity in the answers to {verified.not_finite} of {self._images} images")
@@ -186,7 +192,15 @@ class Verifier:
 
     def _verify(self, mode: Mode, bucket: Bucket, executable: Executable) -> Verified:
         timed = _Timed(executable, self._clock)
-        return replace(self._compared(mode, bucket, timed), fastest_s=timed.fastest_s)
+        try:
+            verified = self._compared(mode, bucket, timed)
+        except WrongRowsError as error:
+            verified = Verified(None, fault=self._fault_of_rows(error))
+        return replace(verified, fastest_s=timed.fastest_s)
+
+    def _fault_of_rows(self, error: WrongRowsError) -> Fault:
+        output = f"output {self._task.outputs[error.index].name}"
+        return Fault(error.described(output), math.inf, is_gross=True, is_of_rows=True)
 
     def _compared(self, mode: Mode, bucket: Bucket, executable: Executable) -> Verified:
         images, wanted = self._sample(bucket)
@@ -232,7 +246,7 @@ class Verifier:
             return Fault("it answers the same batch differently each time", math.inf, is_gross=True)
         if self._reference is None:
             return None
-        answers = [self._reference(sample[rows]) for rows, _ in probes]
+        answers = [run_batch(self._reference, sample[rows]) for rows, _ in probes]
         for wanted, (_, got) in zip(answers, probes, strict=True):
             apart = self._apart(wanted, got)
             if not self._are_alike(apart, most):
@@ -269,7 +283,9 @@ class Verifier:
         batch = self._reference_batch
         order = np.arange(math.ceil(len(images) / batch) * batch) % len(images)
         try:
-            answers = _joined([self._reference(images[rows]) for rows in order.reshape(-1, batch)])
+            answers = _joined([run_batch(self._reference, images[rows]) for rows in order.reshape(-1, batch)])
+        except WrongRowsError:
+            raise
         except Exception as error:
             log.debug("no reference", exc_info=error)
             self._warn(

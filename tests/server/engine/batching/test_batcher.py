@@ -447,6 +447,30 @@ async def test_outputs_that_are_not_rows_fail_the_batch(virtual_time: object, ma
     assert numbers_of(await model.answer([2])) == [2]
 
 
+@pytest.mark.parametrize("rows", [0, 3, 4, 7, 9])
+async def test_a_batch_of_other_rows_answers_nobody(virtual_time: object, make: Make, rows: int) -> None:
+    model = make(cost_s={1: 1.0, 8: 1.0})
+    echo = model.executables[Mode.XLA]._echo
+
+    def other(images: Images) -> Outputs:
+        return tuple(np.resize(output, (rows, *output.shape[1:])) for output in echo(images))
+
+    first = model.ask([9])
+    await asyncio.sleep(0.5)
+    model.executables[Mode.XLA]._echo = other
+    others = [model.ask([number]) for number in range(4)]  # in one batch, whose bucket holds twice as many
+    errors = await asyncio.gather(first, *others, return_exceptions=True)
+    assert [(type(error), str(error)) for error in errors] == [
+        (ExecutionFailed, "model model could not run this batch")
+    ] * 5
+    assert model.observer.failed == [(Mode.XLA, 1, 1), (Mode.XLA, 8, 4)]
+    with pytest.raises(ExecutionFailed):
+        await model.batcher.run_when_idle(model._pictures([1, 2]), Mode.XLA, NO_DEADLINE)
+    model.executables[Mode.XLA]._echo = echo
+    assert numbers_of(await model.answer([2])) == [2]
+    assert lanes_are_free(model.lanes)
+
+
 async def test_a_worker_that_takes_no_batch_fails_its_jobs_and_costs_no_lane(
     virtual_time: object, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,90 @@ def test_a_program_that_answers_as_its_reference_passes_without_a_word(bucket: B
     assert not checked.verifier.is_dependent
 
 
+def dark(images: Images) -> Any:
+    return images.mean(axis=(1, 2, 3)) < 20
+
+
+def bright(images: Images) -> Any:
+    return images.min(axis=(1, 2, 3)) > 250
+
+
+def plain(images: Images) -> Any:
+    return images.std(axis=(1, 2)).max(axis=1) < 1
+
+
+Chosen = Callable[[Images], Any]
+
+
+@pytest.mark.parametrize("bucket", BUCKETS)
+@pytest.mark.parametrize("chosen", [dark, bright, plain])
+@pytest.mark.parametrize("mode", [Mode.XLA, Mode.GRAPH, Mode.EAGER, Mode.OPENVINO])
+@pytest.mark.parametrize("verification", ["refuse", "off"])
+def test_a_model_that_leaves_images_out_is_refused_whatever_is_set(
+    bucket: Bucket, chosen: Chosen, mode: Mode, verification: str
+) -> None:
+    def rest(images: Images) -> Outputs:
+        return (scores(images)[0][~chosen(images)],)
+
+    expected = rf"mode {mode}, bucket {bucket}: output scores: expected \d+ rows?, .*, got \d+ \(shape \(\d+, 5\)\)$"
+    with pytest.raises(ModelFailed, match=expected):
+        Checked(rest, verification=verification, batch_dependence="allow")(rest, bucket, mode)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "text"),
+    [
+        (lambda images: (np.float32(1.0),), r"output scores: expected 4 rows, .* got 0 \(shape \(\)\)"),
+        (lambda images: (np.zeros((1, 5), np.float32),), r"output scores: expected 4 rows, .* got 1 \(shape"),
+        (lambda images: (np.repeat(scores(images)[0], 2, axis=0),), r"output scores: expected 4 rows, .* got 8 "),
+    ],
+)
+def test_outputs_of_other_rows_are_named_with_both_counts(outputs: Executable, text: str) -> None:
+    with pytest.raises(ModelFailed, match=text):
+        Checked()(outputs, Bucket(4, SIDE, SIDE))
+
+
+def test_of_several_outputs_the_one_with_other_rows_is_named() -> None:
+    def objects(images: Images) -> Outputs:
+        (rows,) = scores(images)
+        boxes, counts = np.zeros((len(rows), 5, 4), np.float32), np.zeros(len(rows), np.int32)
+        return boxes, rows, rows[:1].astype(np.int32), counts
+
+    with pytest.raises(ModelFailed, match=r"output classes: expected 8 rows, .* got 1 "):
+        Checked(None, task=Detection(3, max_detections=5))(objects, BUCKETS[4])
+
+
+def test_a_reference_that_leaves_images_out_refuses_what_fills_their_rows() -> None:
+    def rest(images: Images) -> Outputs:
+        return (scores(images)[0][~dark(images)],)
+
+    with pytest.raises(ModelFailed, match="output scores: expected 1 row, one for each image of the batch, got 0 "):
+        Checked(rest)(scores, BUCKETS[3])
+
+
+@pytest.mark.parametrize("chosen", [dark, bright, plain])
+@pytest.mark.parametrize(
+    ("bucket", "has_reference"),
+    [*((bucket, True) for bucket in BUCKETS[1:]), *((bucket, False) for bucket in BUCKETS if bucket.batch >= 8)],
+)
+def test_a_model_that_moves_other_images_to_the_place_of_one_is_dependent(
+    bucket: Bucket, has_reference: bool, chosen: Chosen
+) -> None:
+    def moved(images: Images) -> Outputs:
+        (rows,) = scores(images)
+        left = rows[~chosen(images)]
+        return (np.concatenate([left, np.zeros((len(rows) - len(left), 5), np.float32)]),)
+
+    assert Checked(moved if has_reference else None)(moved, bucket).is_dependent
+
+
+def test_a_kept_program_of_other_rows_is_made_anew() -> None:
+    kept = Compilation(lambda images: (scores(images)[0][1:],), 0.0, 0.0, from_cache=True)
+    again = Compilation(scores, 1.0, 1.0)
+    compilation, verified = Checked().verifier.admit(Mode.XLA, BUCKETS[2], kept, lambda: again)
+    assert (compilation, verified.fault) == (again, None)
+
+
 def test_what_a_program_says_of_itself_is_said() -> None:
     checked = Checked(verification="off")
     compilation = Compilation(scores, 0.0, 0.0, warnings=("it assigns variables as it runs",))
