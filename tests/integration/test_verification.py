@@ -6,11 +6,13 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from tests.attack import leaving_out as leaving_out_model
 from tests.integration.conftest import Server, StartServer
 
 from xlaserve_proto import open_inference_pb2 as oip
@@ -22,6 +24,8 @@ PATIENCE_S = 60
 SIDE = 8
 BUCKETS = [2, 4]
 MODES = ["xla", "graph"]
+MARK = 77
+"""The level of images that a model leaves out and warm-up does not have."""
 ODD_LAYERS = """
 import keras, tensorflow as tf
 
@@ -57,6 +61,13 @@ def server(start_module_server: StartServer, tmp_path_factory: pytest.TempPathFa
             keras.Model(pixels, scores).save(file)
         return {"name": name, "source": str(file), "buckets": BUCKETS, "modes": MODES, "preprocess": "none"}
 
+    def leaving_out(name: str, level: int) -> dict[str, Any]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            leaving_out_model.save(str(folder / name), SIDE, level)
+        modes = [*MODES, "eager", "openvino"]
+        return {"name": name, "source": str(folder / name), "buckets": [1, *BUCKETS], "modes": modes}
+
     odd = {"custom_objects": {name: f"odd_layers:{name}" for name in ("Miscompiled", "Unrunnable")}}
     centred = save("centred", lambda x: x - keras.ops.mean(x, axis=0, keepdims=True))
     miscompiled = save("miscompiled", odd_layers["Miscompiled"]())
@@ -69,6 +80,9 @@ def server(start_module_server: StartServer, tmp_path_factory: pytest.TempPathFa
         miscompiled | odd | {"name": "miscompiled-served", "verification": "warn"},
         save("undefined", keras.ops.log),
         save("unrunnable", odd_layers["Unrunnable"]()) | odd,
+        leaving_out("dark", level=0),
+        leaving_out("dark-unverified", level=0) | {"verification": "off", "batch_dependence": "allow"},
+        leaving_out("marked", level=MARK) | {"max_queue_delay_ms": 100},
     ]
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     return start_module_server({"models": models, "exit_on_model_failure": False}, env={"PYTHONPATH": path})
@@ -189,3 +203,37 @@ def test_answers_that_are_no_numbers_are_counted_in_traffic(server: Server) -> N
             is_counted = counted[-1] - counted[-2]
             assert is_counted == (0 if np.isfinite(answer).all() else 1)
         assert counted[-1] > counted[0]
+
+
+@pytest.mark.parametrize("name", ["dark", "dark-unverified"])
+def test_a_model_that_leaves_dark_images_out_never_serves(models: dict[str, pb.Model], name: str) -> None:
+    assert models[name].state == pb.Model.STATE_FAILED
+    assert models[name].reason == (
+        f"mode xla, bucket 1x{SIDE}x{SIDE}: output scores: expected 1 row, one for each image of the batch, got 0"
+        " (shape (0, 3))"
+    )
+
+
+@pytest.mark.parametrize("mode", [*MODES, "eager", "openvino"])
+@pytest.mark.parametrize("place", range(4))
+def test_no_client_of_a_batch_gets_the_answer_of_another(
+    server: Server, models: dict[str, pb.Model], mode: str, place: int
+) -> None:
+    assert models["marked"].state == pb.Model.STATE_READY
+    levels = [10, 20, 30, 40]
+    levels[place] = MARK
+
+    def answer(level: int) -> tuple[grpc.StatusCode, list[float] | str]:
+        try:
+            scores = infer(server, "marked", np.full((1, SIDE, SIDE, 3), level, np.uint8), mode)
+        except grpc.RpcError as error:
+            return error.code(), error.details() or ""
+        return grpc.StatusCode.OK, scores.ravel().round(3).tolist()
+
+    failed = grpc.StatusCode.INTERNAL, "model marked could not run this batch"
+    with ThreadPoolExecutor(4) as clients:
+        answers = list(clients.map(answer, levels))
+    assert answers[place] == failed
+    for level, own in zip(levels, answers, strict=True):
+        assert own in (failed, (grpc.StatusCode.OK, [level] * 3))
+    assert answer(50) == (grpc.StatusCode.OK, [50] * 3)
