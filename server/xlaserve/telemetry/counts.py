@@ -118,9 +118,11 @@ class LoopHistogram(Collector):
         _remove(self._series, self._labels, labels)
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
-        """Returns what was observed."""
+        """Returns what was observed; of label values without observations, nothing."""
         family = HistogramMetricFamily(self._name, self._help_text, labels=self._labels)
         for values, series in self._series.copy().items():
+            if not any(series.counts):  # some twenty lines that say nothing, for each version that nobody has called
+                continue
             exemplars = series.exemplars.copy()
             buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
             for index, counted in enumerate(zip(self._names, accumulate(series.counts.copy()), strict=True)):

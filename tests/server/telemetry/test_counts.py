@@ -75,6 +75,15 @@ def test_a_histogram_shows_what_that_of_prometheus_shows(values: Sequence[float]
     assert exposed(ours) == exposed(theirs)
 
 
+def test_a_histogram_shows_nothing_of_label_values_without_observations() -> None:
+    registry = CollectorRegistry(auto_describe=True)
+    histogram = LoopHistogram("seconds", "How long.", LABELS, bounds=BOUNDS, registry=registry)
+    seconds = histogram.labels("a", "xla")
+    assert not [line for line in exposed(registry) if not line.startswith("#")]
+    seconds.observe(0.0)
+    assert 'seconds_count{mode="xla",model="a"} 1.0' in exposed(registry)
+
+
 def test_openmetrics_names_the_last_trace_of_each_bucket() -> None:
     registry = CollectorRegistry(auto_describe=True)
     seconds = LoopHistogram("seconds", "How long.", LABELS, bounds=BOUNDS, registry=registry).labels("a", "xla")
