@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from functools import lru_cache
+from operator import attrgetter
+from types import MappingProxyType
 from typing import Final, Literal
 
 from xlaserve.access.caller import CURRENT
 from xlaserve.config import Mode
 from xlaserve.log_lines import LineBound, shown
 from xlaserve.telemetry import request_context
-from xlaserve.timings import Timings
+from xlaserve.timings import STAGES, Timings
 
 LEVELS: Final = {
     "INTERNAL": logging.ERROR,
@@ -24,6 +26,9 @@ LEVELS: Final = {
 """By status: errors of the server, and what it could not serve in time. The rest is the clients' doing: info."""
 MAX_TEXT_LENGTH: Final = 128
 """Characters of what clients call things."""
+
+_STAGES_TEXT: Final = " ".join(f"{stage}=%.6f" for stage in STAGES)
+_seconds_of: Final = attrgetter(*STAGES)
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +46,10 @@ class AccessLog:
 
     def answered(self, method: str, model: str, version: str, mode: Mode, *, images: int, timings: Timings) -> None:
         """Writes a line for a request that succeeded."""
-        what = {"method": method, "status": "OK", "model": model, "version": version, "mode": str(mode)}
-        _write(logging.INFO, what | {"images": images} | asdict(timings))
+        what, text = _answered(method, model, version, mode)
+        seconds = _seconds_of(timings)
+        text = f"{text} images={images} {_STAGES_TEXT % seconds}"
+        _write(logging.INFO, {**what, "images": images, **dict(zip(STAGES, seconds, strict=True))}, text)
 
     def failed(
         self,
@@ -60,7 +67,8 @@ class AccessLog:
             return
         timed = {} if seconds is None else {"total_s": seconds}
         what = {"method": method, "status": status, "model": model[:MAX_TEXT_LENGTH], "version": version}
-        _write(level, what | timed | {"reason": reason})
+        fields = {name: value for name, value in (what | timed | {"reason": reason}).items() if value != ""}
+        _write(level, fields, _text(fields))
 
     def flush(self) -> None:
         """Says now how many lines were left out."""
@@ -68,11 +76,37 @@ class AccessLog:
             bound.tell()
 
 
-def _write(level: int, what: Mapping[str, object]) -> None:
-    fields = {**what, "caller": CURRENT.get().name[:MAX_TEXT_LENGTH]}
+@lru_cache(maxsize=1024)
+def _answered(method: str, model: str, version: str, mode: Mode) -> tuple[Mapping[str, object], str]:
+    """Returns the fields that all answers of a method by one program share, and their text."""
+    what = {"method": method, "status": "OK", "model": model, "version": version, "mode": str(mode)}
+    return MappingProxyType(what), _text(what)
+
+
+@lru_cache(maxsize=1024)
+def _caller(name: str) -> tuple[str, str]:
+    """Returns the caller's field and its text."""
+    name = name[:MAX_TEXT_LENGTH]
+    return name, f" caller={shown(name)}" if name else ""
+
+
+def _write(level: int, what: Mapping[str, object], text: str) -> None:
+    """Writes the line `text`, of the fields `what`, with who called and what names the call."""
+    if not log.isEnabledFor(level):
+        return
+    name, caller = _caller(CURRENT.get().name)
+    text += caller
+    fields = dict(what)
+    if name:
+        fields["caller"] = name
     request = request_context.current()
-    if request is not None:
-        fields["message_id"] = request.message_id[:MAX_TEXT_LENGTH]
-    fields = {name: value for name, value in fields.items() if value != ""}
-    text = " ".join(f"{name}={shown(value)}" for name, value in fields.items())
-    log.log(level, "%s", text, extra=fields | request_context.log_fields())
+    if request is not None and request.message_id:
+        fields["message_id"] = message_id = request.message_id[:MAX_TEXT_LENGTH]
+        text += f" message_id={shown(message_id)}"
+    # Not `log.log`: who called it would be looked for on the stack, which costs as much as the line itself.
+    extra = fields | request_context.log_fields()
+    log.handle(log.makeRecord(log.name, level, __file__, 0, text, (), None, extra=extra))
+
+
+def _text(fields: Mapping[str, object]) -> str:
+    return " ".join(f"{name}={shown(value)}" for name, value in fields.items())

@@ -1,7 +1,7 @@
 """Writes the log without waiting for its reader: one that reads stderr slowly, or not at all, holds up no request.
 
 While the reader keeps up, lines are written where they are logged, so that none is lost with the process. What a pipe
-has no room for is left to a thread.
+has no room for, and what may wait (`write_soon`), is left to a thread.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 MAX_LINES: Final = 10_000
 """Lines that wait to be written. More are dropped, and counted."""
+HOLD_S: Final = 0.02
+"""How long a line that may wait is held, so that many are written at once: each write wakes who reads."""
 FLUSH_S: Final = 2.0
 """How long the end of the process waits for what is not yet written."""
 
@@ -38,22 +40,41 @@ class LogWriter(io.TextIOBase):
         self._dropped = 0
         self._changed = threading.Condition()
         self._is_writing = False
+        self._is_urgent = False
+        """Whether any of the lines is not to be held."""
         self._has_ended = False
         threading.Thread(target=self._run, name="log", daemon=True).start()
 
     def write(self, text: str) -> int:
-        """Writes `text` now if the stream takes it, or has it written."""
+        """Writes `text`, after what waits, now if the stream takes it, or has it written."""
         with self._changed:
-            if not self._lines and not self._is_writing and self._takes(text):
+            if not self._is_writing and self._write_lines() and self._takes(text):
                 self._write(text)
                 return len(text)
-            if len(self._lines) >= self._max_lines:
-                self._dropped += 1
-                return len(text)
-            self._lines.append(text)
-            self._changed.notify_all()
+            self._is_urgent = True
+            self._add(text)
         self._report()
         return len(text)
+
+    def write_soon(self, text: str) -> None:
+        """Has `text` written within HOLD_S, or with what is written before."""
+        with self._changed:
+            self._add(text)
+        self._report()
+
+    def _add(self, text: str) -> None:
+        if len(self._lines) >= self._max_lines:
+            self._dropped += 1
+            return
+        self._lines.append(text)
+        if self._is_urgent or len(self._lines) == 1:
+            self._changed.notify_all()
+
+    def _write_lines(self) -> bool:
+        """Writes of the lines that wait what the stream takes now; returns whether that was all."""
+        while self._lines and self._takes(self._lines[0]):
+            self._write(self._lines.popleft())
+        return not self._lines
 
     def flush(self) -> None:
         """Does nothing: lines are flushed as they are written."""
@@ -69,16 +90,17 @@ class LogWriter(io.TextIOBase):
             self._changed.notify_all()
 
     def _report(self) -> None:
-        """Says how many lines were dropped, where there is room for that."""
+        """Says how many lines were dropped, if any were and there is room for that."""
         with self._changed:
-            if len(self._lines) >= self._max_lines:
+            if not self._dropped or len(self._lines) >= self._max_lines:
                 return
             dropped, self._dropped = self._dropped, 0
-        if dropped:
-            log.warning("%d lines of the log were dropped: they were not read in time", dropped)
+        log.warning("%d lines of the log were dropped: they were not read in time", dropped)
 
     def _wait(self, until: float) -> None:
         with self._changed:
+            self._is_urgent = True
+            self._changed.notify_all()
             self._changed.wait_for(lambda: not self._lines and not self._is_writing, until - time.monotonic())
 
     def _run(self) -> None:
@@ -101,8 +123,10 @@ class LogWriter(io.TextIOBase):
         """Waits for lines and takes them; empty once there will be no more."""
         with self._changed:
             self._changed.wait_for(lambda: self._lines or self._has_ended)
+            self._changed.wait_for(lambda: self._is_urgent or self._has_ended, HOLD_S)
             lines = "".join(self._lines)
             self._lines.clear()
+            self._is_urgent = False
             self._is_writing = bool(lines)
             return lines
 

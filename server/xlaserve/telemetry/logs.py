@@ -13,18 +13,22 @@ import time
 import warnings
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import partial
-from typing import Final, Literal
+from functools import lru_cache, partial
+from typing import Final, Literal, TextIO
 
 from xlaserve.telemetry import request_context
+from xlaserve.telemetry.log_writer import LogWriter
 
 AUDIT: Final = "xlaserve.access.audit"
 """The logger of what administrators do."""
+ACCESS: Final = "xlaserve.telemetry.access_log"
+"""The logger of requests."""
 OUTPUT: Final = "xlaserve.processes.output"
 """The logger of what processes write on stderr that is no record, as a library does that aborts."""
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 _RECORD: Final = re.compile(r'\{"time": ".*\}|\d\d:\d\d:\d\d (DEBUG|INFO |WARN |ERROR|CRITICAL) .*|    .*')
 
+_ENCODER: Final = json.JSONEncoder(default=str, allow_nan=False)
 
 Format = Literal["human", "json"]
 
@@ -40,7 +44,9 @@ def configure(level: str, format: Format, role: str = "") -> None:
     `[front 2]` before the message or the field `role`.
     """
     threshold = logging.getLevelNamesMapping()[level.upper()]
-    handler = logging.StreamHandler()
+    # No format shows these, and each record would look for them.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    handler = _Handler()
     handler.setFormatter(_Json() if format == "json" else _Human())
     handler.addFilter(_name_call)
     if role:
@@ -72,8 +78,8 @@ def _format_warning(
 
 
 def _name_call(record: logging.LogRecord) -> bool:
-    for name, value in request_context.log_fields().items():
-        setattr(record, name, value)
+    if not hasattr(record, "request_id"):
+        record.__dict__.update(request_context.log_fields())
     return True
 
 
@@ -87,9 +93,22 @@ def is_record(line: str) -> bool:
     return _RECORD.fullmatch(line) is not None and line.isprintable()
 
 
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes records to stderr; those of requests that succeeded or were refused as wrong may wait for others."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno > logging.INFO or record.name != ACCESS or not isinstance(self.stream, LogWriter):
+            super().emit(record)
+            return
+        try:
+            self.stream.write_soon(self.format(record) + self.terminator)
+        except Exception:  # as StreamHandler does: what can't be logged ends nothing
+            self.handleError(record)
+
+
 class _Human(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        clock = _clock(int(record.created))
         level = "WARN" if record.levelno == logging.WARNING else record.levelname
         request_id = getattr(record, "request_id", "")
         call = f" [request {request_id}]" if request_id else ""
@@ -99,6 +118,12 @@ class _Human(logging.Formatter):
         if record.exc_info:
             lines += [f"    {_printable(line)}" for line in self.formatException(record.exc_info).split("\n")]
         return "\n".join(lines)
+
+
+@lru_cache(maxsize=1)
+def _clock(second: int) -> str:
+    """Returns the local time of a second since the epoch."""
+    return time.strftime("%H:%M:%S", time.localtime(second))
 
 
 class _Json(logging.Formatter):
@@ -111,14 +136,13 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return _dump(
-            fields | {key: value for key, value in record.__dict__.items() if key not in {*_STANDARD, *fields}}
-        )
+        fields |= {key: value for key, value in record.__dict__.items() if key not in _STANDARD and key not in fields}
+        return _dump(fields)
 
 
 def _dump(fields: Mapping[str, object]) -> str:
     try:
-        return json.dumps(fields, default=str, allow_nan=False)
+        return _ENCODER.encode(fields)
     except (TypeError, ValueError):  # JSON has no NaN, and no keys but strings
         return json.dumps({key: str(value) for key, value in fields.items()})
 

@@ -127,3 +127,30 @@ def test_lines_that_are_formatted_already_are_written_in_their_turn(pipe: Pipe) 
         log_writer.write("12:34:56 INFO  [front 2] as it is\n")
         LOGGER.info("after")
     assert pipe.close() == ["before\n", "12:34:56 INFO  [front 2] as it is\n", "after\n"]
+
+
+def test_lines_that_may_wait_are_written_together_and_in_order(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_writer, "HOLD_S", 60.0)
+    writer = log_writer.LogWriter(pipe.writing)
+    for number in range(3):
+        writer.write_soon(f"{number}\n")
+    writer.write("now\n")
+    assert [pipe.first_line() for _ in range(4)] == ["0\n", "1\n", "2\n", "now\n"]
+    writer.finish()
+
+
+def test_a_line_that_may_wait_is_written_soon(pipe: Pipe) -> None:
+    writer = log_writer.LogWriter(pipe.writing)
+    writer.write_soon("0\n")
+    assert pipe.first_line() == "0\n"
+    writer.finish()
+
+
+def test_the_end_writes_what_may_wait(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_writer, "HOLD_S", 60.0)
+    writer = log_writer.LogWriter(pipe.writing)
+    writer.write_soon("0\n")
+    began = time.perf_counter()
+    writer.finish()
+    assert pipe.first_line() == "0\n"
+    assert time.perf_counter() - began < log_writer.FLUSH_S
