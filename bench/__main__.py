@@ -18,6 +18,7 @@ from bench.decode import decoding
 from bench.figures import Figure, at_most, finish, ratio
 from bench.generator import closed_loop, pixels_request
 from bench.generator_ceiling import generator
+from bench.observation import observation
 from bench.options import numbers
 from bench.overload import overload
 from bench.plan import plan
@@ -136,6 +137,7 @@ def main() -> None:
             "efficiency",
             "generator",
             "memory",
+            "observation",
             "overhead",
             "overload",
             "plan",
@@ -153,6 +155,7 @@ def main() -> None:
     requests = 2_000 if options.quick else MEMORY_REQUESTS
     benches: dict[str, Callable[[], list[Figure]]] = {
         "overhead": lambda: overhead(blocks, block_s),
+        "observation": lambda: observation(blocks, block_s),
         "rest": lambda: rest(blocks, block_s),
         "decode": lambda: decoding(blocks, min(block_s, 2.0)),
         "generator": lambda: generator(blocks, block_s),

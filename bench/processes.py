@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import psutil
 
@@ -59,24 +59,26 @@ def application(name: str, **more: object) -> dict[str, object]:
 
 
 @contextmanager
-def xlaserve(config: Mapping[str, object], poll_s: float = POLL_S, module: str = "xlaserve") -> Iterator[Server]:
+def xlaserve(
+    config: Mapping[str, object], poll_s: float = POLL_S, module: str = "xlaserve", stderr: IO[bytes] | None = None
+) -> Iterator[Server]:
     """Runs `xlaserve serve` with `config`, ready; looks every `poll_s` whether it is. `module` runs it."""
     with tempfile.TemporaryDirectory() as folder:
         file, ready = Path(folder, "config.json"), Path(folder, "ready.json")
         file.write_text(
             json.dumps(
                 {
+                    "log_level": "warning",
+                    "access_log": "off",
                     **config,
                     "grpc_port": 0,
                     "http_port": 0,
                     "metrics_port": 0,
-                    "log_level": "warning",
-                    "access_log": "off",
                 }
             )
         )
         command = (sys.executable, "-m", module, "serve", "--config", str(file), "--ready-file", str(ready))
-        with _started(command, ready, poll_s) as server:
+        with _started(command, ready, poll_s, stderr=stderr) as server:
             yield server
 
 
@@ -102,9 +104,13 @@ def _servicer(*words: str) -> Iterator[Server]:
 
 @contextmanager
 def _started(
-    command: Sequence[str], ready: Path, poll_s: float = POLL_S, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    ready: Path,
+    poll_s: float = POLL_S,
+    environment: Mapping[str, str] | None = None,
+    stderr: IO[bytes] | None = None,
 ) -> Iterator[Server]:
-    process = subprocess.Popen(command, env=environment)
+    process = subprocess.Popen(command, env=environment, stderr=stderr)
     try:
         until = time.monotonic() + START_TIMEOUT_S
         while not ready.exists():
