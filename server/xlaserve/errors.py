@@ -15,7 +15,12 @@ _NO_CAUSE: Final = re.compile(
 )
 """How lines of TensorFlow's and Keras's messages begin that say where, and not what."""
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
-_FOLDERS: Final = re.compile(r"(?<=['\"])/(?:[^/'\"]+/)+|(?<![\w.:/])/(?:[^\s/'\"]+/)+")
+_FOLDERS: Final = re.compile(r"(?<=['\"])/(?:[^/'\"]+/)+|(?<![\w.:/~])/(?:[^\s/'\"]+/)+")
+"""Those of absolute paths; `~/.keras/models` tells nothing of this machine."""
+_INNER: Final = "Exception encountered: "
+"""What Keras writes before each error that it has met within another, all in one text."""
+_CONFIG: Final = re.compile(r"\.?\s*Full object config: .*")
+"""What Keras adds to some errors: pages of it."""
 _LONGEST: Final = 500
 _SHOWN: Final = 48
 """Characters of a value that a refusal shows."""
@@ -200,12 +205,15 @@ def cause(error: BaseException) -> str:
 def telling_line(text: str) -> str:
     """Returns the line of an error's text that says what is wrong: no trace, and of paths only the last part.
 
-    Empty where there is none.
+    Empty where there is none. Of errors within others it is the innermost that says it.
     """
+    outer, _, inner = text.rpartition(_INNER)
+    if outer and (line := telling_line(inner)):
+        return line
     is_code = False
     for line in text.splitlines():
         told = _COLOUR.sub("", line).strip()
         if told and not is_code and not _NO_CAUSE.match(told):
-            return _FOLDERS.sub("", told)[:_LONGEST]
+            return _FOLDERS.sub("", _CONFIG.sub("", told))[:_LONGEST]
         is_code = told.startswith("File ")
     return ""

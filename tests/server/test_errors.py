@@ -39,6 +39,17 @@ def test_an_invalid_argument_names_the_field_what_was_expected_and_what_came() -
             "Matrix size-incompatible: In[0]: [1,3]",
         ),
         ("Unable to open '/srv/secret models/a b.h5' or /srv/secret/c.h5", None),
+        (
+            "put the file into ~/.keras/models (or KERAS_HOME/models)",
+            "put the file into ~/.keras/models (or KERAS_HOME/models)",
+        ),
+        (
+            "<class 'Functional'> could not be deserialized.\n\nconfig={'name': 'a'}.\n\nException encountered:"
+            " Error when deserializing class 'Rescaling'.\n\nException encountered: got an unexpected 'x'",
+            "got an unexpected 'x'",
+        ),
+        ("First\nException encountered: ", "First"),
+        ("Could not locate class 'A'. Full object config: {'module': None}", "Could not locate class 'A'"),
         ("x" * 9000, "x" * 500),
     ],
 )

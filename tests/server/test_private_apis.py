@@ -85,6 +85,7 @@ PRIVATE_MODULES: Final = {
     "tensorflow.python.eager",
     "tensorflow.python.framework",
     "tensorflow.python.ops",
+    "tensorflow.python.saved_model",
     "tensorflow.compiler.tf2xla.ops.gen_xla_ops",
     "tensorflow.compiler.tf2xla.python",
     "tensorflow.tsl.profiler.protobuf",
@@ -639,6 +640,21 @@ def test_a_shape_is_known_as_far_as_that_of_the_tensor_that_it_is_taken_from() -
         with tf.Graph().as_default():
             images = tf.compat.v1.placeholder(tf.float32, (None, 4, 5, 3))
             assert tensor_util.constant_value_as_shape(tf.shape(images)[1:3]).as_list() == [4, 5]
+
+
+def test_a_type_that_saved_models_hold_can_be_registered() -> None:
+    with needed(
+        "tensorflow.python.saved_model.revived_types",
+        by="model/sources/saved_model.py",
+        breaks="SavedModels of Keras 2 that hold an optimizer can't be loaded",
+    ):
+        from tensorflow.python.saved_model import revived_types
+
+        version = revived_types.VersionedTypeRegistration(
+            lambda proto: None, version=1, min_producer_version=1, min_consumer_version=1
+        )
+        revived_types.register_revived_type("xlaserve_of_a_test", lambda one: False, [version])
+        assert "xlaserve_of_a_test" in revived_types.registered_identifiers()
 
 
 def test_small_tensors_become_constants_of_a_function_and_others_arguments() -> None:

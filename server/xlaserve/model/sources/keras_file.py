@@ -35,9 +35,15 @@ def keras_file(file: Path, settings: ModelSettings) -> Network:
             f"source: expected a .keras file, which is a zip archive, got {file.name} of {file.stat().st_size} bytes,"
             " which is none or has been cut off"
         )
-    for library in _libraries(file):
+    config = _config(file)
+    for library in set(LIBRARY.findall(config)):
         importlib.import_module(library)  # registers its classes with Keras
-    custom_objects = {name: _import(name, path) for name, path in settings.custom_objects}
+    custom_objects = {
+        known: imported
+        for name, path in settings.custom_objects
+        for imported in [_import(name, path)]
+        for known in [name, *_registered(name, config)]
+    }
     try:
         model = keras.saving.load_model(
             file, custom_objects=custom_objects, compile=False, safe_mode=settings.safe_mode
@@ -60,13 +66,18 @@ def keras_file(file: Path, settings: ModelSettings) -> Network:
     return keras_models.network(model, settings, preprocessing=how, weights=file.name)
 
 
-def _libraries(file: Path) -> set[str]:
-    """Returns the packages whose classes a model needs, of those that register them when they are imported."""
+def _config(file: Path) -> str:
+    """Returns the configuration of a model, as JSON on one line; empty where it can't be read."""
     try:
         with zipfile.ZipFile(file) as archive:
-            return set(LIBRARY.findall(json.dumps(json.loads(archive.read("config.json")))))
+            return json.dumps(json.loads(archive.read("config.json")))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-        return set()  # what is wrong with it, Keras says
+        return ""  # what is wrong with it, Keras says
+
+
+def _registered(name: str, config: str) -> set[str]:
+    """Returns what `name` is called in a configuration if it was registered: `Custom>name`, or of another package."""
+    return set(re.findall(rf'"registered_name": "([^">]+>{re.escape(name)})"', config))
 
 
 def _import(name: str, path: str) -> Any:

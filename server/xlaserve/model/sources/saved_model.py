@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import tensorflow as tf
+from tensorflow.python.saved_model import revived_types
 
 from xlaserve.config import Mode, ModelSettings
 from xlaserve.errors import ModelFailed
@@ -19,6 +20,21 @@ from xlaserve.model.networks.network import Network
 DEFAULT_SIGNATURE: Final = "serving_default"
 ONLY_OUTPUT: Final = "output"
 """What the output of a callable is called that gives one tensor without a name."""
+OPTIMIZER: Final = "optimizer"
+"""How Keras 2 names the type of its optimizers in a SavedModel."""
+
+
+class Optimizer(tf.Module):  # type: ignore[misc]
+    """An optimizer that was saved with a model: it is in the way of loading it, and nothing of it is loaded."""
+
+    def add_slot(self, var: tf.Variable, slot_name: str, initializer: str = "zeros") -> tf.Variable:
+        """Returns a variable in the place of one that is as large as `var`."""
+        return tf.Variable(tf.zeros((), var.dtype), trainable=False)
+
+    def _create_or_restore_slot_variable(
+        self, slot_variable_position: object, slot_name: str, variable: object
+    ) -> None:
+        """Does nothing: the values stay in the file."""
 
 
 def is_saved_model(folder: Path) -> bool:
@@ -31,6 +47,7 @@ def saved_model(folder: Path, settings: ModelSettings) -> Network:
 
     It runs as it was exported: in the mode eager too, as a graph. Raises ModelFailed.
     """
+    _know_optimizers()
     loaded = tf.saved_model.load(str(folder))
     if loaded.signatures or settings.signature is not None:
         call, pixels, outputs = _signature(loaded, settings.signature)
@@ -38,6 +55,15 @@ def saved_model(folder: Path, settings: ModelSettings) -> Network:
         call, pixels, outputs = _callable(loaded)
     shapes = {name: _tensor_shape(spec) for name, spec in outputs.items()}
     return network(call, _tensor_shape(pixels), shapes, settings, weights=folder.name)
+
+
+def _know_optimizers() -> None:
+    """Has TensorFlow load SavedModels of Keras 2 that hold an optimizer and its slots: without Keras 2 it can't."""
+    if OPTIMIZER not in revived_types.registered_identifiers():
+        version = revived_types.VersionedTypeRegistration(
+            lambda proto: Optimizer(), version=1, min_producer_version=1, min_consumer_version=1
+        )
+        revived_types.register_revived_type(OPTIMIZER, lambda one: isinstance(one, Optimizer), [version])
 
 
 def network(

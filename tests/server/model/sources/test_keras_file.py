@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,16 @@ from xlaserve.model.networks.keras_runtime import keras
 class Brighten(keras.layers.Layer):
     def call(self, inputs):
         return inputs + 1
+
+@keras.saving.register_keras_serializable()
+class Dim(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs - 1
+
+@keras.saving.register_keras_serializable(package="theirs")
+class Double(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs * 2
 
 class Means(keras.Model):
     def __init__(self, **arguments):
@@ -79,6 +90,35 @@ def test_custom_objects_are_those_that_the_settings_name(keras_file: SaveKeras, 
     ):
         failure = reason(settings(source, custom_objects={"Brighten": path}))
         assert failure.startswith(f"custom_objects.Brighten: {expected}")
+
+
+def test_custom_objects_that_were_registered_go_by_their_plain_names(
+    keras_file: SaveKeras, custom: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels = keras.Input((SIDE, SIDE, 3))
+    layers = custom.Double()(custom.Dim()(pixels))
+    source = keras_file(keras.Model(pixels, keras.layers.GlobalAveragePooling2D()(layers)))
+    for registered in ("Custom>Dim", "theirs>Double"):  # as in a process that has not imported them
+        monkeypatch.delitem(keras.saving.get_custom_objects(), registered, raising=False)
+    monkeypatch.setattr("keras.src.saving.object_registration.GLOBAL_CUSTOM_OBJECTS", {})
+    names = {name: f"their_layers:{name}" for name in ("Dim", "Double")}
+    (scores,) = run(catalog.load(settings(source, custom_objects=names)))
+    np.testing.assert_allclose(scores, (PIXELS.mean(axis=(1, 2)) - 1) * 2, rtol=1e-5)
+
+
+def test_the_reason_is_keras_innermost_error(keras_file: SaveKeras, tiny_model: Any) -> None:
+    source = keras_file(tiny_model())
+    with zipfile.ZipFile(source) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    config = contents["config.json"].replace(b'"activation":', b'"value_range": 1, "activation":', 1)
+    assert config != contents["config.json"]
+    with zipfile.ZipFile(source, "w") as archive:
+        for name, content in {**contents, "config.json": config}.items():
+            archive.writestr(name, content)
+    said = reason(ModelSettings(name="it", source=source))
+    assert said.startswith("source: flowers.keras can't be loaded: ")
+    assert "value_range" in said
+    assert len(said) < 300
 
 
 def test_a_model_with_a_call_of_its_own_runs(keras_file: SaveKeras, custom: Any) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from numpy.typing import NDArray
+from tensorflow.python.saved_model import revived_types
 
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.errors import ModelFailed
@@ -64,6 +65,35 @@ def test_a_saved_model_gets_pixels_from_0_to_255_as_it_takes_them(tmp_path: Path
     assert model.buckets == (Bucket(2, 6, 5),)
     (scores,) = model.program.compile(mode, Bucket(2, 6, 5)).executable(PIXELS)
     np.testing.assert_allclose(scores, PIXELS.sum(axis=(1, 2)) * 0.5, rtol=1e-6)
+
+
+class Adam(tf.Module):
+    """Is saved as Keras 2 saves its optimizers, with a slot of each variable."""
+
+    def __init__(self, *variables: tf.Variable) -> None:
+        super().__init__()
+        slots = {variable.ref(): tf.Variable(tf.ones_like(variable)) for variable in variables}
+        self.get_slot = lambda var, slot_name: slots[var.ref()]
+
+    def get_slot_names(self) -> list[str]:
+        return ["m"]
+
+    def _create_or_restore_slot_variable(self, *args: object) -> None: ...
+
+
+def test_a_saved_model_of_keras_2_loads_without_its_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Sums()
+    module.optimizer = Adam(module.scale)
+    registration = revived_types.VersionedTypeRegistration(
+        lambda proto: Adam(), version=1, min_producer_version=1, min_consumer_version=1
+    )
+    registration.identifier = "optimizer"
+    with monkeypatch.context() as keras_2:
+        known = revived_types._REVIVED_TYPE_REGISTRY
+        keras_2.setitem(known, "optimizer", (lambda one: isinstance(one, Adam), [registration]))
+        keras_2.setattr(revived_types, "_TYPE_IDENTIFIERS", [*known])
+        tf.saved_model.save(module, str(tmp_path / "sums"), signatures=module.sums.get_concrete_function(FLOAT32))
+    np.testing.assert_allclose(load_scores(settings(str(tmp_path / "sums"))), PIXELS.sum(axis=(1, 2)) * 0.5, rtol=1e-6)
 
 
 class Counting(tf.Module):
