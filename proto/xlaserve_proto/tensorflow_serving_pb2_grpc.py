@@ -72,7 +72,7 @@ class PredictionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Regress(self, request, context):
-        """UNIMPLEMENTED: no task answers an image with one number.
+        """Answers each image with one number: for models whose only output is FP32 [n, 1]; for others UNIMPLEMENTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

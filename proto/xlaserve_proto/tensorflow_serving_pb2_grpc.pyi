@@ -40,7 +40,7 @@ class PredictionServiceStub:
     Classify: _grpc.UnaryUnaryMultiCallable[_tensorflow_messages_pb2.ClassificationRequest, _tensorflow_messages_pb2.ClassificationResponse]
     """Answers each image of a classifier with its likeliest classes."""
     Regress: _grpc.UnaryUnaryMultiCallable[_tensorflow_messages_pb2.RegressionRequest, _tensorflow_messages_pb2.RegressionResponse]
-    """UNIMPLEMENTED: no task answers an image with one number."""
+    """Answers each image with one number: for models whose only output is FP32 [n, 1]; for others UNIMPLEMENTED."""
     Predict: _grpc.UnaryUnaryMultiCallable[_tensorflow_messages_pb2.PredictRequest, _tensorflow_messages_pb2.PredictResponse]
     """Runs a model on one or more images."""
     MultiInference: _grpc.UnaryUnaryMultiCallable[_tensorflow_messages_pb2.MultiInferenceRequest, _tensorflow_messages_pb2.MultiInferenceResponse]
@@ -54,7 +54,7 @@ class PredictionServiceAsyncStub(PredictionServiceStub):
     Classify: _aio.UnaryUnaryMultiCallable[_tensorflow_messages_pb2.ClassificationRequest, _tensorflow_messages_pb2.ClassificationResponse]  # type: ignore[assignment]
     """Answers each image of a classifier with its likeliest classes."""
     Regress: _aio.UnaryUnaryMultiCallable[_tensorflow_messages_pb2.RegressionRequest, _tensorflow_messages_pb2.RegressionResponse]  # type: ignore[assignment]
-    """UNIMPLEMENTED: no task answers an image with one number."""
+    """Answers each image with one number: for models whose only output is FP32 [n, 1]; for others UNIMPLEMENTED."""
     Predict: _aio.UnaryUnaryMultiCallable[_tensorflow_messages_pb2.PredictRequest, _tensorflow_messages_pb2.PredictResponse]  # type: ignore[assignment]
     """Runs a model on one or more images."""
     MultiInference: _aio.UnaryUnaryMultiCallable[_tensorflow_messages_pb2.MultiInferenceRequest, _tensorflow_messages_pb2.MultiInferenceResponse]  # type: ignore[assignment]
@@ -77,7 +77,7 @@ class PredictionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tensorflow_messages_pb2.RegressionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tensorflow_messages_pb2.RegressionResponse, _abc.Awaitable[_tensorflow_messages_pb2.RegressionResponse]]:
-        """UNIMPLEMENTED: no task answers an image with one number."""
+        """Answers each image with one number: for models whose only output is FP32 [n, 1]; for others UNIMPLEMENTED."""
 
     @_abc_1.abstractmethod
     def Predict(

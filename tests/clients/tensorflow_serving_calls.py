@@ -174,7 +174,7 @@ def names() -> None:
 
 
 def classify() -> None:
-    """`Classify` with `tf.train.Example`s; `Regress` is UNIMPLEMENTED"""
+    """`Classify` with `tf.train.Example`s; `Regress` of a classifier is UNIMPLEMENTED"""
     request = classification_pb2.ClassificationRequest()
     request.model_spec.name = MODEL
     label = tf.train.Feature(int64_list=tf.train.Int64List(value=[3]))

@@ -51,6 +51,23 @@ def test_every_field_of_the_settings_is_documented(pages: dict[str, str]) -> Non
     }
 
 
+def test_methods_that_the_reference_calls_unimplemented_refuse_everything(pages: dict[str, str]) -> None:
+    from xlaserve.rpc.tensorflow_serving import ModelService, PredictionService
+
+    told = set(re.findall(r"^### (\w+)\n\nTakes .*\n\nUNIMPLEMENTED", pages["tensorflow-serving.md"], re.MULTILINE))
+    methods = {**vars(PredictionService), **vars(ModelService)}
+    assert told == {name for name, method in methods.items() if method.__doc__ == "Refuses."} == {"MultiInference"}
+
+
+def test_the_help_of_load_process_names_the_modes_that_it_is_for() -> None:
+    from xlaserve.config import Mode, ModelSettings, Settings
+    from xlaserve.model.preparer import can_be_prepared
+
+    told = set(re.findall(r"`(\w+)`", Settings.model_fields["load_process"].description or ""))
+    models = (ModelSettings(name="m", source="keras.applications:MobileNetV2", modes=(mode,)) for mode in Mode)
+    assert told == {str(model.modes[0]) for model in models if can_be_prepared(model)}
+
+
 @pytest.mark.parametrize(
     ("page", "line"),
     [

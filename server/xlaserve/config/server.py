@@ -138,7 +138,8 @@ class Settings(Frozen):
     compilation keeps more than one core busy."""
     load_process: bool = True
     """Compile a model that is loaded while others serve in a process of its own, so that their requests don't wait for
-    it; on a CPU, for models that serve in the mode `xla` alone. It takes some 600 MB and seconds to start."""
+    it; on a CPU, for models whose modes are all among `xla`, `graph`, `openvino` and `auto`. It takes some 600 MB and
+    seconds to start."""
     version_order: Literal["load_first", "unload_first"] = "load_first"
     """How a version is replaced: `load_first` loads and warms the new one while the old one serves. `unload_first`
     unloads the old one before, where memory does not hold both; nothing answers in its place meanwhile, unless another
