@@ -42,11 +42,17 @@ class Memory:
 
     def __init__(self, max_bytes: int, usage: Usage | None = None) -> None:
         usage = usage or Usage()
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
+        """May change at any time."""
         self._used_bytes = usage.amount(Kind.DECODE_BYTES)
         self._waits_since = usage.amount(Kind.DECODE_WAITS_SINCE)
         self._is_next = threading.Lock()
         self._freed = threading.Condition()
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes in use now, at all fronts."""
+        return self._used_bytes.total
 
     @contextmanager
     def hold(self, size_bytes: int) -> Iterator[None]:
@@ -68,7 +74,7 @@ class Memory:
 
     def _has_room(self, size_bytes: int, since: int) -> bool:
         used_bytes = self._used_bytes.total
-        if used_bytes and used_bytes + size_bytes > self._max_bytes:
+        if used_bytes and used_bytes + size_bytes > self.max_bytes:
             return False
         return not any(0 < other < since for other in self._waits_since.elsewhere)
 

@@ -167,7 +167,7 @@ class Pipeline:
         usage = usage or Usage()
         threads = settings.decode_threads or usable_cores()
         self._limits = ImageLimits.of(settings)
-        self._memory = Memory(settings.max_decode_bytes, usage)
+        self.memory = Memory(settings.max_decode_bytes, usage)
         self._threads = DecodingThreads(lambda: max(1, threads // usage.serving), clock)
         self.clock = clock
 
@@ -262,7 +262,7 @@ class Pipeline:
         def decode_row(row: int) -> Frame:
             try:
                 image, frame, warning = decode(
-                    encoded[row], place, self._limits, self._memory.hold, settings.decode, grey16=settings.grey16
+                    encoded[row], place, self._limits, self.memory.hold, settings.decode, grey16=settings.grey16
                 )
             except RequestError as error:
                 if len(encoded) > 1:
@@ -322,7 +322,7 @@ class Pipeline:
             place = partial(within, rendering.max_side)
 
             def render_row(row: int) -> Any:
-                image = decode(encoded[row], place, self._limits, self._memory.hold, grey16=grey16)
+                image = decode(encoded[row], place, self._limits, self.memory.hold, grey16=grey16)
                 return draw(tuple(output[row : row + 1] for output in outputs), frames[row], image.pixels)
 
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import socket
 import struct
 import threading
@@ -26,6 +27,9 @@ LARGE_BYTES = 60 * MIB
 LIMIT_BYTES = (1536 + 256) * MIB
 """What the server may take at its peak, with what it keeps for the next large message. 1,513 to 1,670 MiB were seen, of
 2,880 MiB of messages, which are copied, and 1,000 MiB of images."""
+GROUPS = Path("/sys/fs/cgroup")
+GROUP_BYTES = 1280 * MIB
+"""Less than the messages of 36 callers take together where nothing bounds them."""
 SETTINGS = {"max_resident_bytes": 640 * MIB, "max_inflight_bytes": 256 * MIB, "max_decode_bytes": 512 * MIB}
 REFLECT = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -213,3 +217,47 @@ def test_memory_stays_bounded_while_clients_do_their_worst_all_at_once(
     assert not scores.any()
     server.wait_for(lambda: server.metric("xlaserve_in_flight_message_bytes") == 0, "messages stayed held")
     assert peak_bytes(Path(f"/proc/{server.serving.pid}")) < LIMIT_BYTES
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group whose memory has a limit."""
+    version_1 = GROUPS / "memory"
+    made = (version_1 if version_1.is_dir() else GROUPS) / f"xlaserve-test-limit-{os.getpid()}"
+    try:
+        made.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    try:
+        limits = [made / name for name in ("memory.max", "memory.limit_in_bytes") if (made / name).exists()]
+        if not limits:
+            pytest.skip("control groups of this machine have no limits of memory")
+        limits[0].write_text(str(GROUP_BYTES))
+        yield made
+    finally:
+        made.rmdir()
+
+
+def test_the_limit_of_a_control_group_is_kept_to_from_when_it_holds(
+    group: Path, start_server: StartServer, channels: Any
+) -> None:
+    server = start_server({"models": [{"name": "noop", "source": "builtin:noop", "buckets": [1]}]})
+    for process in server.processes():
+        (group / "cgroup.procs").write_text(str(process.pid))
+    bound = "xlaserve_in_flight_message_bytes_limit"
+    server.wait_for(lambda: server.metric(bound) <= GROUP_BYTES / 3, "the limit was not noticed")
+    message = for_unknown_model()
+    calls = [channels(server.grpc).unary_unary(INFER).future(message, timeout=PATIENCE_S) for _ in range(3 * CALLERS)]
+    statuses = [error.code() if (error := call.exception(timeout=PATIENCE_S)) else Status.OK for call in calls]
+    assert set(statuses) <= {Status.NOT_FOUND, Status.RESOURCE_EXHAUSTED}
+    assert Status.NOT_FOUND in statuses
+    assert killed(group) == 0
+    answer = channels(server.grpc).unary_unary(INFER)(small(), timeout=PATIENCE_S)
+    assert pb.ModelInferResponse.FromString(answer).model_name == "noop"
+
+
+def killed(group: Path) -> int:
+    """Returns how many processes the kernel has killed there for lack of memory."""
+    version_2 = group / "memory.events"
+    events = version_2 if version_2.exists() else group / "memory.oom_control"
+    return int(dict(line.split() for line in events.read_text().splitlines())["oom_kill"])

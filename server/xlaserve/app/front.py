@@ -14,9 +14,11 @@ from prometheus_client.core import Metric
 from xlaserve.access.certificates import Certificates
 from xlaserve.access.door import Door
 from xlaserve.access.hosts import Hosts
+from xlaserve.app.event_loop import in_background
+from xlaserve.app.memory_bounds import MemoryBounds, left_bytes
 from xlaserve.app.tracing import Tracing
 from xlaserve.config import Settings
-from xlaserve.engine.memory import resident_bytes, usable_memory_bytes
+from xlaserve.engine.memory import machine_memory_bytes, resident_bytes
 from xlaserve.http import metrics as shown_metrics
 from xlaserve.http import routes
 from xlaserve.http.calls import CallsIn
@@ -62,8 +64,6 @@ BEGUN_LOOK_S: Final = 0.02
 """How often a front that drains looks whether requests still arrive that began before."""
 LEAVING_LOOK_S: Final = 0.5
 """How often a front that leaves looks whether clients are left: it lists all its sockets."""
-RESIDENT_SHARE: Final = 0.8
-"""Share of the usable memory that `max_resident_bytes` is by default."""
 
 
 class Front:
@@ -122,10 +122,13 @@ class Front:
         self._intake = Intake(
             settings.max_inflight_bytes,
             settings.max_message_bytes,
-            settings.max_resident_bytes or int(usable_memory_bytes() * RESIDENT_SHARE),
+            settings.max_resident_bytes or machine_memory_bytes(),
             resident,
             usage,
+            left=left_bytes,
         )
+        self._memory_bounds = MemoryBounds(settings, self._intake, self._pipeline.memory)
+        self._following: asyncio.Task[None] | None = None
         self._door = Door(settings.access)
         self._certificates = _certificates(settings)
         models = Models(backend, settings.has_model_control)
@@ -213,6 +216,11 @@ class Front:
         """Whether models serve and the server does not end."""
         return self._backend.directory.is_ready and not self._stopping.is_set()
 
+    async def open(self) -> None:
+        """Listens, until `close`. Raises ConfigError."""
+        self._following = in_background(self._memory_bounds.follow())
+        await self.ports.open()
+
     async def leave(self, ending: asyncio.Event, longest_s: float) -> None:
         """Leaves new clients to another process, and serves those that are here until they have gone there, as their
         connections end; for `longest_s`, or until `ending` is set."""
@@ -266,6 +274,8 @@ class Front:
                 await self.calls.quiet(QUIET_S)
         await self._streams.end(FLUSH_S)
         await self.ports.stop_calls(FLUSH_S)
+        if self._following is not None:
+            self._following.cancel()
         self._pipeline.stop()
         self.calls.access_log.flush()
 
@@ -278,8 +288,8 @@ class Front:
         )
         yield gauge(
             "xlaserve_in_flight_message_bytes_limit",
-            "`max_inflight_bytes`: as many of those bytes there may be.",
-            self._settings.max_inflight_bytes,
+            "As many of those bytes there may be: `max_inflight_bytes`, or less where memory has no room for them.",
+            self._intake.max_bytes,
         )
         yield gauge(
             "xlaserve_certificate_expiry_timestamp_seconds",

@@ -115,7 +115,7 @@ async def _serve(child: Child, orders: Orders) -> int:
 
         child.show_metrics(metrics.registry, partial(on_loop, asyncio.get_running_loop(), refresh))
         try:
-            await front.ports.open()
+            await front.open()
             if orders.number == 1:
                 front.ports.announce()
             if orders.waits:

@@ -106,7 +106,7 @@ class App:
         try:
             log.info("device: %s", self._engine.device)
             self._engine.repository.announce()  # no client may take a model for one that is not there
-            await self._front.ports.open()
+            await self._front.open()
             self._front.ports.announce()
             self._service_manager.tell_status("compiling")
             try:

@@ -160,7 +160,7 @@ class Settings(Frozen):
     """Largest message: of gRPC, or the body of an HTTP request."""
     max_inflight_bytes: int = Field(1024 * MIB, ge=1024)
     """Bytes of messages that the server holds at a time for all clients and models, from when one has arrived until it
-    is answered. More get RESOURCE_EXHAUSTED."""
+    is answered. More get RESOURCE_EXHAUSTED. Less where the limit of a control group leaves no room for them."""
     max_resident_bytes: int | None = Field(None, ge=1)
     """Memory that the process should stay within; by default four fifths of the container's or the machine's. Once no
     more than `max_inflight_bytes` are left of it, only as many messages may arrive at a time as fit there at
@@ -194,7 +194,8 @@ class Settings(Frozen):
     """Threads that decode images, for all models in turns; one per core by default."""
     max_decode_bytes: int = Field(512 * MIB, ge=1)
     """Bytes that images in flight on those threads may take, as their headers tell: 8 for a pixel, up to 20 for some
-    kinds. An image that does not fit waits for the others; one that takes more by itself is decoded alone."""
+    kinds. An image that does not fit waits for the others; one that takes more by itself is decoded alone. Less where
+    the limit of a control group leaves no room for them."""
     shutdown_delay_s: float = Field(0.0, ge=0, le=3600)
     """How long it still serves after SIGTERM, its health already NOT_SERVING, before it refuses: load balancers and
     Kubernetes learn of its end some seconds later. A second signal ends the wait."""

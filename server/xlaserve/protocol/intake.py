@@ -10,6 +10,7 @@ longest are refused in favour of new ones.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
@@ -26,9 +27,10 @@ MEMORY_CHECK_S: Final = 0.05
 class Intake:
     """Bounds `held_bytes` by `max_bytes`, and while memory is short the number of messages that arrive.
 
-    Memory is short where `resident`, the bytes that the process takes, comes near `max_resident_bytes`. With several
-    fronts, by their `usage`, all but that holds for them together, and each has its share of what is left of
-    `max_resident_bytes` beside the `max_bytes` that they hold together.
+    Memory is short where `resident`, the bytes that the process takes, comes near `max_resident_bytes`, or where no
+    more than `max_bytes` are `left` of what all processes may take together. With several fronts, by their `usage`,
+    all but `resident` holds for them together, and each has its share of what is left of `max_resident_bytes` beside
+    the `max_bytes` that they hold together. Both bounds may change at any time.
     """
 
     def __init__(
@@ -38,11 +40,14 @@ class Intake:
         max_resident_bytes: int,
         resident: Callable[[], int] = resident_bytes,
         usage: Usage | None = None,
+        *,
+        left: Callable[[], float] = lambda: math.inf,
     ) -> None:
         usage = usage or Usage()
-        self._max_bytes = max_bytes
+        self.max_bytes = self._configured_bytes = max_bytes
         self._max_message_bytes = max_message_bytes
-        self._max_resident_bytes = max_resident_bytes
+        self.max_resident_bytes = max_resident_bytes
+        self._left = left
         self._usage = usage
         self._resident = resident
         self._arriving: dict[asyncio.Task[object], None] = {}
@@ -57,6 +62,11 @@ class Intake:
     def held_bytes(self) -> int:
         """Bytes of messages that have arrived here, and of large answers that have not left."""
         return self._held_bytes.own
+
+    @property
+    def held_everywhere_bytes(self) -> int:
+        """Those of all fronts."""
+        return self._held_bytes.total
 
     @property
     def expected(self) -> int:
@@ -92,14 +102,16 @@ class Intake:
         finally:
             arriving.pop(task, None)
             self._all_arriving.own = len(arriving)
+            if self._timer is not None and asyncio.get_running_loop().time() > self._timer.when():
+                self._check_memory()  # which large messages, one after the other, have kept from its turn
 
     def take(self, size_bytes: int) -> None:
         """Counts what is held, until `release`. Raises QueueFull."""
         held_bytes = self._held_bytes.total
-        if held_bytes + size_bytes > self._max_bytes:
-            raise QueueFull(
-                f"{size_bytes} more bytes exceed max_inflight_bytes {self._max_bytes}; {held_bytes} are held"
-            )
+        if held_bytes + size_bytes > self.max_bytes:
+            is_reduced = self.max_bytes < self._configured_bytes
+            bound = "what the server's memory has room for," if is_reduced else "max_inflight_bytes"
+            raise QueueFull(f"{size_bytes} more bytes exceed {bound} {self.max_bytes}; {held_bytes} are held")
         self._held_bytes.own += size_bytes
 
     def hold(self, size_bytes: int) -> None:
@@ -118,12 +130,12 @@ class Intake:
     @property
     def _room(self) -> int:
         """Messages of the largest size that fit in addition to what is held and expected."""
-        return (self._max_bytes - self._held_bytes.total) // self._max_message_bytes - self._expected.total
+        return (self.max_bytes - self._held_bytes.total) // self._max_message_bytes - self._expected.total
 
     @property
     def _short_from_bytes(self) -> int:
         """Of this process, as many fronts as there are now."""
-        return max(0, self._max_resident_bytes - self._max_bytes) // self._usage.serving
+        return max(0, self.max_resident_bytes - self.max_bytes) // self._usage.serving
 
     def _crowd(self) -> None:
         """Called when one more message begins to arrive than there is surely room for."""
@@ -133,10 +145,12 @@ class Intake:
             self._check_memory()
 
     def _check_memory(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         if len(self._arriving) < self._sure:
             self._is_short, self._timer = False, None
             return
-        self._is_short = self._resident() >= self._short_from_bytes
+        self._is_short = self._resident() >= self._short_from_bytes or self._left() <= self.max_bytes
         if self._is_short:
             self._refuse(keep=self._sure)
         self._timer = asyncio.get_running_loop().call_later(MEMORY_CHECK_S, self._check_memory)

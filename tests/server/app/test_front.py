@@ -32,7 +32,7 @@ async def test_one_of_fewer_fronts_than_there_may_be_leaves_all_new_connections_
         refresh=metrics.read_gauges,
         usage=usage,
     )
-    await front.ports.open()
+    await front.open()
     with ExitStack() as stack:
         host, _, port = str(front.ports.http.address).rpartition(":")
         address = host, int(port)

@@ -164,3 +164,32 @@ async def test_the_process_is_looked_at_no_more_once_the_crowd_has_gone(host: Ho
     looks = host.looks
     await asyncio.sleep(3 * MEMORY_CHECK_S)
     assert host.looks == looks
+
+
+async def test_memory_is_short_as_well_where_little_is_left_of_what_all_processes_may_take(host: Host) -> None:
+    left_bytes = 401.0
+    host.intake = Intake(400, 100, 1000, host._resident, left=lambda: left_bytes)
+    calls = [host.receive() for _ in range(10)]
+    await asyncio.sleep(3 * MEMORY_CHECK_S)
+    assert not any(task.done() for _, task in calls)
+    left_bytes = 400.0
+    await asyncio.sleep(3 * MEMORY_CHECK_S)
+    assert [task.done() for _, task in calls] == [True] * 6 + [False] * 4
+    for client, _ in calls[6:]:
+        client.sent.set_result(b"data")
+    for _, task in calls[:6]:
+        with pytest.raises(QueueFull, match="short of memory"):
+            await task
+    assert [await task for _, task in calls[6:]] == [b"data"] * 4
+
+
+async def test_a_bound_that_is_lowered_holds_from_then_on_for_what_is_held_as_well(host: Host) -> None:
+    host.intake.take(300)
+    host.intake.max_bytes = 200
+    with pytest.raises(QueueFull, match="1 more bytes exceed what the server's memory has room for, 200; 300 are held"):
+        host.intake.take(1)
+    host.intake.release(200)
+    host.intake.take(100)
+    host.intake.max_bytes = 400
+    host.intake.take(200)
+    assert host.intake.held_bytes == 400
