@@ -129,6 +129,46 @@ def http_mutated_requests(round: Round) -> None:
                 check_serving(round, client)
 
 
+def _in_base64(data: bytes, rng: random.Random) -> str:
+    """Returns an image as somebody's client writes it into JSON."""
+    text = rng.choice((base64.b64encode, base64.urlsafe_b64encode))(data).decode()
+    if rng.random() < 0.5:
+        text = text.rstrip("=")
+    if rng.random() < 0.5:
+        width, end = rng.choice((60, 76)), rng.choice(("\n", "\r\n"))
+        text = end.join(text[start : start + width] for start in range(0, len(text), width))
+    return rng.choice(("", "data:image/png;base64,", "DATA:;charset=utf-8;base64,")) + text
+
+
+@attack(allowed=REFUSED)
+def http_base64(round: Round) -> None:
+    """Base64 in every form, which must be read; long text that is almost base64, or made of escapes."""
+    rng, number = round.random, 0
+    texts = (
+        "A" * 4_000_001,
+        "A" * 2_000_000 + "%" + "A" * 2_000_000,
+        "A" * 99 + "\\n" * 2**20,
+        "A" * 99 + "\\u0041" * 2**19,
+        "A" * 99 + "\\" * 2**20,
+        "=" * 2**20,
+        "data:" + "A" * 2**20,
+        "data:;base64," + "-" * 2**20 + "\\",
+    )
+    with http1.Client(round.server.http) as connection:
+        while round.has_time:
+            number += 1
+            digits = samples.digits(rng)
+            if rng.random() < 0.6:
+                images = [{"b64": _in_base64(samples.digit_files()[digit], rng)} for digit in digits]
+                outcome, body, fault = connection.ask(http1.Request("POST", PREDICT, {"instances": images}))
+                fault = fault or (check(digits)(body) if outcome == OK else None)
+                round.count(outcome, f"request {number}, right", frozenset({OK, "429"}), fault)
+            else:
+                body = b'{"instances": [{"b64": "%b"}]}' % rng.choice(texts).encode()
+                outcome, _, fault = connection.ask(http1.Request("POST", PREDICT, damaged=body))
+                round.count(outcome, f"request {number}, almost base64", frozenset({"400", "413", "429"}), fault)
+
+
 @attack(allowed=REFUSED)
 def http_forms(round: Round) -> None:
     """Forms without an end, of a hundred thousand parts, with huge headers; files in other fields, and none at all."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from tests.attack import samples
 from tests.attack.client import VISION, Client
 from tests.attack.fuzz import Window
@@ -18,6 +19,7 @@ from tests.attack.registry import BUSY, OK, Round, attack
 
 from xlaserve_proto import vision_pb2 as vision
 
+XMP: Final = "XML:com.adobe.xmp"
 ALLOWED: Final = frozenset({OK, "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"})
 
 
@@ -48,6 +50,21 @@ def _exif(orientation: int, *, order: str = "<", kind: int = 3, count: int = 1, 
     return b"Exif\0\0" + start + struct.pack(f"{order}I", offset) + struct.pack(f"{order}H", 1) + entry + bytes(4)
 
 
+def _profile(exif: bytes) -> str:
+    """Returns EXIF as ImageMagick writes it into a PNG."""
+    return f"\nexif\n{len(exif):8}\n{exif.hex()}\n"
+
+
+def _text(key: str, value: str) -> PngInfo:
+    """Returns a text for a PNG: packed as EXIF is, and not as XMP is."""
+    info = PngInfo()
+    if key == XMP:
+        info.add_itxt(key, value)
+    else:
+        info.add_text(key, value, zip=True)
+    return info
+
+
 def same_digit(digit: int) -> Iterator[tuple[str, bytes]]:
     """Gives files that show a digit, each as a kind of image that is rare but right."""
     scan = Image.open(io.BytesIO(samples.digit_files()[digit])).convert("RGB")
@@ -68,6 +85,15 @@ def same_digit(digit: int) -> Iterator[tuple[str, bytes]]:
     yield "animated PNG", encode(scan, save_all=True, append_images=[Image.new("RGB", scan.size)])
     yield "garbage behind", samples.digit_files()[digit] + b"\0garbage" * 1000
     yield "enlarged", encode(scan.resize((700, 700), Image.Resampling.BICUBIC))
+    for turn, way in ((3, Image.Transpose.ROTATE_180), (6, Image.Transpose.ROTATE_90)):
+        turned, said = scan.transpose(way), f'<rdf:Description tiff:Orientation="{turn}"/>'
+        yield (
+            f"EXIF {turn} in a PNG's text",
+            encode(turned, pnginfo=_text("Raw profile type exif", _profile(_exif(turn)))),
+        )
+        yield f"XMP {turn} in a PNG", encode(turned, pnginfo=_text(XMP, said))
+        yield f"XMP {turn} in a JPEG", encode(turned, "JPEG", quality=95, xmp=said.encode())
+        yield f"XMP {turn} in a WebP", encode(turned, "WEBP", lossless=True, xmp=said.encode())
     for turn, way in ((3, Image.Transpose.ROTATE_180), (6, Image.Transpose.ROTATE_90), (8, Image.Transpose.ROTATE_270)):
         yield f"EXIF {turn}", encode(scan.transpose(way), "JPEG", quality=95, exif=_exif(turn))
         yield f"EXIF {turn}, big-endian", encode(scan.transpose(way), "JPEG", quality=95, exif=_exif(turn, order=">"))
@@ -96,6 +122,20 @@ HOSTILE: Final[dict[str, Callable[[random.Random], bytes]]] = {
     "a PNG with text bombs": lambda rng: png(
         32, 32, zlib.compress(bytes(32 * 97)), *[_chunk(b"zTXt", b"x\0\0" + zlib.compress(bytes(3_000_000)))] * 30
     ),
+    "a PNG with a wild profile": lambda rng: encode(
+        Image.new("RGB", (16, 8)),
+        pnginfo=_text("Raw profile type exif", rng.choice(("\nexif\n", "\n" * 9, "0" * 9, _profile(rng.randbytes(99)),
+                                                           "\nexif\n 8\n" + "0g" * 400_000))),
+    ),
+    "a PNG with a profile bomb": lambda rng: encode(
+        Image.new("RGB", (16, 8)), pnginfo=_text("Raw profile type exif", "\nexif\n 8\n" + "00" * 3_000_000)
+    ),
+    "a PNG with endless XMP": lambda rng: encode(
+        Image.new("RGB", (16, 8)), pnginfo=_text(XMP, rng.choice(("tiff:Orientation=", "<tiff:Orientation>")) * 300_000)
+    ),
+    "16-bit grey": lambda rng: encode(
+        Image.fromarray(np.full(rng.choices((1, 3000), k=2), rng.choice((0, 4095, 65_535)), np.uint16))
+    ),
     "a PNG of odd kinds": lambda rng: png(
         8, 8, zlib.compress(bytes(1000)), depth=rng.choice((1, 2, 3, 4, 16, 32)), kind=rng.randrange(8)
     ),
@@ -110,6 +150,9 @@ HOSTILE: Final[dict[str, Callable[[random.Random], bytes]]] = {
     "a WebP of another size": lambda rng: samples.scramble(encode(Image.new("RGB", (9, 9)), "WEBP")[:40], rng),
     "a huge WebP canvas": lambda rng: b"RIFF\x2a\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0\xff\xff\xff\xff\xff\xff" + bytes(12),
     "another format": lambda rng: encode(Image.new("RGB", (9, 9)), rng.choice(("GIF", "BMP", "TIFF", "PPM"))),
+    "a page or a pointer": lambda rng: rng.choice(
+        (b"<!DOCTYPE html>", b"version https://git-lfs.github.com/spec/v1\n", b"\0\0\0\x18ftypheic", b"<?xml" * 99_999)
+    ),
     "a large image": lambda rng: encode(Image.new("RGB", (6000, 6000), (1, 2, 3))),
 }  # fmt: skip
 

@@ -19,6 +19,11 @@ _STEP_BYTES: Final = 2**18
 _LONGEST_ESCAPE: Final = 6  # as in "\u002b"
 _URI: Final = re.compile(rb"data:[^,]*", re.IGNORECASE)
 _URI_END: Final = b";base64"
+_MAX_URI_BYTES: Final = 256
+"""Bytes of a `data:` URI in front of its data."""
+_BEGINS: Final = re.compile(rb" *(?:[\w+/=-]|\\/|\\u00(?:2[bf]|3d)){20}", re.IGNORECASE)
+"""No text in words begins so, nor one of another script in escapes."""
+_STRING_OPENS: Final = re.compile(rb'(?<!\\)"(?:data:[^"]*;base64,)?\Z', re.IGNORECASE)
 _WHITESPACE: Final = b" \t\r\n"
 _URL_TO_STANDARD: Final = bytes.maketrans(b"-_", b"+/")
 _NO_LETTER: Final = re.compile(rb"[^A-Za-z0-9+/=_ \t\r\n-]")
@@ -64,6 +69,15 @@ def decoded(text: bytes | memoryview) -> memoryview:
         return octets[: _fill(octets, _standard(letters, begin))]
     except binascii.Error:
         raise NotBase64("text that ends within a byte, or goes on behind its padding (=)") from None
+
+
+def string_begin(text: memoryview, begin: int, end: int) -> int | None:
+    """Returns where the string of JSON begins whose base64 `text[begin:end]` is; None where that looks like none."""
+    if not _BEGINS.match(text[begin:end]):
+        return None
+    before = text[max(0, begin - _MAX_URI_BYTES) : begin]
+    opening = _STRING_OPENS.search(before)
+    return None if opening is None else begin - len(before) + opening.start()
 
 
 def _after_uri(text: bytes | memoryview) -> int:

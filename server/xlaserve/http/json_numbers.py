@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import secrets
 import string
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve.errors import InvalidArgument
-from xlaserve.http.base64_text import EXPECTED, NotBase64, decoded, most_bytes
+from xlaserve.http.base64_text import EXPECTED, NotBase64, decoded, most_bytes, string_begin
 
 MAX_REST_BYTES: Final = 2**18
 """Bytes of a text outside what is long in it."""
@@ -48,11 +47,6 @@ def _table(letters: bytes) -> NDArray[np.bool_]:
 _OF_NUMBERS: Final = _table(b"[]0123456789+-.eE, \t\r\n")
 # Of both alphabets, wrapped into lines, and with what JSON's writers escape, such as "\/" and "\u002b":
 _OF_BASE64: Final = _table(string.ascii_letters.encode() + string.digits.encode() + b"+/=-_ \\")
-_BASE64_BEGINS: Final = re.compile(rb" *(?:[\w+/=-]|\\/|\\u00(?:2[bf]|3d)){20}", re.IGNORECASE)
-"""No text in words begins so, nor one of another script in escapes."""
-_STRING_OPENS: Final = re.compile(rb'(?<!\\)"(?:data:[^"]*;base64,)?\Z', re.IGNORECASE)
-_MAX_URI_BYTES: Final = 256
-"""Bytes of a `data:` URI in front of its data."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,19 +124,21 @@ def find_long(data: bytes | bytearray | memoryview) -> LongText:
     octets = np.frombuffer(data, np.uint8)
     secret = secrets.token_hex(8)  # so that nothing in the text can pass for what was taken out of it
     long: dict[str, NumberArray | Octets] = {}
-    rest, read = bytearray(), 0
+    rest, read, broken = bytearray(), 0, ""
     for begin, end in _long_runs(octets):
         if begin < read:
             continue
-        _check_rest(len(rest) + begin - read)
+        _check_rest(len(rest) + begin - read, broken=broken)
         taken = _take(octets, begin, end)
-        if taken is not None:
+        if taken is None:
+            broken = broken or _broken(octets, begin, end)
+        else:
             value, first, last = taken
             name = f"{secret}.{len(long)}"
             long[name] = value
             rest += octets[read:first].tobytes() + f'"{name}"'.encode()
             read = last
-    _check_rest(len(rest) + len(octets) - read)
+    _check_rest(len(rest) + len(octets) - read, broken=broken)
     rest += octets[read:].tobytes()
     _check_rest(len(rest), sum(map(rest.count, b",[{")))
     return LongText(bytes(rest), long)
@@ -190,10 +186,17 @@ def _object(members: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _check_rest(size_bytes: int, values: int = 0) -> None:
+def _check_rest(size_bytes: int, values: int = 0, broken: str = "") -> None:
     if size_bytes > MAX_REST_BYTES or values > MAX_REST_VALUES:
         limits = f"at most {MAX_REST_BYTES} bytes and {MAX_REST_VALUES} values"
-        raise InvalidArgument("body", f"{limits} outside long arrays of numbers and images in base64", "more")
+        raise InvalidArgument("body", f"{limits} outside long arrays of numbers and images in base64", f"more{broken}")
+
+
+def _broken(octets: Octets, begin: int, end: int) -> str:
+    """Returns what to say of a string that begins as base64 and goes on otherwise; nothing of anything else."""
+    if end == len(octets) or octets[end] == _QUOTE or string_begin(octets.data, begin, end) is None:
+        return ""
+    return f"; base64 is interrupted by {chr(octets[end])!r} at byte {end + 1}"
 
 
 def _long_runs(octets: Octets) -> Iterator[tuple[int, int]]:
@@ -224,24 +227,15 @@ def _runs_of(octets: Octets, table: NDArray[np.bool_]) -> Iterator[tuple[int, in
 
 def _take(octets: Octets, begin: int, end: int) -> tuple[NumberArray | Octets, int, int] | None:
     """Returns what is long within a run, and where it begins and ends; None where it is neither array nor base64."""
-    if (first := _string_begin(octets, begin, end)) is not None:
+    # A quote behind a backslash is one of the string's letters.
+    is_string_end = end < len(octets) and octets[end] == _QUOTE and octets[end - 1] != _BACKSLASH
+    if is_string_end and (first := string_begin(octets.data, begin, end)) is not None:
         return octets[begin:end], first, end + 1
     opening = begin + int((octets[begin : min(end, begin + MAX_REST_BYTES)] == _OPEN).argmax())
     if octets[opening] != _OPEN:
         return None
     array = _read_array(octets[opening:end])
     return None if array is None else (array, opening, opening + len(array.octets))
-
-
-def _string_begin(octets: Octets, begin: int, end: int) -> int | None:
-    """Returns where the string begins that a run of base64 is, or all of it behind `data:`; None where it is none."""
-    if end == len(octets) or octets[end] != _QUOTE or not _BASE64_BEGINS.match(octets[begin:end].data):
-        return None
-    before = octets[max(0, begin - _MAX_URI_BYTES) : begin].tobytes()
-    opening = _STRING_OPENS.search(before)
-    if opening is None or octets[end - 1] == _BACKSLASH:  # which makes the quote one of the string's letters
-        return None
-    return begin - len(before) + opening.start()
 
 
 def _steps(octets: Octets) -> Iterator[Octets]:

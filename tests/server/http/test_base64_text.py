@@ -141,6 +141,15 @@ def test_long_text_that_is_not_base64_is_refused_with_its_place(body: str, field
     assert "got '%' as character 300001" in str(refusal.value)
 
 
+def test_long_base64_that_is_interrupted_is_refused_with_the_byte() -> None:
+    text = standard(FILE)
+    for head, letter in (("", "%"), ("data:image/png;base64,", "."), ("", "\u00e9")):
+        body = json.dumps({"image": [text, f"{head}{text[:400_000]}{letter}{text[400_000:]}"]}, ensure_ascii=False)
+        place = len(body[: body.index(letter, len(text))].encode()) + 1
+        with pytest.raises(InvalidArgument, match=rf"; base64 is interrupted by .* at byte {place}$"):
+            loads(body.encode())
+
+
 @pytest.mark.parametrize(
     "text",
     [
