@@ -43,6 +43,7 @@ def model(name: str) -> dict[str, Any]:
     return {"name": name, "source": "builtin:noop", "modes": ["graph"], "buckets": [1, 2]}
 
 
+PIXELS = 224 * 224 * 3
 KEYS = {name: f"xla_key-of-{name}" for name in ("shop", "ops", "root", "gone")}
 ROLES: dict[str, dict[str, Any]] = {
     "shop": {"roles": ["infer"], "models": [MINE]},
@@ -109,6 +110,7 @@ class Place:
             "log_level": "debug",
             "channelz": True,
             "admin": True,
+            "shared_memory": True,
             **more,
         }
 
@@ -304,6 +306,31 @@ def test_whether_a_model_exists_is_not_told_to_those_who_may_not_use_it(place: P
         answers = [http(place, locked, path.format(name), bearer("shop"), body=body) for name in (THEIRS, NONE)]
         assert answers[0] == answers[1]
         assert answers[0][0] == 403
+
+
+def test_shared_memory_is_its_caller_s_alone(place: Place, locked: Server) -> None:
+    file = Path("/dev/shm") / f"xlaserve-test-access-{os.getpid()}"
+    file.write_bytes(b"\x09" * PIXELS)
+    request = request_for(MINE)
+    request.ClearField("raw_input_contents")
+    parameters = request.inputs[0].parameters
+    parameters["shared_memory_region"].string_param = "own"
+    parameters["shared_memory_byte_size"].int64_param = PIXELS
+    region = pb.SystemSharedMemoryRegisterRequest(name="own", key=f"/{file.name}", byte_size=PIXELS)
+    try:
+        with secured(place, locked) as channel:
+            stub = oip_grpc.GRPCInferenceServiceStub(channel)
+            stub.SystemSharedMemoryRegister(region, metadata=metadata("root"))
+            assert status_of(stub.ModelInfer, request, metadata=metadata("root"))[0] == "OK"
+            assert status_of(stub.ModelInfer, request, metadata=metadata("shop"))[0] == "NOT_FOUND"
+            output = request_for(MINE)
+            parameters = output.outputs.add(name="first_pixels").parameters
+            parameters["shared_memory_region"].string_param = "own"
+            parameters["shared_memory_byte_size"].int64_param = PIXELS
+            assert status_of(stub.ModelInfer, output, metadata=metadata("shop"))[0] == "NOT_FOUND"
+            assert file.read_bytes() == b"\x09" * PIXELS
+    finally:
+        file.unlink()
 
 
 def test_lists_show_the_models_that_one_may_use(place: Place, locked: Server) -> None:

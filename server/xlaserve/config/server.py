@@ -78,8 +78,9 @@ class Settings(Frozen):
     """Let clients load and unload models: those with the role `admin`, or on loopback without `access` all."""
     shared_memory: bool = False
     """Let clients on the same machine pass tensors in files of /dev/shm, as Triton's system shared memory extension has
-    it. Any of them can then have the server read and write any such file of the server's user, and unregister the
-    regions of others; a proxy on this machine makes all its clients local."""
+    it; with `access`, those with the role `admin`. They can have the server read and write any such file of its user. A
+    region belongs to the caller that registered it, and without `access` to all; a proxy on this machine makes all its
+    clients local."""
     admin: bool = False
     """Serve xlaserve.v1.Admin, which records profiles, for callers as `model_control` has them. A recording slows
     requests down and fills `profile_dir`."""

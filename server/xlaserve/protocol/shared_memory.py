@@ -2,6 +2,9 @@
 
 Clients lie and die. So nothing of theirs is mapped or kept open: each use opens the file, checks it again, and copies.
 One that was truncated, replaced or removed is then an error of that request, and a client that is gone leaves a name.
+
+A region belongs to the caller that registered it, and others neither see nor use it. Where callers are not told apart,
+they are all one.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
+from xlaserve.access.caller import ANYBODY, CURRENT
 from xlaserve.errors import InvalidArgument, NotFound, QueueFull
 from xlaserve.protocol.admission import current_call
 from xlaserve.protocol.intake import Intake
@@ -24,6 +28,8 @@ from xlaserve.protocol.tensors import SHARED_MEMORY, bounded
 
 FOLDER: Final = Path("/dev/shm")
 MAX_REGIONS: Final = 256
+CALLER_SHARE: Final = 2
+"""Callers who are told apart may each have half of the regions and of their bytes."""
 MAX_NAME_LENGTH: Final = 255
 MAX_INLINE_BYTES: Final = 256 * 1024
 """Tensors up to this size are copied on the event loop, in some 30 microseconds; others on threads."""
@@ -43,7 +49,8 @@ class Slot(NamedTuple):
 
 
 class SharedMemory:
-    """The registered regions. A tensor may have `max_tensor_bytes`, all regions together `max_bytes`.
+    """The registered regions of the current caller. A tensor may have `max_tensor_bytes`, the regions of all callers
+    together `max_bytes`.
 
     `regions` are those of all fronts; by default there is no other. `intake` counts the copies of inputs as messages.
     """
@@ -64,7 +71,10 @@ class SharedMemory:
 
     def status(self, name: str) -> dict[str, Region]:
         """Returns one region by its name, or all without a `name`. Raises NotFound."""
-        return {name: self._find(name)} if name else dict(self._regions.current())
+        if name:
+            return {name: self._find(name)}
+        regions = self._regions.current()
+        return {key.removeprefix(_key("")): region for key, region in regions.items() if _is_own(key)}
 
     def register(self, name: str, key: str, offset: int, size_bytes: int) -> None:
         """Registers a part of the file that `key` names, as shm_open does. Raises InvalidArgument and QueueFull."""
@@ -77,24 +87,23 @@ class SharedMemory:
                 raise InvalidArgument("byte_size", f"at most the file's {found.st_size} bytes", offset + size_bytes)
             region = Region(key, offset, size_bytes, _identity(found))
         with self._regions.changed() as regions:
-            if name in regions:
+            if _key(name) in regions:
                 raise InvalidArgument("name", "one that is not registered", repr(name))
             if not self._has_room(regions, size_bytes):
                 self._forget_lost(regions)
             if not self._has_room(regions, size_bytes):
+                each = "" if CURRENT.get() is ANYBODY else f", each caller 1/{CALLER_SHARE} of both"
                 raise QueueFull(
                     f"shared memory: expected at most {MAX_REGIONS} regions of {self._max_bytes} bytes together"
-                    " (max_inflight_bytes), got more; unregister others first"
+                    f" (max_inflight_bytes){each}, got more; unregister others first"
                 )
-            regions[name] = region
+            regions[_key(name)] = region
 
     def unregister(self, name: str) -> None:
         """Forgets one region, or all without a `name`. One that is unknown is no error. Raises QueueFull."""
         with self._regions.changed() as regions:
-            if name:
-                regions.pop(name, None)
-            else:
-                regions.clear()
+            for key in [_key(name)] if name else [*filter(_is_own, regions)]:
+                regions.pop(key, None)
 
     def check(self, slot: Slot, where: str) -> Region:
         """Returns the region of `slot`. Raises NotFound, and InvalidArgument where the slot is not within it."""
@@ -133,8 +142,13 @@ class SharedMemory:
         return size_bytes
 
     def _has_room(self, regions: Mapping[str, Region], size_bytes: int) -> bool:
-        total_bytes = sum(region.size_bytes for region in regions.values())
-        return len(regions) < MAX_REGIONS and total_bytes + size_bytes <= self._max_bytes
+        own = {key: region for key, region in regions.items() if _is_own(key)}
+        share = 1 if CURRENT.get() is ANYBODY else CALLER_SHARE
+        return all(
+            len(counted) < MAX_REGIONS // part
+            and sum(region.size_bytes for region in counted.values()) + size_bytes <= self._max_bytes // part
+            for counted, part in ((regions, 1), (own, share))
+        )
 
     def _read(self, region: Region, slot: Slot, where: str) -> bytes:
         with self._open_registered(region, where) as file:
@@ -155,7 +169,7 @@ class SharedMemory:
 
     def _find(self, name: str) -> Region:
         try:
-            return self._regions.current()[name]
+            return self._regions.current()[_key(name)]
         except KeyError:
             raise NotFound(f"no shared memory region {name[:64]!r} is registered") from None
 
@@ -231,6 +245,15 @@ def _number(value: object, least: int, field: str) -> int:
     if type(value) is not int or not least <= value < _INT64_END:
         raise InvalidArgument(field, f"an int64 of at least {least}", repr(value)[:64])
     return value
+
+
+def _key(name: str) -> str:
+    """Returns what a region of the current caller is called among those of all."""
+    return f"{CURRENT.get().identity}\0{name}"
+
+
+def _is_own(key: str) -> bool:
+    return key.startswith(_key(""))
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from xlaserve.access.caller import CURRENT, Caller, Origin, Role
 from xlaserve.errors import InvalidArgument, NotFound, QueueFull
 from xlaserve.protocol.intake import Intake
 from xlaserve.protocol.shared_memory import MAX_INLINE_BYTES, MAX_REGIONS, SharedMemory, Slot, is_local, slot_of
@@ -237,6 +239,66 @@ def test_all_regions_together_are_bounded(memory: SharedMemory, folder: Path) ->
     memory.register("a", "/a", 0, MAX_BYTES)
     with pytest.raises(QueueFull, match=f"of {MAX_BYTES} bytes together"):
         memory.register("b", "/a", 0, 1)
+
+
+@contextmanager
+def called_by(caller: Caller) -> Iterator[None]:
+    token = CURRENT.set(caller)
+    try:
+        yield
+    finally:
+        CURRENT.reset(token)
+
+
+ROOT = Caller("root", frozenset(Role))
+OTHERS = [
+    Caller("other", frozenset(Role)),
+    Caller("root", frozenset(Role), origin=Origin.TOKEN),
+    Caller("roo", frozenset(Role)),
+]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=lambda caller: caller.identity)
+async def test_a_region_is_its_caller_s_alone(memory: SharedMemory, folder: Path, other: Caller) -> None:
+    (folder / "a").write_bytes(b"secret")
+    (folder / "b").write_bytes(b"public")
+    with called_by(ROOT):
+        memory.register("in", "/a", 0, 6)
+    with called_by(other):
+        assert memory.status("") == {}
+        memory.unregister("in")
+        memory.unregister("")
+        with pytest.raises(NotFound):
+            memory.status("in")
+        with pytest.raises(NotFound):
+            await memory.read(Slot("in", 0, 6), "inputs.x")
+        with pytest.raises(NotFound):
+            await memory.write(Slot("in", 0, 6), [b"mine"], "outputs.y")
+        memory.register("in", "/b", 0, 6)  # a name is taken for its caller alone
+        assert await memory.read(Slot("in", 0, 6), "inputs.x") == b"public"
+    rotated = Caller("root", frozenset([Role.INFER]), ("a", "b"))
+    with called_by(rotated):  # another key of the same name
+        assert [*memory.status("")] == ["in"]
+        assert await memory.read(Slot("in", 0, 6), "inputs.x") == b"secret"
+        memory.unregister("")
+        assert memory.status("") == {}
+    with called_by(other):
+        assert [*memory.status("")] == ["in"]
+
+
+def test_no_caller_takes_the_regions_of_all(memory: SharedMemory, folder: Path) -> None:
+    (folder / "a").write_bytes(bytes(MAX_BYTES))
+    with called_by(ROOT):
+        memory.register("half", "/a", 0, MAX_BYTES // 2)
+        with pytest.raises(QueueFull, match="each caller 1/2 of both"):
+            memory.register("one more", "/a", 0, 1)
+    with called_by(OTHERS[0]):
+        for number in range(MAX_REGIONS // 2):
+            memory.register(f"{number}", "/a", 0, 1)
+        with pytest.raises(QueueFull):
+            memory.register("one more", "/a", 0, 1)
+    with called_by(OTHERS[1]):
+        memory.register("still room", "/a", 0, 1)
 
 
 def test_no_file_stays_open(memory: SharedMemory, folder: Path) -> None:
