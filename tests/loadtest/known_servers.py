@@ -150,6 +150,7 @@ def measured(
                         ceiling=None,
                         use=ServerUse(),
                         counters=None,
+                        others=None,
                         is_last=False,
                     )
                 recorder.end(End(interrupted=False, complete=True))

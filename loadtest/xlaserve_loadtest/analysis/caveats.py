@@ -33,6 +33,7 @@ _OVERLOADED: Final = "The target did not keep up"
 _CAPPED: Final = "Requests were dropped at the generator's limit, and the target may do better with a higher one"
 _UNSETTLED: Final = "Blocks are short for these latencies, so that a queue has no time to settle"
 _LIMITED: Final = "The load was generator-limited, and the target may do better"
+_DISTURBED: Final = "Other processes used the machine's processors, and a quiet machine may do better"
 _WAITED: Final = "Programs that XLA compiled while requests waited"
 _COMPILED: Final = "Programs that the server compiled beside traffic while it was measured"
 _UNSTEADY: Final = "Not every block became steady"
@@ -48,6 +49,7 @@ _KINDS: Final = (
     _CAPPED,
     _UNSETTLED,
     _LIMITED,
+    _DISTURBED,
     _WAITED,
     _COMPILED,
     _UNSTEADY,
@@ -133,6 +135,7 @@ def notes(
         if isinstance(load, dict) and load.get("sha256"):
             yield f"Replayed: {described(load)}."
     yield from (event.text for event in run.events if event.what == "note")
+    yield from _unseen_machines(run)
     yield from _sent_from(run)
 
 
@@ -145,6 +148,15 @@ def _compared_under_load(points: Sequence[Point]) -> Iterator[str]:
         )
     elif any(point.requests for point in points):
         yield "Answers under load were not compared with what the same request got alone."
+
+
+def _unseen_machines(run: Run) -> Iterator[str]:
+    known = [block for block in run.blocks if block.generator.others is not None]
+    away = {server.id for server in run.servers if server.pid is None}
+    if len(known) < len(run.blocks):
+        yield "What other processes used of the machine's processors is not known of every block."
+    elif any(block.server in away for block in known):
+        yield "What other processes used of the processors is known of the machine that sends, and not of the server's."
 
 
 def _alike(results: Sequence[ScenarioResult]) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -185,14 +197,20 @@ def _about_point(point: Point) -> Iterator[tuple[str, str]]:
         if short.ends_ms is not None:
             why = "mean latency grows in them from {:,.3g} to {:,.3g} ms".format(*short.ends_ms)
         yield _UNSETTLED, f"{where} ({why}; try --block {short.needs_s:.2g}, or one arm alone)"
-    if point.generator.is_limited:
-        yield _LIMITED, f"{where} ({'; '.join(point.generator.limits)})"
+    yield from _about_machine(point, where)
     if compiled := point.server.serving_compilations:
         yield _WAITED, f"{where} ({compiled})"
     if compiled := point.server.compilations:
         yield _COMPILED, f"{where} ({compiled})"
     if point.steady is False:
         yield _UNSTEADY, where
+
+
+def _about_machine(point: Point, where: str) -> Iterator[tuple[str, str]]:
+    if point.generator.is_limited:
+        yield _LIMITED, f"{where} ({'; '.join(point.generator.limits)})"
+    if point.generator.is_disturbed:
+        yield _DISTURBED, f"{where} ({point.generator.others:.0%})"
 
 
 def _odd_parts(header: Header, samples: Sequence[Sample]) -> Iterator[tuple[str, str]]:

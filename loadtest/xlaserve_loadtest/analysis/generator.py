@@ -13,6 +13,8 @@ BUSY_LIMIT: Final = 0.8
 LATE_LIMIT: Final = 0.01
 WAIT_LIMIT: Final = 0.1
 STEAL_LIMIT: Final = 0.05
+OTHERS_LIMIT: Final = 0.05
+"""Share of the machine's processor time from which on other processes are told of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,14 @@ class GeneratorFigures:
     """Share of the machine's processor time that its hypervisor gave to others."""
     limits: tuple[str, ...]
     """Why the result is the generator's rather than the target's, in words; empty where it kept up."""
+    others: float | None = None
+    """Share of the machine's processor time that processes other than the load test and its server used; None where
+    that can't be told."""
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether others used enough of the machine to change figures."""
+        return self.others is not None and self.others > OTHERS_LIMIT
 
     @property
     def is_limited(self) -> bool:
@@ -58,7 +68,7 @@ def figures(samples: Sequence[Sample]) -> GeneratorFigures:
     mean_ms = sum(int(sample.latencies_ns.sum()) for sample in samples) / answers / 1e6 if answers else None
     limits = []
     if busy is not None and busy > 1:
-        limits.append(f"it sent {busy:.3g} times what was measured before the run as its most")
+        limits.append(f"it sent {busy:.3g} times what was measured before the run as its most{_meanwhile(own)}")
     elif busy is not None and busy > BUSY_LIMIT:
         limits.append(f"it was {busy:.0%} busy (limit {BUSY_LIMIT:.0%})")
     if late_share > LATE_LIMIT:
@@ -79,7 +89,14 @@ def figures(samples: Sequence[Sample]) -> GeneratorFigures:
         wait_ms=wait_ms,
         steal=steal,
         limits=tuple(limits),
+        others=_mean(own, (one.others for one in own)),
     )
+
+
+def _meanwhile(blocks: Sequence[GeneratorUse]) -> str:
+    """Returns that the machine was busy when the ceiling was measured, where it was."""
+    others = max((block.ceiling_others for block in blocks if block.ceiling_others is not None), default=0.0)
+    return f", while others used {others:.0%} of the processors" if others > OTHERS_LIMIT else ""
 
 
 def _late_share(uses: Sequence[GeneratorUse | MachineUse]) -> float:

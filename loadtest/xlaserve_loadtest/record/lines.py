@@ -273,6 +273,11 @@ class GeneratorUse:
     """Share of the machine's processor time that its hypervisor gave to others."""
     own_ms: float | None = None
     """Median latency of one request at a time to a server on its machine that does nothing; None: not measured."""
+    others: float | None = None
+    """Share of the machine's processor time that processes other than the load test and its server used; None where
+    that can't be told."""
+    ceiling_others: float | None = None
+    """The same while the ceiling was measured."""
     machines: tuple[MachineUse, ...] = ()
     """Each generator's part, where they run elsewhere (`--generator`); `wait_ms` and `steal` are then the worst's."""
 

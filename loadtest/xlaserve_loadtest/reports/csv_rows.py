@@ -63,6 +63,7 @@ def _row(summary: Summary, point: Point) -> dict[str, object]:
         "goodput_per_s": point.goodput and point.goodput.per_s,
         "goodput_share": point.goodput and point.goodput.share,
         "is_generator_limited": point.generator.is_limited,
+        "processors_used_by_others": point.generator.others,
         "padding_waste": point.padding and point.padding.waste,
         "server_cpu_ms_per_image": point.server.cpu_ms_per_image,
         "server_peak_rss_bytes": point.server.peak_rss_bytes,

@@ -57,6 +57,7 @@ def _add_points(summaries: Sequence[Summary], registry: CollectorRegistry) -> No
     dropped = gauge("dropped", "Requests that were due and never sent.")
     goodput = gauge("goodput_requests_per_second", "Requests answered each second within the limit of --slo.")
     in_time = gauge("goodput_ratio", "Share of requests that were answered within the limit of --slo.")
+    others = gauge("others_processor_ratio", "Share of the processors that neither load test nor server used.")
     limited = gauge("generator_limited", "1 where the load generator was the limit.")
     for summary in summaries:
         for point in summary.points:
@@ -79,6 +80,8 @@ def _add_points(summaries: Sequence[Summary], registry: CollectorRegistry) -> No
             if point.goodput is not None:
                 goodput.labels(*labels).set(point.goodput.per_s)
                 in_time.labels(*labels).set(point.goodput.share)
+            if point.generator.others is not None:
+                others.labels(*labels).set(point.generator.others)
             limited.labels(*labels).set(point.generator.is_limited)
 
 

@@ -213,6 +213,7 @@ def use(summary: Summary) -> Rows:
             "GPU MiB": mebibytes(point.server.gpu_memory_bytes),
             "J/image": point.server.energy_j_per_image,
             "generator busy": share(point.generator.busy),
+            "others": share(point.generator.others),
             "late": Number(f"{point.generator.late_share:.2%}"),
         }
 
@@ -239,6 +240,7 @@ def generator(summary: Summary) -> Rows:
             "workers": point.generator.workers,
             "CPU ms a request": point.generator.cpu_ms_per_request,
             "share of its ceiling": share(point.generator.busy),
+            "processors used by others": share(point.generator.others),
             "late sends": Number(f"{point.generator.late_sends:,} ({point.generator.late_share:.2%})"),
             "load generator": Strong("generator-limited") if point.generator.is_limited else "kept up",
             "steady": point.steady,

@@ -13,6 +13,7 @@ from xlaserve_loadtest.addresses import CLEAR
 from xlaserve_loadtest.analysis.samples import latencies_ns
 from xlaserve_loadtest.run import crew
 from xlaserve_loadtest.run.crew import Outcome
+from xlaserve_loadtest.run.others import Others
 from xlaserve_loadtest.run.recorder import Ceiling
 from xlaserve_loadtest.run.remote import RemoteWorker
 from xlaserve_loadtest.run.workers import WorkerProcess
@@ -49,13 +50,14 @@ def arm_of(protocol: str) -> str:
 
 async def measure(protocol: str, server: EmbeddedServer, workers: Sequence[WorkerProcess | RemoteWorker]) -> Ceiling:
     """Sends the requests of a protocol to a null server."""
+    others = Others()
     clear = protocol.replace("https", "http")  # it has no TLS
     authority = server.rest_address if clear in CLEAR else server.address
     address = f"{clear}://{authority}" if clear else str(authority)
     busy = await _load(protocol, address, CEILING_SLOTS * len(workers), CEILING_S, workers)
     alone = await _load(protocol, address, 1, ALONE_S, workers)
     own_ms = float(np.median(latencies_ns(alone.answered))) / 1e6 if alone.answered.size else None
-    return Ceiling(len(busy.answered) / CEILING_S, own_ms)
+    return Ceiling(len(busy.answered) / CEILING_S, own_ms, others.share())
 
 
 async def _load(

@@ -289,7 +289,9 @@ class Fleet:
                 for protocol in reversed(protocols):
                     self._ceilings[protocol] = found = await ceilings.measure(protocol, server, self._workers)
                     over = f" over {protocol}://" if protocol else ""
-                    self._progress.say(f"the load generator can send {found.per_s:,.0f} such requests a second{over}")
+                    busy = f"; others used {found.others:.0%} of the processors meanwhile" if found.others else ""
+                    can = f"the load generator can send {found.per_s:,.0f} such requests a second"
+                    self._progress.say(f"{can}{over}{busy}")
 
     def _protocol(self, arm: str) -> str:
         protocol = Address.parse(self._arms[arm].targets[0]).protocol if self._settings.is_remote else ""

@@ -38,6 +38,8 @@ class Ceiling:
     """Requests each second at most."""
     own_ms: float | None
     """Median latency of one request at a time."""
+    others: float | None = None
+    """Share of the machine's processor time that others used meanwhile."""
 
 
 class Recorder:
@@ -70,6 +72,7 @@ class Recorder:
         ceiling: Ceiling | None,
         use: ServerUse,
         counters: Counters | None,
+        others: float | None,
         is_last: bool,
     ) -> None:
         """Writes a block with its requests, and its events.
@@ -93,7 +96,7 @@ class Recorder:
                 window_ns=outcome.window_ns,
                 steady=steady.is_steady(windows) if is_last and len(windows) >= steady.WINDOWS else None,
                 round=block.round,
-                generator=_generator_use(outcome, workers, ceiling),
+                generator=_generator_use(outcome, workers, ceiling, others),
                 server_use=use,
                 counters=counters,
             )
@@ -132,7 +135,7 @@ def load_line(load: Load, images_per_request: str) -> LoadLine:
     return replace(line, ramp_per_s=ramp)
 
 
-def _generator_use(outcome: Outcome, workers: int, ceiling: Ceiling | None) -> GeneratorUse:
+def _generator_use(outcome: Outcome, workers: int, ceiling: Ceiling | None, others: float | None) -> GeneratorUse:
     share = None
     if ceiling and ceiling.per_s and outcome.window_s():
         share = len(outcome.measured) / outcome.window_s() / ceiling.per_s
@@ -147,6 +150,8 @@ def _generator_use(outcome: Outcome, workers: int, ceiling: Ceiling | None) -> G
         differing=outcome.differing,
         busy=share,
         own_ms=ceiling.own_ms if ceiling else None,
+        others=others,
+        ceiling_others=ceiling.others if ceiling else None,
         wait_ms=outcome.strain.wait_ms,
         longest_wait_ms=outcome.strain.longest_ms,
         preemptions=outcome.strain.preemptions,

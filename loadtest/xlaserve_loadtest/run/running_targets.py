@@ -14,6 +14,7 @@ import psutil
 from xlaserve_loadtest.addresses import CLEAR, FLEET, SECURE, Address
 from xlaserve_loadtest.record.lines import Arm, LedgerEntry, Server
 from xlaserve_loadtest.run import usage
+from xlaserve_loadtest.run.others import is_here
 from xlaserve_loadtest.run.workers import WorkerProcess
 from xlaserve_loadtest.schedule.arms import AS_IT_IS
 from xlaserve_loadtest.targets.channel import PLAIN, Transport, open_channel
@@ -39,6 +40,8 @@ class RunningTarget:
     models: dict[str, ModelInfo] = field(default_factory=dict)
     ledger: tuple[LedgerEntry, ...] = ()
     ready_s: float | None = None
+    is_hidden: bool = False
+    """Whether it is on this machine and its process can't be seen, so that it can't be told from other processes."""
     own_workers: tuple[WorkerProcess, ...] = ()
     """Workers that only this target has."""
 
@@ -98,6 +101,7 @@ async def of_targets(
     is_fleet = Address.parse(addresses[0]).protocol == FLEET
     is_one = len(addresses) == 1 and not is_fleet
     pid, own_http = await asyncio.to_thread(_local_process, addresses[0]) if is_one else (None, ())
+    is_hidden = pid is None and await asyncio.to_thread(lambda: any(map(is_here, addresses)))
     if http_address is not None:
         if await usage.counts(http_address, models) is None:
             raise TargetError(f"--target-http: expected the address of a server's /metrics, got {http_address}")
@@ -112,6 +116,7 @@ async def of_targets(
         addresses=tuple(addresses),
         http_address=http_address,
         pid=pid,
+        is_hidden=is_hidden,
         models={model: own[0] for model, own in descriptions.items()},
         ledger=await read_ledger(await ready_server(addresses[0]) if is_fleet else addresses[0], models, transport),
     )

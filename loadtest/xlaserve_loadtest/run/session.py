@@ -23,6 +23,7 @@ from xlaserve_loadtest.run.crew import Outcome
 from xlaserve_loadtest.run.equality_run import compare_models, incomparable
 from xlaserve_loadtest.run.fleet import Fleet
 from xlaserve_loadtest.run.highest_rate import RateSearch
+from xlaserve_loadtest.run.others import Others
 from xlaserve_loadtest.run.progress import Progress
 from xlaserve_loadtest.run.recorder import Recorder, load_line
 from xlaserve_loadtest.schedule import arms as arms_of
@@ -225,6 +226,7 @@ class Session:
         models = target.models_of(block.arm)
         before = await usage.counts(target.http_address, models)
         use = usage.Usage(target.pid)
+        others = None if self._settings.has_generators or target.is_hidden else Others(target.pid)
         images_per_request = self._fleet.contents[block.arm].images_per_request
         self._progress.watch.begin(block.arm, label(load_line(block.load, images_per_request)))
         with use.looking():
@@ -238,7 +240,7 @@ class Session:
                 and block.load.duration_s() is None,
                 on_live=self._progress.live,
             )
-        used = use.result()
+        used, others_share = use.result(), others.share() if others else None
         after = await usage.counts(target.http_address, models)
         self._recorder.block(
             block,
@@ -249,6 +251,7 @@ class Session:
             ceiling=self._fleet.ceiling(block.arm),
             use=used,
             counters=usage.change(before, after),
+            others=others_share,
             is_last=is_last,
         )
         if target.process and not self._exit_report and (end := target.process.exit_report()):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -425,3 +426,28 @@ def test_a_verdict_names_a_few_that_failed_and_counts_the_rest() -> None:
     assert "In 3 more cases outputs differ." in samples.summary("unequal").verdict
     (listed,) = (text for text in samples.summary("troubled").warnings if text.startswith("Requests that were not"))
     assert listed.count(";") == 15
+
+
+def test_a_busy_machine_is_told_of_with_one_arm(run_file: NewRun) -> None:
+    def warnings(**use: Any) -> list[str]:
+        file = run_file().header(("xla",))
+        generator = GeneratorUse(1, 0.1, sends=100, **use)
+        return list(summarize(file.block("xla", [10.0] * 100, generator=generator).read()).warnings)
+
+    (told,) = warnings(others=0.384)
+    assert told.startswith("Other processes used the machine's processors")
+    assert "xla, 4 at a time (38%)" in told
+    assert warnings(others=0.05) == []
+    (limited,) = warnings(busy=3.9, ceiling_others=0.62)
+    assert "3.9 times what was measured before the run as its most, while others used 62% of the processors" in limited
+
+
+def test_a_server_of_another_machine_is_said_not_to_be_seen(run_file: NewRun) -> None:
+    def notes(others: float | None, pid: int | None) -> str:
+        file = run_file().header(("xla",)).server(pid=pid)
+        generator = GeneratorUse(1, 0.1, sends=100, others=others)
+        return " ".join(summarize(file.block("xla", [10.0] * 100, generator=generator).read()).notes)
+
+    assert "of the machine that sends, and not of the server's" in notes(0.0, None)
+    assert "other processes" not in notes(0.0, 4711)
+    assert "is not known of every block" in notes(None, 4711)
