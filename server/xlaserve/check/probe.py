@@ -21,17 +21,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from xlaserve.check.record import WITHOUT, Assignment, CheckedProgram, Machine, Refusal
-from xlaserve.check.refusal import explain
+from xlaserve.check.record import WITHOUT, Assignment, CheckedProgram, Machine
 from xlaserve.config import Bucket, Lowering, Mode
 from xlaserve.engine import memory
-from xlaserve.engine.program import Executable, Images, Outputs
+from xlaserve.engine.program import Executable, Images, IsLowered, Outputs, run_batch
 from xlaserve.engine.warmup.compiler import noise
 from xlaserve.engine.warmup.difference import relative
 from xlaserve.errors import XlaserveError
 from xlaserve.inspection import buffers, dump
 from xlaserve.model import catalog
 from xlaserve.model.catalog import Model
+from xlaserve.runtimes.refusal import Refusal, explain
 from xlaserve.runtimes.tf import device
 from xlaserve.telemetry.logs import quiet_tensorflow
 
@@ -93,6 +93,8 @@ class Probe:
         )
         for mode in self._assignment.modes:
             self._check_arm(model, mode, str(mode))
+            if mode.traits.is_jit and isinstance(model.program, IsLowered):  # without those that have failed
+                self._write({"lowered": model.program.lowerings(model.buckets[0])})
         if not self._assignment.lowerings or Mode.XLA not in self._assignment.modes:
             return
         for lowering in Lowering:
@@ -185,7 +187,7 @@ def _run(executable: Executable, images: Images) -> tuple[float, Outputs]:
     seconds: list[float] = []
     while len(seconds) < MAX_RUNS and sum(seconds) < TIMING_BUDGET_S:
         began = time.perf_counter()
-        outputs = executable(images)
+        outputs = run_batch(executable, images)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds), outputs
 

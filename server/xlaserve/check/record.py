@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from xlaserve.config import Mode, Settings
 from xlaserve.config.frozen import Frozen
 from xlaserve.errors import ConfigError
+from xlaserve.runtimes.refusal import Refusal
 
 DIFFERENCE_LIMIT = 1e-3
 """A mode whose float32 outputs are further from eager's than this computes something else; rounding stays far below."""
@@ -28,19 +29,6 @@ class Assignment(Frozen):
     modes: tuple[Mode, ...]
     lowerings: bool
     """Whether XLA is tried without each of the model's lowerings too."""
-
-
-class Refusal(Frozen):
-    """Why a program could not be made or run."""
-
-    message: str
-    """One line."""
-    operation: str | None = None
-    """The operation that XLA has no kernel for, such as `ResizeBicubic`; several are joined by commas."""
-    node: str | None = None
-    """Its name in the graph; the names of the layers around it stand before the slashes."""
-    line: str | None = None
-    """Where Python made it: `file:12 in call: code`. Lines inside TensorFlow and Keras are passed over."""
 
 
 class CheckedProgram(Frozen):

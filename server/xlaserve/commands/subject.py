@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from xlaserve.check.refusal import explain
 from xlaserve.config import BUILTIN_MODELS, Bucket, BucketSettings, Mode, ModelSettings, Settings
 from xlaserve.config.sources import kind_of_name
 from xlaserve.config.versions import grouped
@@ -16,6 +15,7 @@ from xlaserve.engine.program import Compilation
 from xlaserve.errors import ConfigError, ModelFailed, XlaserveError
 from xlaserve.model import catalog
 from xlaserve.model.catalog import Model
+from xlaserve.runtimes.refusal import explain
 from xlaserve.runtimes.tf.device import Device, configure
 
 

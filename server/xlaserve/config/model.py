@@ -34,8 +34,6 @@ class ModeTraits(NamedTuple):
     no programs of its own."""
     is_checked: bool = True
     """Whether `xlaserve check` runs it without being asked to."""
-    is_optional: bool = False
-    """Whether a mode that chooses does without it where it can't run, rather than fail the model."""
 
 
 class Mode(StrEnum):
@@ -66,7 +64,7 @@ TRAITS: Final = {
     Mode.GRAPH: ModeTraits(is_kept=True),
     Mode.AUTOCLUSTER: ModeTraits(uses_compiler=True, is_checked=False),
     Mode.XLA: ModeTraits(uses_compiler=True, is_jit=True, is_kept=True),
-    Mode.OPENVINO: ModeTraits(uses_compiler=True, is_kept=True, is_checked=False, is_optional=True),
+    Mode.OPENVINO: ModeTraits(uses_compiler=True, is_kept=True, is_checked=False),
     Mode.AUTO: ModeTraits(choice=(Mode.XLA, Mode.GRAPH, Mode.OPENVINO)),
 }
 
@@ -541,8 +539,8 @@ class ModelSettings(Frozen):
         return tuple(mode for mode in dict.fromkeys((*self.modes, *choice)) if not mode.traits.choice)
 
     def needs(self, mode: Mode) -> bool:
-        """Returns whether the model can't do without a mode that is compiled for it."""
-        return mode in self.modes or not mode.traits.is_optional
+        """Returns whether the model is to fail where a mode that is compiled for it does: `auto` does without."""
+        return mode in self.modes
 
     def precision_in(self, mode: Mode) -> Precision:
         """Returns what the programs of a mode compute in."""

@@ -110,6 +110,8 @@ class Compilation:
     """Writes the difference to the compile cache."""
     forget: Callable[[], object] = lambda: None
     """Removes it from the compile cache."""
+    unlowered: Callable[[Exception], Compilation] | None = None
+    """Makes it again as its source has it, where XLA was given another form of it; told what is wrong with this one."""
 
 
 @dataclass(frozen=True, slots=True)

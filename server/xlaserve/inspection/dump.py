@@ -39,13 +39,18 @@ def dumped() -> Iterator[Path]:
 
 
 def compiled(dump: Path) -> set[Path]:
-    """Returns a file for each program that was compiled so far."""
-    return set(dump.glob(f"*{BEFORE}"))
+    """Returns a file for each program that was compiled so far, without those that failed."""
+    return {before for before in dump.glob(f"*{BEFORE}") if _finished(before).exists()}
 
 
 def read(before: Path) -> Programs:
     """Reads the stages of one of `compiled`. Raises OSError where XLA did not finish it."""
-    stem = before.name.removesuffix(BEFORE)
-    finished = next(before.parent.glob(f"{escape(stem)}.*{AFTER}"), before.with_name(f"{stem}{AFTER}"))
+    finished = _finished(before)
     assignment = finished.with_name(f"{finished.name.removesuffix('.txt')}-buffer-assignment.txt")
     return Programs(before.read_text(), finished.read_text(), assignment.read_text())
+
+
+def _finished(before: Path) -> Path:
+    """Returns where XLA writes the program as it runs it."""
+    stem = before.name.removesuffix(BEFORE)
+    return next(before.parent.glob(f"{escape(stem)}.*{AFTER}"), before.with_name(f"{stem}{AFTER}"))

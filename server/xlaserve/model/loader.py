@@ -24,7 +24,7 @@ from xlaserve.engine.batching.traced import TracedBatch
 from xlaserve.engine.batching.worker import Worker
 from xlaserve.engine.buckets import demand
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import AnySize, Executable, Sealed
+from xlaserve.engine.program import AnySize, Executable, IsLowered, Sealed
 from xlaserve.engine.under_way import Load, UnderWay
 from xlaserve.engine.warmup.auto_buckets import Programs, warm_up_auto
 from xlaserve.engine.warmup.background import Background
@@ -32,7 +32,7 @@ from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.compiler import Timer, compile_threads, fastest, measure, noise, warm_up
 from xlaserve.engine.warmup.kept_costs import corrected
 from xlaserve.engine.warmup.verify import Verifier
-from xlaserve.errors import ShuttingDown
+from xlaserve.errors import ModelFailed, ShuttingDown
 from xlaserve.image import ImageLimits
 from xlaserve.model import fast_decoding, verification
 from xlaserve.model.advice import slower
@@ -98,6 +98,8 @@ class Loader:
         settings = version.settings
         began = time.perf_counter()
         model, verifier, programs = await self._prepare_and_warm_up(version, load, others_serve=others_serve)
+        if isinstance(model.program, IsLowered):  # without those that have failed
+            model = version.model = replace(model, lowerings=model.program.lowerings(model.buckets[0]))
         warmed = {bucket for _, bucket in programs}
         if settings.has_auto_buckets or verifier.is_dependent:
             model = version.model = replace(model, buckets=tuple(sorted(warmed)))
@@ -311,6 +313,8 @@ async def _grow(served: Served, buckets: Iterable[Bucket], programs: Programs, b
                     return
                 except Exception as error:
                     version.leave_out(mode, error)
+            if not made:
+                raise ModelFailed("none of its modes compiled")
         except Exception:
             log.exception("model %s: %s did not compile; the other buckets serve in its place", version.title, bucket)
             continue

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import cast
+from typing import Final, cast
 
 from xlaserve.config import Bucket, Mode, ModelSettings
 from xlaserve.engine.batching.batcher import Batcher
@@ -20,10 +20,13 @@ from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.errors import InvalidArgument, ModelFailed, cause
 from xlaserve.frame import Frame, best_input, place
 from xlaserve.model.catalog import Model
+from xlaserve.runtimes.refusal import explain
 from xlaserve.telemetry.findings import Findings, Pair
 from xlaserve.telemetry.model import ModelTelemetry
 
 log = logging.getLogger(__name__)
+
+XLA_CAN_NOT: Final = "`modes: [graph]` or `[auto]` serve what XLA can't compile"
 
 
 class State(StrEnum):
@@ -87,16 +90,22 @@ class Version:
             log.warning("model %s: %s", self.title, warning)
 
     def leave_out(self, mode: Mode, error: Exception) -> None:
-        """Has `auto` choose from the other modes, as this one has failed. Raises `error` where that does not do."""
+        """Has `auto` choose from the other modes, as this one has failed. Raises `error` where that does not do.
+
+        One of XLA's is raised as a ModelFailed that says which line of the model it can't compile.
+        """
+        refusal = explain(error) if mode.traits.is_jit and not isinstance(error, ModelFailed) else None
         lacks_mode = isinstance(error, ModelFailed) and error.lacks_mode  # which is no fault of the model
         is_calibrated = mode is Mode.OPENVINO and self.settings.calibration is not None
         if self.settings.needs(mode) or (is_calibrated and not lacks_mode):
-            raise error
+            if refusal is None or refusal.line is None:
+                raise error
+            raise ModelFailed(f"{refusal}; {XLA_CAN_NOT}") from error
         self.left_out.add(mode)
         if lacks_mode:
             log.info("model %s: auto does without %s: %s", self.title, mode, error)
         else:
-            self.warn(f"auto does without {mode}: {cause(error)}")
+            self.warn(f"auto does without {mode}: {refusal or cause(error)}")
 
     @property
     def compiled_modes(self) -> list[Mode]:

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from xlaserve.check import record
-from xlaserve.check.record import Checked, CheckedProgram, Refusal
+from xlaserve.check.record import Checked, CheckedProgram
 from xlaserve.config import Mode
 from xlaserve.errors import ConfigError
+from xlaserve.runtimes.refusal import Refusal
 
 Make = Callable[..., Checked]
 FINE = CheckedProgram(arm=Mode.XLA, batch=1, run_ms=1.5, difference=1e-6)

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from rich.console import Console
 
 from xlaserve.check import tables
-from xlaserve.check.record import Checked, CheckedProgram, Refusal
+from xlaserve.check.record import Checked, CheckedProgram
 from xlaserve.config import Mode
+from xlaserve.runtimes.refusal import Refusal
 
 Make = Callable[..., Checked]
 PROGRAMS = (

@@ -16,7 +16,7 @@ import numpy as np
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import Compilation, Executable, Images, Program, Warmed
+from xlaserve.engine.program import Compilation, Executable, Images, Program, Warmed, run_batch
 from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.engine.warmup.verify import Verifier
 from xlaserve.errors import ShuttingDown
@@ -67,7 +67,8 @@ def warm_up(
 ) -> dict[tuple[Mode, Bucket], Warmed]:
     """Compiles `program` for every mode and bucket, the smallest bucket first, verifies each, times and returns them.
 
-    A mode that fails is left out where `leave_out` allows it; XLA's never are. Each step is noted with `at`.
+    A mode that fails is left out where `leave_out` allows it, but not all modes: then the first one's error is raised.
+    Each step is noted with `at`.
 
     With several `threads`, that many of XLA's programs compile at the same time. All are timed afterwards, when no
     compilation takes processors from them. Blocks. Raises ShuttingDown once `stop` is set, and what a program raises.
@@ -81,16 +82,18 @@ def warm_up(
         with at(f"compiling mode {mode}, bucket {bucket}"):
             return program.compile(mode, bucket)
 
-    early = {}
+    early: dict[tuple[Mode, Bucket], Compilation | Exception] = {}
     if threads > 1:
         early = _in_parallel(compile_one, [each for each in wanted if each[0].traits.is_jit], threads)
     warmed: dict[tuple[Mode, Bucket], Warmed] = {}
-    left_out: set[Mode] = set()
+    left_out: dict[Mode, Exception] = {}
     for mode, bucket in wanted:
         if mode in left_out:
             continue
         try:
             compilation = early.get((mode, bucket)) or compile_one(mode, bucket)
+            if isinstance(compilation, Exception):
+                raise compilation
             verified = None
             if verifier is not None:
                 with at(f"running mode {mode}, bucket {bucket}"):
@@ -100,13 +103,15 @@ def warm_up(
             raise
         except Exception as error:
             leave_out(mode, error)
-            left_out.add(mode)
+            left_out[mode] = error
             continue
         if (cost := compilation.cost) is None:
             with at(f"running mode {mode}, bucket {bucket}"):
                 cost = timer(compilation.executable, bucket)
             compilation.keep_cost(cost)
         warmed[mode, bucket] = ledger.record(mode, bucket, compilation, cost, verified)
+    if left_out and left_out.keys() == {mode for mode, _ in wanted}:
+        raise next(iter(left_out.values()))
     return {key: one for key, one in warmed.items() if key[0] not in left_out}
 
 
@@ -121,14 +126,33 @@ def compile_threads(cores: int) -> int:
 
 def _in_parallel(
     compile_one: Callable[[Mode, Bucket], Compilation], wanted: Sequence[tuple[Mode, Bucket]], threads: int
-) -> dict[tuple[Mode, Bucket], Compilation]:
-    with ThreadPoolExecutor(threads, thread_name_prefix="compile") as pool:
-        futures = [pool.submit(compile_one, *each) for each in wanted]
+) -> dict[tuple[Mode, Bucket], Compilation | Exception]:
+    """Returns what came of each compilation; those of a mode that has failed fail with the same error.
+
+    Raises ShuttingDown.
+    """
+    made: dict[tuple[Mode, Bucket], Compilation | Exception] = {}
+    failed: dict[Mode, Exception] = {}
+
+    def compile_unless_failed(mode: Mode, bucket: Bucket) -> Compilation | Exception:
+        if mode in failed:
+            return failed[mode]
         try:
-            return {each: future.result() for each, future in zip(wanted, futures, strict=True)}
+            return compile_one(mode, bucket)
+        except ShuttingDown:
+            raise
+        except Exception as error:
+            return failed.setdefault(mode, error)
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="compile") as pool:
+        futures = [pool.submit(compile_unless_failed, *each) for each in wanted]
+        try:
+            for each, future in zip(wanted, futures, strict=True):
+                made[each] = future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    return made
 
 
 def fastest(warmed: Mapping[tuple[Mode, Bucket], Warmed]) -> dict[Bucket, Mode]:
@@ -147,7 +171,7 @@ def fastest(warmed: Mapping[tuple[Mode, Bucket], Warmed]) -> dict[Bucket, Mode]:
 def measure(executable: Executable, bucket: Bucket, lanes: int, clock: Callable[[], float] = time.perf_counter) -> Cost:
     """Returns the median seconds of several runs: alone, and with all `lanes` running the same."""
     images = noise(bucket)
-    run = partial(executable, images)
+    run = partial(run_batch, executable, images)
     alone_s = statistics.median(time_runs(run, clock=clock))
     if lanes == 1:
         return Cost(alone_s, alone_s)

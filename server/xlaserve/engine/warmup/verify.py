@@ -132,7 +132,8 @@ class Verifier:
         """Returns a program that was compiled, and what was found out about it; blocks while it runs.
 
         A wrong one from the compile cache is compiled with `again`, unless it may serve and was as far off when it was
-        made: another would be no better. Raises ModelFailed for one that is not to serve.
+        made: another would be no better. One that is wrong with lowerings is made without. Raises ModelFailed for one
+        that is not to serve.
         """
         with self._lock:
             verified = self._verify(mode, bucket, compilation.executable)
@@ -141,6 +142,9 @@ class Verifier:
                 log.warning("compile cache: mode %s, bucket %s: %s; it is made again", mode, bucket, fault)
                 compilation.forget()
                 compilation = again()
+                verified = self._verify(mode, bucket, compilation.executable)
+            if verified.fault and verified.fault.is_gross and compilation.unlowered is not None:
+                compilation = compilation.unlowered(ModelFailed(verified.fault.text))
                 verified = self._verify(mode, bucket, compilation.executable)
             for warning in compilation.warnings:
                 self._warn(warning)

@@ -68,6 +68,7 @@ def lower(function: Any, names: Collection[Lowering]) -> Lowered:
     It stays as it is where they have nothing to replace, where it assigns variables, and where it can't be built again.
     """
     counts: Counter[Lowering] = Counter()
+    scopes: dict[str, str] = {}
     values: dict[int, tf.Tensor] = {}
     substitutes = {name: substitute for name, substitute in SUBSTITUTES.items() if name in names}
 
@@ -79,6 +80,7 @@ def lower(function: Any, names: Collection[Lowering]) -> Lowered:
         for name, each in substitutes.items():
             if (substituted := each(node)) is not None:
                 counts[name] += 1
+                scopes[f"{node.name}/"] = name
                 return substituted
         return None
 
@@ -108,7 +110,7 @@ def lower(function: Any, names: Collection[Lowering]) -> Lowered:
         else:
             text = ", ".join(f"{name} {counts[name]}" for name in SUBSTITUTES if counts[name])
             if is_divisible and not any(captured.dtype == tf.resource for captured in made.captured_inputs):
-                return Lowered(made, text, micro_batches.divided)
+                return Lowered(made, text, scopes, micro_batches.divided)
             if counts:
-                return Lowered(made, text)
+                return Lowered(made, text, scopes)
     return Lowered(function, "")

@@ -2,7 +2,8 @@
 
 A model's folder holds what its source gave (`network`), its weights (`weights-<digest>`), a program for each bucket
 (`<mode>-<bucket>`: StableHLO and XLA's executable), what each costs (`cost-<lanes>x<threads>-<mode>-<bucket>`) and, for
-those that answer far from the reference, how far (`difference-<mode>-<bucket>`). Of modes that have one graph for all
+those that answer far from the reference, how far (`difference-<mode>-<bucket>`). Where lowerings have failed it holds
+why (`unlowered-<height>x<width>`), and they are not tried again. Of modes that have one graph for all
 buckets of a size it holds that (`<mode>-<height>x<width>`); for what is left, which is kept nowhere, the model is built
 as usual.
 """
@@ -119,6 +120,7 @@ def network(cache: CompileCache, device: Device, settings: ModelSettings, build:
     program = CachedProgram(cache, folder, device, build_rest, settings.name, precision)
     reference = partial(_reference, folder, program)
     if (described := folder.read(NETWORK, lambda record: _described(record.header, program))) is not None:
+        program.described_lowerings = described.lowerings
         return replace(described, reference=reference)
     built = build()
     if not is_unchanged():
@@ -190,6 +192,10 @@ def _difference(record: Record) -> float:
     return difference
 
 
+def _unlowered_name(bucket: Bucket) -> str:
+    return f"unlowered-{bucket.height}x{bucket.width}"
+
+
 def _weights(name: str, record: Record) -> tuple[tf.Tensor, ...]:
     kinds = record.header["arrays"]
     contents = [record.blobs[str(index)] for index in range(len(kinds))]
@@ -234,6 +240,8 @@ class CachedProgram:
     platform = TensorFlowProgram.platform
 
     def __post_init__(self) -> None:
+        self.described_lowerings = ""
+        """What the cache says that is replaced for XLA."""
         self.not_kept: set[Mode] = set()
         """Modes of which a program was seen that can't be kept."""
         self._lock = threading.Lock()
@@ -259,13 +267,22 @@ class CachedProgram:
             compilation = self._program.compile(mode, bucket)
         persistent_cache.sweep()
         difference = f"difference-{self._program_name(mode, bucket)}"
-        return replace(
+        recorded = replace(
             compilation,
             cost=cost,
             keep_cost=partial(self._keep_cost, name),
             difference=self.folder.read(difference, _difference),
             keep_difference=partial(self._keep_difference, difference),
         )
+        if (unlowered := compilation.unlowered) is None:
+            return recorded
+
+        def without_lowerings(error: Exception) -> Compilation:
+            # Its cost is another one.
+            own = unlowered(error)
+            return replace(recorded, executable=own.executable, cost=None, warnings=own.warnings, unlowered=None)
+
+        return replace(recorded, unlowered=without_lowerings)
 
     def seal(self) -> None:
         """Drops the network and the weights, which are the executables' now."""
@@ -283,6 +300,10 @@ class CachedProgram:
         for graph in self._running:
             graph.dismantle()
 
+    def lowerings(self, bucket: Bucket) -> str:
+        """Returns what is replaced for XLA, as far as the network was built: nothing that has failed."""
+        return self._program.lowerings(bucket) if "built" in self.__dict__ else self.described_lowerings
+
     def any_size(self) -> Executable:
         """Makes what runs images of any size. It is not cached, so that the source has to build the network."""
         return self._program.any_size()
@@ -296,20 +317,41 @@ class CachedProgram:
 
     def _compile_jit(self, mode: Mode, bucket: Bucket, cost: Cost | None) -> Compilation:
         name = self._program_name(mode, bucket)
+        unlowered = self._unlowered(bucket)
         if name not in self._forgotten:
             compilation = self.folder.read(name, lambda record: self._load(name, record, bucket, cost))
             if compilation is not None:
-                return compilation
+                return compilation if unlowered is None else replace(compilation, warnings=(unlowered,))
+        if unlowered is not None:
+            self._program.leave_unlowered(bucket, unlowered)
         if not self.cache.is_filling:
             log.info("compile cache: %s is not kept", name)
             return self._program.compile(mode, bucket)
+        return self._program.with_fallback(bucket, partial(self._make, mode, bucket, cost))
+
+    def _make(self, mode: Mode, bucket: Bucket, cost: Cost | None) -> Compilation:
+        """Compiles and keeps a program; one that can't be kept is compiled as usual."""
         program = self._program  # its errors are the model's own
+        compilation = None
         if mode not in self.not_kept:
             try:
-                return self._compile_and_keep(program, mode, bucket, cost)
+                compilation = self._compile_and_keep(program, mode, bucket, cost)
             except Exception as error:
-                self._give_up(mode, name, error)
-        return program.compile(mode, bucket)
+                compilation = program.compile_once(mode, bucket)
+                self._give_up(mode, self._program_name(mode, bucket), error)
+        if compilation is None:
+            compilation = program.compile_once(mode, bucket)
+        if (reason := program.unlowered(bucket)) is None:
+            return compilation
+        if self._unlowered(bucket) is None:
+            self.folder.write(_unlowered_name(bucket), {"reason": reason}, {})
+            self.built = replace(self.built, lowerings="")
+            self.folder.write(NETWORK, _description(self.built), {})
+        return replace(compilation, warnings=tuple(dict.fromkeys((*compilation.warnings, reason))))
+
+    def _unlowered(self, bucket: Bucket) -> str | None:
+        """Returns why images of the bucket's size are not lowered, where an earlier start has found that out."""
+        return self.folder.read(_unlowered_name(bucket), lambda record: str(record.header["reason"]))
 
     def _compile_graph(self, mode: Mode, bucket: Bucket, cost: Cost | None) -> Compilation:
         began = time.perf_counter()

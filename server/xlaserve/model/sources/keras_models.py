@@ -111,10 +111,11 @@ def _input(model: Any) -> TensorShape:
 
 
 def _outputs(model: Any) -> dict[str, TensorShape]:
-    if isinstance(model, keras.Sequential) and model.inputs:
-        (symbols,) = model.outputs  # it has no `output` before it was called
-    elif getattr(model, "inputs", None):
-        symbols = model.output
+    if isinstance(model, keras.Sequential) or not getattr(model, "inputs", None):
+        # Called, not asked: what a Sequential says of its outputs are tensors alone, without the names that they have
+        # where its last layer gives a mapping.
+        pixels = _input(model)
+        symbols = call(model, keras.Input(batch_shape=pixels.shape, dtype=pixels.dtype))
     else:
-        symbols = call(model, keras.Input(batch_shape=_input(model).shape))
+        symbols = model.output
     return {name: TensorShape(symbol.shape, symbol.dtype) for name, symbol in named_outputs(model, symbols).items()}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, assert_never
 
 import numpy as np
@@ -15,7 +17,7 @@ from tensorflow.python.framework import func_graph, ops
 
 from xlaserve.config import Bucket, Mode, Precision
 from xlaserve.engine.program import Compilation, Executable, FixedShape, Images, Outputs
-from xlaserve.errors import ModelFailed
+from xlaserve.errors import ModelFailed, OutOfDeviceMemory, cause
 from xlaserve.runtimes.openvino.calibration import CalibrationFolder
 from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph, Threads, at_full_priority, convert
 from xlaserve.runtimes.openvino.executable import load as load_openvino
@@ -44,8 +46,17 @@ class Lowered(NamedTuple):
     forward: Forward
     text: str
     """What was replaced in it, and how often: `depthwise 17, stem 1`."""
+    scopes: Mapping[str, str] = MappingProxyType({})
+    """Which lowering made the operations whose names begin so."""
     divided: Callable[[Forward, Bucket], Forward] = lambda forward, bucket: forward
     """Returns what computes the batches of a bucket as `forward` does, in parts where that is faster."""
+
+    def blamed(self, error: Exception) -> str:
+        """Returns the lowering whose operations `error` names, or all."""
+        named = [scope for scope in self.scopes if scope in str(error)]
+        if named:
+            return self.scopes[max(named, key=len)]
+        return self.text or "batches in parts"
 
 
 Lower = Callable[[Forward], Lowered]
@@ -82,6 +93,7 @@ class TensorFlowProgram:
         self._calibration = calibration
         self._any_batch: dict[tuple[int, int], Forward] = {}
         self._lowered: dict[tuple[int, int], Lowered] = {}
+        self._unlowered: dict[tuple[int, int], str] = {}
         self._tracing = threading.Lock()
         self._graphs: dict[_SizeInMode, Executable] = {}
         self._unfreezable: dict[_SizeInMode, str] = {}
@@ -93,7 +105,68 @@ class TensorFlowProgram:
         """Whether it was seen to change variables as it runs, once it was traced."""
 
     def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
-        """Makes the executable for `mode` and `bucket` and runs it. Raises what TensorFlow raises."""
+        """Makes the executable for `mode` and `bucket` and runs it. Raises what TensorFlow raises.
+
+        Where XLA fails with lowerings, it is made once more without.
+        """
+        make = partial(self.compile_once, mode, bucket)
+        return self.with_fallback(bucket, make) if mode is Mode.XLA else make()
+
+    def with_fallback(self, bucket: Bucket, make: Callable[[], Compilation]) -> Compilation:
+        """Returns what `make` makes of `trace` for XLA; where that fails with lowerings, what it makes without.
+
+        The compilation's `unlowered` does the same for a program that answers wrong. Images of the bucket's size are
+        not lowered from then on.
+        """
+        was_lowered = self.unlowered(bucket) is None
+        try:
+            compilation = make()
+        except OutOfDeviceMemory:
+            raise
+        except Exception as error:
+            if not (was_lowered and self._gives_up_lowerings(bucket, error)):
+                raise
+            return make()
+
+        def without_lowerings(error: Exception) -> Compilation:
+            self._gives_up_lowerings(bucket, error)
+            return make()
+
+        has_lowerings = was_lowered and self._replaced(bucket) is not None
+        return replace(compilation, unlowered=without_lowerings) if has_lowerings else compilation
+
+    def _gives_up_lowerings(self, bucket: Bucket, error: Exception) -> bool:
+        """Has XLA run images of the bucket's size without lowerings; returns whether there are any to do without."""
+        if self.unlowered(bucket) is not None:  # by another thread
+            return True
+        lowered = self._replaced(bucket)
+        if lowered is None:
+            return False
+        size = f"{bucket.height}x{bucket.width}"
+        reason = f"a program failed with {lowered.blamed(error)}: {cause(error)}"
+        self.leave_unlowered(bucket, f"XLA runs {size} without lowerings, as {reason}")
+        return True
+
+    def _replaced(self, bucket: Bucket) -> Lowered | None:
+        """Returns what XLA runs in the place of the model; None where it runs the model as it is."""
+        if self._lower is None:
+            return None
+        lowered = self._lowered_at(bucket.height, bucket.width, self._lower)
+        return None if lowered.forward is self._any_batch[bucket.height, bucket.width] else lowered
+
+    def leave_unlowered(self, bucket: Bucket, reason: str) -> None:
+        """Has XLA run images of the bucket's size without lowerings from now on; `warnings` gives the first reason."""
+        size = (bucket.height, bucket.width)
+        with self._tracing:
+            self._unlowered.setdefault(size, reason)
+            self._lowered.pop(size, None)
+
+    def unlowered(self, bucket: Bucket) -> str | None:
+        """Returns why images of the bucket's size are not lowered, where that has failed."""
+        return self._unlowered.get((bucket.height, bucket.width))
+
+    def compile_once(self, mode: Mode, bucket: Bucket) -> Compilation:
+        """Makes the executable as `trace` now has it. Raises what TensorFlow raises."""
         began = time.perf_counter()
         prepared = self._prepare(mode, bucket)
         if mode is Mode.EAGER:
@@ -136,7 +209,9 @@ class TensorFlowProgram:
     def _lowered_at(self, height: int, width: int, lower: Lower) -> Lowered:
         with self._tracing:
             if (height, width) not in self._lowered:
-                self._lowered[height, width] = lower(self._traced(height, width))
+                traced = self._traced(height, width)
+                is_left = (height, width) in self._unlowered
+                self._lowered[height, width] = Lowered(traced, "") if is_left else lower(traced)
             return self._lowered[height, width]
 
     def _traced(self, height: int, width: int) -> Forward:
@@ -209,6 +284,8 @@ class TensorFlowProgram:
 
     def _warnings(self, mode: Mode, bucket: Bucket) -> tuple[str, ...]:
         warnings = []
+        if mode is Mode.XLA and (reason := self.unlowered(bucket)):
+            warnings.append(reason)
         if self.assigns_variables:
             warnings.append(ASSIGNS_VARIABLES)
         if reason := self._unfreezable.get((mode, bucket.height, bucket.width)):

@@ -15,6 +15,8 @@ CHUNK_BYTES = 65_536
 PARTIAL_LINE_S = 0.1
 """A line that is not ended, such as a question, is passed on after this time, unless it begins as logged ones do."""
 LOGGED = re.compile(rb"^([IWEF])\d{4} \d\d:\d\d:[\d.]+ +\d+ ([\w./-]+):\d+\] ")
+CONTINUED = re.compile(rb'(The op is created at:|File "[^"]+", line \d+, in |\ttf2xla conversion failed )')
+"""How further lines of a logged message begin that says what XLA can't compile; a crash's are indented."""
 BEGUN = re.compile(rb"^[IWEF](\d{0,3}$|\d{4})")
 STDIN, STDOUT, STDERR = 0, 1, 2
 
@@ -26,6 +28,7 @@ def main(severity: int, files: set[bytes]) -> None:
         signal.signal(number, signal.SIG_IGN)
     rest = b""
     events = bytearray()
+    passes_on = True
     os.set_blocking(STDOUT, False)
     while True:
         timeout_s = PARTIAL_LINE_S if rest and not BEGUN.match(rest) else None
@@ -36,7 +39,7 @@ def main(severity: int, files: set[bytes]) -> None:
             chunk = os.read(STDIN, CHUNK_BYTES)
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                pass_on(line + b"\n", severity, files, events)
+                passes_on = pass_on(line + b"\n", severity, files, events, passes_on)
             if not chunk:
                 os.set_blocking(STDOUT, True)
                 hand_over(events)
@@ -47,15 +50,23 @@ def main(severity: int, files: set[bytes]) -> None:
             rest = b""
 
 
-def pass_on(line: bytes, severity: int, files: set[bytes], events: bytearray) -> None:
-    """Sends a line where it belongs."""
+def pass_on(line: bytes, severity: int, files: set[bytes], events: bytearray, passed_on: bool) -> bool:
+    """Sends a line where it belongs; returns whether further lines of the same message go on to stderr.
+
+    `passed_on` is what this returned for the line before.
+    """
     logged = LOGGED.match(line)
     if logged is None:
-        write(STDERR, line)
-    elif logged[2] in files:
+        if passed_on or not CONTINUED.match(line):
+            write(STDERR, line)
+        return passed_on
+    if logged[2] in files:
         events += line
-    elif b"IWEF".index(logged[1]) >= severity:
+        return False
+    is_shown = b"IWEF".index(logged[1]) >= severity
+    if is_shown:
         write(STDERR, line)
+    return is_shown
 
 
 def hand_over(events: bytearray) -> None:

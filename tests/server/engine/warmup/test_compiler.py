@@ -121,6 +121,40 @@ def test_a_mode_that_can_be_left_out_is_as_a_whole(bucket: Bucket) -> None:
     assert left_out == [(Mode.XLA, "no kernel")]
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_mode_that_xla_compiles_is_left_out_as_any_other(threads: int) -> None:
+    program = CountingProgram(error_at=(Mode.XLA, BUCKETS[0]))
+    left_out = []
+    warmed = warm_up(
+        program=program,
+        modes=(Mode.XLA, Mode.GRAPH),
+        buckets=BUCKETS,
+        timer=partial(measure, lanes=1),
+        ledger=Ledger("digits", "3"),
+        stop=threading.Event(),
+        threads=threads,
+        leave_out=lambda mode, error: left_out.append((mode, str(error))),
+    )
+    assert list(warmed) == [(Mode.GRAPH, bucket) for bucket in BUCKETS]
+    assert left_out == [(Mode.XLA, "no kernel")]
+
+
+def test_where_every_mode_fails_the_first_error_is_raised() -> None:
+    def compile(mode: Mode, bucket: Bucket) -> Compilation:
+        raise ValueError(f"{mode} fails")
+
+    with pytest.raises(ValueError, match="xla fails"):
+        warm_up(
+            program=FakeProgram(compile),
+            modes=(Mode.XLA, Mode.GRAPH),
+            buckets=BUCKETS,
+            timer=partial(measure, lanes=1),
+            ledger=Ledger("digits", "3"),
+            stop=threading.Event(),
+            leave_out=lambda mode, error: None,
+        )
+
+
 def test_warm_up_stops_when_it_is_told_to() -> None:
     program, ledger, stop = CountingProgram(), Ledger("digits", "3"), threading.Event()
     program.on_compile = lambda: stop.set() if len(program.compiled) == 2 else None

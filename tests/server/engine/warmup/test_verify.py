@@ -169,6 +169,32 @@ def test_a_kept_program_of_other_rows_is_made_anew() -> None:
     assert (compilation, verified.fault) == (again, None)
 
 
+@pytest.mark.parametrize("verification", ["refuse", "warn"])
+@pytest.mark.parametrize(
+    "wrong", [lambda images: (scores(images)[0] * 2,), lambda images: (scores(images)[0][1:],), rolled]
+)
+def test_a_program_that_is_wrong_with_lowerings_serves_without(verification: str, wrong: Executable) -> None:
+    told = []
+
+    def unlowered(error: Exception) -> Compilation:
+        told.append(str(error))
+        return Compilation(scores, 0.0, 0.0, warnings=("without lowerings",))
+
+    checked = Checked(verification=verification)
+    lowered = Compilation(wrong, 0.0, 0.0, unlowered=unlowered)
+    compilation, verified = checked.verifier.admit(Mode.XLA, BUCKETS[3], lowered, lambda: lowered)
+    assert compilation.executable is scores
+    assert verified.fault is None
+    assert len(told) == 1
+    assert checked.warnings == ["without lowerings"]
+
+
+def test_a_program_that_is_right_is_made_once() -> None:
+    lowered = Compilation(scores, 0.0, 0.0, unlowered=lambda error: pytest.fail("nothing is to be made again"))
+    compilation, _ = Checked().verifier.admit(Mode.XLA, BUCKETS[3], lowered, lambda: lowered)
+    assert compilation is lowered
+
+
 def test_what_a_program_says_of_itself_is_said() -> None:
     checked = Checked(verification="off")
     compilation = Compilation(scores, 0.0, 0.0, warnings=("it assigns variables as it runs",))

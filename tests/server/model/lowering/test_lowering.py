@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from xlaserve.model import catalog, lowering
 from xlaserve.model.lowering import materialize
 from xlaserve.model.networks.keras_runtime import keras
 from xlaserve.model.sources import keras_models
+from xlaserve.runtimes.tf.executable import TensorFlowProgram
 
 
 def test_every_lowering_has_a_row_and_is_named_where_users_look() -> None:
@@ -125,6 +126,61 @@ def test_a_keras_model_with_a_call_of_its_own_is_lowered() -> None:
     images = np.random.default_rng(0).integers(0, 256, (1, 12, 12, 3), np.uint8)
     got, *_ = program.compile(Mode.XLA, Bucket(1, 12, 12)).executable(images)
     assert difference(got, model(tf.cast(images, tf.float32))) < TOLERANCE
+
+
+def pooled(images: tf.Tensor) -> tf.Tensor:
+    return tf.nn.max_pool2d(images, 2, 2, "VALID")
+
+
+def resized(images: tf.Tensor) -> tf.Tensor:
+    return tf.image.resize(images, (16, 16))
+
+
+def averaged(images: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(images, axis=(1, 2), keepdims=True)
+
+
+def small(images: tf.Tensor) -> tf.Tensor:
+    return tf.nn.conv2d(images[:, :2, :2], tf.ones((3, 3, 3, 4)), 1, "SAME")
+
+
+def stem(images: tf.Tensor) -> tf.Tensor:
+    return tf.nn.conv2d(images, tf.ones((3, 3, 3, 8)), 2, "SAME")
+
+
+def separate(images: tf.Tensor) -> tf.Tensor:
+    return tf.nn.depthwise_conv2d(images, tf.ones((3, 3, 3, 1)), (1, 1, 1, 1), "SAME")
+
+
+@pytest.mark.parametrize(
+    ("compute", "name"),
+    [
+        (pooled, Lowering.POOLING),
+        (averaged, Lowering.POOLING),
+        (resized, Lowering.RESIZE),
+        (small, Lowering.SMALL),
+        (stem, Lowering.STEM),
+        (separate, Lowering.DEPTHWISE),
+    ],
+)
+def test_what_takes_rows_of_an_unknown_number_serves_without_lowerings(
+    compute: Callable[[tf.Tensor], tf.Tensor], name: Lowering
+) -> None:
+    def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        values = tf.cast(pixels, tf.float32)
+        kept = tf.boolean_mask(values, tf.reduce_max(values, axis=(1, 2, 3)) >= 0)
+        return (tf.reduce_max(compute(kept), axis=(1, 2)),)
+
+    program = TensorFlowProgram(forward, lambda function: lowering.lower(function, [name]))
+    bucket = Bucket(3, 8, 8)
+    assert program.lowerings(bucket) == f"{name} 1"
+    images = np.random.default_rng(0).integers(0, 256, (*bucket, 3), np.uint8)
+    compilation = program.compile(Mode.XLA, bucket)
+    (wanted,) = forward(tf.constant(images))
+    np.testing.assert_allclose(compilation.executable(images)[0], wanted, rtol=1e-5)
+    (warning,) = compilation.warnings
+    assert warning.startswith(f"XLA runs 8x8 without lowerings, as a program failed with {name}: Asked to propagate")
+    assert program.lowerings(bucket) == ""
 
 
 def test_a_program_takes_no_weights_but_those_that_it_reads() -> None:

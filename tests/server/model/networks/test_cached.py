@@ -8,6 +8,7 @@ import shutil
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,7 +23,8 @@ from xlaserve.cache.records import SUFFIX, Folder
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Precision
 from xlaserve.config.model import TRAITS, ModeTraits
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import Compilation
+from xlaserve.engine.program import Compilation, IsLowered
+from xlaserve.engine.warmup.verify import Verifier
 from xlaserve.errors import ConfigError, ModelFailed
 from xlaserve.model import catalog
 from xlaserve.model.networks import cached
@@ -102,6 +104,63 @@ def test_what_was_built_once_is_not_built_again(open_cache: Callable[..., Compil
     assert (source.built, other.built) == (1, 0)
     facts = [(n.size, n.task, n.weights, n.default_size, n.multiple, n.lowerings) for n in (first, second)]
     assert facts[0] == facts[1]
+
+
+class Lowerable(Source):
+    """The same, with a lowering that XLA can't compile or that computes something else; counts how often it is made."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__(2.0)
+        self.lowered = 0
+        self._fails = fails
+
+    def __call__(self) -> Network:
+        network = super().__call__()
+        assert isinstance(network.program, TensorFlowProgram)
+        network.program._lower = self._lower
+        return replace(network, lowerings="stem 1")
+
+    def _lower(self, function: Any) -> Lowered:
+        self.lowered += 1
+
+        def run(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            added = 1.0
+            if self._fails:
+                added = tf.reduce_sum(tf.image.resize(tf.cast(pixels, tf.float32), (8, 8), "bicubic"))
+            return tuple(output + added for output in function(pixels))
+
+        spec = tf.TensorSpec(function.inputs[0].shape, tf.uint8)
+        made = tf.function(run, autograph=False).get_concrete_function(spec)
+        return Lowered(made, "stem 1", {"stem/": "stem"})
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_lowerings_that_have_failed_are_not_tried_again(
+    open_cache: Callable[..., CompileCache], tmp_path: Path, fails: bool, is_lost: bool
+) -> None:
+    expected = scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)), Mode.EAGER)
+    settings = SETTINGS.model_copy(update={"name": "lowered", "source": "keras.applications:ResNet101"})
+    compiled = []
+    for source in (first := Lowerable(fails), second := Lowerable(fails)):
+        network = cached.network(open_cache(), DEVICE, settings, source)
+        assert network.lowerings == ("stem 1" if source is first else "")
+        verifier = Verifier(task=network.task, reference=network.reference, buckets=[BUCKET])
+        make = partial(network.program.compile, Mode.XLA, BUCKET)
+        compilation, verified = verifier.admit(Mode.XLA, BUCKET, make(), make)
+        assert verified.fault is None
+        np.testing.assert_allclose(answers(compilation), expected, rtol=1e-6)
+        assert isinstance(network.program, IsLowered)
+        assert network.program.lowerings(BUCKET) == ""
+        compilation.keep_cost(COST)
+        compiled.append(compilation)
+        if is_lost:  # as are those that can't be kept
+            file_of(tmp_path, f"{Mode.XLA}-{BUCKET}").unlink()
+    assert (first.lowered, second.lowered) == (1, 0)
+    assert [compilation.warnings for compilation in compiled] == [compiled[0].warnings] * 2
+    (warning,) = compiled[0].warnings
+    assert warning.startswith("XLA runs 4x5 without lowerings, as a program failed with stem 1: ")
+    assert [compilation.cost for compilation in compiled] == [None, COST]
 
 
 @pytest.mark.parametrize("task", [Classification(7), Detection(3, ("a", "b", "c"), max_detections=9)])

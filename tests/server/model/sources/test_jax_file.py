@@ -13,12 +13,12 @@ from jax import export
 from jax import numpy as jnp
 from numpy.typing import NDArray
 
-from xlaserve.check.refusal import explain
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.model import catalog
 from xlaserve.model.sources import jax_export, jax_file
 from xlaserve.model.task import Classification, Detection
+from xlaserve.runtimes.refusal import explain
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), np.uint8)
 Params = dict[str, Any]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.engine.program import Outputs
@@ -141,6 +142,18 @@ def test_a_file_that_holds_code_runs_only_where_safe_mode_is_off(keras_file: Sav
     )
     (scores,) = run(catalog.load(settings(source, safe_mode=False)))
     np.testing.assert_allclose(scores, PIXELS[:, 0, 0] * 2.0)
+
+
+def test_outputs_have_the_names_that_a_last_layer_gives_them(keras_file: SaveKeras, tmp_path: Path) -> None:
+    module = tf.Module()
+    spec = tf.TensorSpec((None, SIDE, SIDE, 3), tf.float32, name="pixels")
+    module.call = tf.function(lambda pixels: {"means": tf.reduce_mean(pixels, [1, 2])}, input_signature=[spec])
+    tf.saved_model.save(module, str(tmp_path / "exported"), signatures=module.call)
+    last = keras.layers.TFSMLayer(str(tmp_path / "exported"), call_endpoint="serving_default")
+    source = keras_file(keras.Sequential([keras.Input((SIDE, SIDE, 3)), keras.layers.Rescaling(2.0), last]))
+    loaded = catalog.load(settings(source, safe_mode=False))
+    assert loaded.task == Classification(3)
+    np.testing.assert_allclose(run(loaded)[0], PIXELS.mean(axis=(1, 2)) * 2, rtol=1e-5)
 
 
 @pytest.mark.parametrize("left", [0, 100, 0.5, 0.999])

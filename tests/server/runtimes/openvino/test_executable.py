@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from scripts.digits_data import digit_images
 
-from xlaserve.check.refusal import explain
 from xlaserve.config import Bucket, Mode, ModelSettings, Precision
 from xlaserve.engine.program import Executable, Images
 from xlaserve.errors import ModelFailed
@@ -31,6 +30,7 @@ from xlaserve.model import catalog
 from xlaserve.model.networks.keras_runtime import keras
 from xlaserve.priority import yield_to_traffic
 from xlaserve.runtimes.openvino.executable import CompiledModel, ConvertedGraph, Threads, UntranslatableError, convert
+from xlaserve.runtimes.refusal import explain
 from xlaserve.runtimes.tf import executable as tf_executable
 from xlaserve.runtimes.tf.executable import Forward, TensorFlowProgram
 

@@ -81,6 +81,22 @@ print(os.environ["TF_CPP_MIN_LOG_LEVEL"])
     assert done.stdout.splitlines()[0] == level, "others that it starts have the environment as it was"
 
 
+def test_further_lines_of_a_silenced_message_are_silent_and_a_crashs_are_not() -> None:
+    done = run(
+        r"""
+refused = "W0000 00:00:1.5    1 op_kernel.cc:3] OP_REQUIRES failed: unsupported operations\n"
+trace = 'The op is created at: \nFile "a/b.py", line 3, in f\n\ttf2xla conversion failed while converting f\n'
+write(refused + trace + 'Fatal Python error: aborted\n  File "/a/b.py", line 3 in f\n')
+write("E0000 00:00:1.5    1 op_kernel.cc:3] an error\n" + trace)
+""",
+        env={"TF_CPP_MIN_LOG_LEVEL": "2"},
+    )
+    first, second, error, *shown = done.stderr.splitlines()[:-1]
+    assert (first, second) == ("Fatal Python error: aborted", '  File "/a/b.py", line 3 in f')
+    assert error.endswith("an error")
+    assert [line.split()[0] for line in shown] == ["The", "File", "tf2xla"]
+
+
 def test_python_writes_where_it_always_did() -> None:
     done = run("""
 logging.warning("first")

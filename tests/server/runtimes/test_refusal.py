@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from xlaserve.check.refusal import explain
 from xlaserve.config import Bucket, Mode
 from xlaserve.model.networks.keras_runtime import keras
+from xlaserve.runtimes.refusal import explain
 from xlaserve.runtimes.tf.executable import Forward, TensorFlowProgram
 
 BUCKET = Bucket(1, 8, 8)

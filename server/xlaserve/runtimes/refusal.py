@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from xlaserve.check.record import Refusal
+from xlaserve.config.frozen import Frozen
 from xlaserve.errors import cause
 from xlaserve.runtimes.openvino.executable import UntranslatableError
 
@@ -29,6 +29,25 @@ _LAYERS: Final = "site-packages/keras/src/layers/"
 _CALLS_A_LAYER: Final = "layers/layer.py"
 _SERVER: Final = re.compile(r"(^|/)xlaserve/(check|engine|model)/")
 _LONGEST: Final = 300
+
+
+class Refusal(Frozen):
+    """Why a program could not be made or run."""
+
+    message: str
+    """One line."""
+    operation: str | None = None
+    """The operation that XLA has no kernel for, such as `ResizeBicubic`; several are joined by commas."""
+    node: str | None = None
+    """Its name in the graph; the names of the layers around it stand before the slashes."""
+    line: str | None = None
+    """Where Python made it: `file:12 in call: code`. Lines inside TensorFlow and Keras are passed over."""
+
+    def __str__(self) -> str:
+        """`XLA has no kernel for ResizeBicubic, at layers.py:12`."""
+        if self.line is None:
+            return self.message
+        return f"{self.message}, at {Path(self.line.partition(' in ')[0]).name}"
 
 
 class _Frame(NamedTuple):
