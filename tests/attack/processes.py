@@ -118,6 +118,27 @@ def kill_and_restart(round: Round) -> None:
             return
 
 
+@attack(allowed={OK, "UNAVAILABLE"}, site="own", is_short=False)
+def ask_while_it_starts(round: Round) -> None:
+    """A valid request again and again, from before it listens: UNAVAILABLE until it is ready, and never unknown."""
+    config = {"models": [{"name": "digits", "source": "builtin:digits", "modes": ["xla"], "buckets": [1]}]}
+    valid = samples.classify([1])
+    data = valid.message.SerializeToString()
+    ports = round.start(config).wait_until_ready().ports
+    next(iter(round.started)).stop()
+    while True:
+        server = round.start(config, ports=ports)
+        while not server.is_ready:
+            with Client(f"127.0.0.1:{ports[0]}") as client:  # one that was refused waits before it connects again
+                round.settle(client.send(valid.method, data), "a request at the start", check=valid.check)
+        with Client(server.wait_until_ready().grpc) as client:
+            call = client.send(valid.method, data)
+            round.settle(call, "a request afterwards", allowed=frozenset({OK}), check=valid.check)
+        round.count(OK if server.stop() == 0 else "bad status", "the end", frozenset({OK}))
+        if not round.has_time:
+            return
+
+
 @attack(allowed=BUSY | {"DEADLINE_EXCEEDED"}, site="own")
 def stop_and_continue(round: Round) -> None:
     """SIGSTOP and SIGCONT while 32 clients ask that have half a second: answers or deadlines, and it serves on.

@@ -91,7 +91,7 @@ class Server:
 
     def wait_until_ready(self) -> Server:
         """Returns the server once it is ready. Raises ServerError."""
-        self.wait_for(self._ready_file.exists, "be ready", START_TIMEOUT_S)
+        self.wait_for(lambda: self.is_ready, "be ready", START_TIMEOUT_S)
         found = re.search(r"listening: gRPC (\S+), HTTP (\S+), metrics (\S+)", self.log)
         if not found:
             raise ServerError(f"it did not say where it listens\n{self.log}")
@@ -102,6 +102,11 @@ class Server:
     def ports(self) -> tuple[int, ...]:
         """The ports of gRPC, HTTP and the metrics."""
         return tuple(int(address.rpartition(":")[2]) for address in (self.grpc, self.http, self.metrics))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has said so."""
+        return self._ready_file.exists()
 
     @property
     def is_alive(self) -> bool:

@@ -69,6 +69,7 @@ def begin(ready_file: ReadyFile, environment: MutableMapping[str, str] = os.envi
     this = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is inherited as ignored, no status could be waited for
     signal.pthread_sigmask(signal.SIG_BLOCK, parent.PASSED)  # until each process can act on them
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # NumPy's threads end at a fork, and begin anew

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import IO, Final, NamedTuple
 
 from xlaserve.cache.cache import CompileCache
 from xlaserve.cache.environment import installed, is_replaced
@@ -30,6 +30,8 @@ from xlaserve.runtimes.tf.device import Device
 log = logging.getLogger(__name__)
 
 PROCESS: Final = (sys.executable, "-P", "-m", "xlaserve.model.preparer_process")
+STEP: Final = "xlaserve is "
+"""How lines on its stdout begin that say what it does from now on, such as `compiling mode xla, bucket 2x8x8`."""
 PREFIX: Final = "xlaserve-prepared-"
 """How the names of its folders begin."""
 POLL_S: Final = 0.2
@@ -118,26 +120,27 @@ class Preparer:
         """Returns whether the process did what it should. Raises OSError where it can't be started."""
         update = {"models": (model.alone,), "compile_cache": folder, "compile_cache_read_only": False}
         settings = self._settings.model_copy(update=update).model_dump_json().encode() + b"\n"
-        status, said = self._run_process(settings, only_when_idle=True)
-        if status is None:
+        ended = self._run_process(settings, only_when_idle=True)
+        if ended.status is None:
             log.info("model %s: no processor is ever idle; it compiles at low priority instead", model.title)
-            status, said = self._run_process(settings, only_when_idle=False)  # what is in the folder is not made again
+            ended = self._run_process(settings, only_when_idle=False)  # what is in the folder is not made again
+        status, said = ended.status, ended.said
         assert status is not None
         log.debug("model %s: prepared with status %d: %s", model.title, status, said)
         if status < 0:
             if self._stop.wait(POLL_S):  # what ends the server may also end all that it has started
                 self._stop.check()
-            raise ModelFailed(f"the process that compiles it was ended by signal {-status}")
+            step = f" while {ended.step}" if ended.step else ""
+            raise ModelFailed(f"the process that compiles it was ended by signal {-status}{step}")
         if status:
             _warn(model, said.rpartition("\n")[2] or f"exit status {status}")
         return status == 0
 
-    def _run_process(self, settings: bytes, *, only_when_idle: bool) -> tuple[int | None, str]:
-        """Returns the exit status of the process, None where it was ended because it starved, and what it printed."""
-        with tempfile.TemporaryFile() as stderr:
+    def _run_process(self, settings: bytes, *, only_when_idle: bool) -> _Ended:
+        with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
             # A group of its own: signals to the server's are for the server to act on.
             process = subprocess.Popen(
-                self._process, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=stderr, process_group=0
+                self._process, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, process_group=0
             )
             assert process.stdin
             try:
@@ -148,8 +151,8 @@ class Preparer:
                     status = self._wait(process, Starvation(process.pid) if only_when_idle else None)
             finally:
                 _kill(process)
-            stderr.seek(0)
-            return status, stderr.read().decode(errors="replace").strip()
+            steps = [line.removeprefix(STEP) for line in _lines(stdout) if line.startswith(STEP)]
+            return _Ended(status, "\n".join(_lines(stderr)), steps[-1] if steps else "")
 
     def _wait(self, process: subprocess.Popen[bytes], starvation: Starvation | None) -> int | None:
         while True:
@@ -159,6 +162,22 @@ class Preparer:
             except subprocess.TimeoutExpired:
                 if starvation is not None and starvation.is_starved():
                     return None
+
+
+class _Ended(NamedTuple):
+    """How the process has ended."""
+
+    status: int | None
+    """None where it was ended because it starved."""
+    said: str
+    """All that it printed on stderr."""
+    step: str
+    """What it did last; empty where it has not said."""
+
+
+def _lines(file: IO[bytes]) -> list[str]:
+    file.seek(0)
+    return file.read().decode(errors="replace").strip().splitlines()
 
 
 def _warn(model: ModelSettings, reason: str) -> None:

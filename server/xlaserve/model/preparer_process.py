@@ -15,6 +15,7 @@ from xlaserve.cache.cache import CompileCache
 from xlaserve.config import Settings
 from xlaserve.errors import ModelFailed, XlaserveError
 from xlaserve.model import catalog, verification
+from xlaserve.model.preparer import STEP
 from xlaserve.runtimes.tf import persistent_cache
 from xlaserve.runtimes.tf.device import configure
 from xlaserve.telemetry.logs import quiet_tensorflow
@@ -36,18 +37,27 @@ def main() -> None:
     device = configure(settings, uses_tensorflow=True)
     from xlaserve.model.networks import cached  # noqa: PLC0415 - imports TensorFlow
 
+    _tell("building the model")
     model = catalog.load(settings.models[0], partial(cached.network, cache, device))
     verifier = verification.verifier(model, has_tf32=device.tf32, warn=lambda warning: None)
     for mode in model.settings.compiled_modes:
         try:
             for bucket in model.buckets:
                 compile_one = partial(model.program.compile, mode, bucket)
-                verifier.admit(mode, bucket, compile_one(), compile_one)
+                _tell(f"compiling mode {mode}, bucket {bucket}")
+                compiled = compile_one()
+                _tell(f"running mode {mode}, bucket {bucket}")
+                verifier.admit(mode, bucket, compiled, compile_one)
         except Exception:  # its other buckets would take as long to fail
             if model.settings.needs(mode):
                 raise
         if not isinstance(model.program, cached.CachedProgram) or model.program.not_kept:
             raise ModelFailed("its programs can't be kept")
+
+
+def _tell(step: str) -> None:
+    sys.stdout.write(f"{STEP}{step}\n")
+    sys.stdout.flush()
 
 
 def _end_with_the_server() -> None:

@@ -27,6 +27,7 @@ from xlaserve.ready_file import ReadyFile
 
 folder = Path(sys.argv[1])
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as some programs that start others leave it
 try:
     beginning = begin(ReadyFile(folder / "ready"))
 except CrashedError as crashed:

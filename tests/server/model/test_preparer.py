@@ -217,6 +217,14 @@ async def test_a_process_that_is_killed_fails_the_model(make: Callable[..., Prep
             pass
 
 
+async def test_a_process_that_crashes_fails_the_model_with_what_it_did_last(make: Callable[..., Preparer]) -> None:
+    steps = ("building the model", "compiling mode xla, bucket 1x8x8")
+    said = "; ".join(f"print('xlaserve is {step}', flush=True)" for step in steps)
+    with pytest.raises(ModelFailed, match=f"signal 11 while {steps[-1]}$"):
+        async with make(f"{said}; os.kill(os.getpid(), 11)").prepare(MODEL):
+            pass
+
+
 def names(folder: Path) -> set[str]:
     return {entry.name for entry in folder.iterdir()}
 
