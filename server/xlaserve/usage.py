@@ -21,8 +21,8 @@ WORD_BYTES: Final = 8
 """Of each number in the table: processors read and write an aligned word as a whole."""
 SECRET_BYTES: Final = 64
 """At the beginning: what names are hashed with, so that nobody can choose ones that meet in one set."""
-HEAD_BYTES: Final = SECRET_BYTES + WORD_BYTES
-"""What is before the rows: the secret, and how many fronts there are."""
+HEAD_BYTES: Final = SECRET_BYTES + 2 * WORD_BYTES
+"""What is before the rows: the secret, how many fronts there are, and the stage of an upgrade."""
 SETS: Final = 1024
 WAYS: Final = 16
 PLACES: Final = SETS * WAYS
@@ -46,6 +46,18 @@ class Kind(IntEnum):
     DECODE_WAITS_SINCE = 6
     """Nanoseconds of the monotonic clock; 0 while nothing waits."""
     SHADOW_BYTES = 7
+    CHANGES = 8
+    """Changes of models that clients have asked for, and that have begun."""
+
+
+class Upgrade(IntEnum):
+    """How far another server has come that is to take this one's place."""
+
+    NONE = 0
+    STARTING = 1
+    """It starts with the models as they are: nothing may change until it is known what has become of it."""
+    DONE = 2
+    """It serves, and this one leaves."""
 
 
 class Amount:
@@ -221,7 +233,7 @@ class Usage:
     def __init__(self, file: int | None = None, fronts: int = 1, front: int = 0) -> None:
         memory = memoryview(mmap.mmap(-1 if file is None else file, _size_bytes(fronts)))
         secret, numbers = bytes(memory[:SECRET_BYTES]), memory[HEAD_BYTES:]
-        self._serving = memory[SECRET_BYTES:HEAD_BYTES].cast("q")
+        self._head = memory[SECRET_BYTES:HEAD_BYTES].cast("q")
         words = (numbers[start : start + PLACES * WORD_BYTES] for start in _areas(fronts))
         self._amounts = numbers[: len(Kind) * fronts * WORD_BYTES].cast("q")
         listed, others = ([_Row.of(words) for _ in range(fronts)] for _ in range(2))
@@ -235,11 +247,20 @@ class Usage:
     @property
     def serving(self) -> int:
         """How many fronts there are, those included that start; all by default. The supervisor sets it."""
-        return self._serving[0] or self.fronts
+        return self._head[0] or self.fronts
 
     @serving.setter
     def serving(self, fronts: int) -> None:
-        self._serving[0] = fronts
+        self._head[0] = fronts
+
+    @property
+    def upgrade(self) -> Upgrade:
+        """The stage of an upgrade. The supervisor sets it."""
+        return Upgrade(self._head[1])
+
+    @upgrade.setter
+    def upgrade(self, stage: Upgrade) -> None:
+        self._head[1] = stage
 
     def amount(self, kind: Kind) -> Amount:
         """Returns one of the numbers."""

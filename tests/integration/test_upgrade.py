@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from http import HTTPStatus
 from http.client import HTTPConnection
@@ -18,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from grpc import Call, RpcError
 from grpc import StatusCode as Status
 from tests.integration.conftest import NoopClient, Server, StartServer
 from tests.integration.test_fronts import NOOP, PATIENCE_S, processes, until
@@ -213,6 +215,39 @@ def test_a_ready_file_that_can_not_be_written_ends_no_service(upgraded: Upgraded
     assert server.wait() == 0
     assert successor.is_running()
     assert NoopClient(server.grpc).ask(7) == Status.OK
+
+
+def load(address: str) -> Status:
+    client = NoopClient(address)
+    with client.channel:
+        try:
+            request = pb.RepositoryModelLoadRequest(model_name="other")
+            client.stub.RepositoryModelLoad(request, timeout=PATIENCE_S)
+        except RpcError as error:
+            assert isinstance(error, Call)
+            return error.code()
+        return Status.OK
+
+
+def test_loads_during_an_upgrade_are_made_as_a_whole_or_not_begun(upgraded: Upgraded) -> None:
+    server = upgraded.server
+    with ThreadPoolExecutor() as pool:
+        successor = upgraded.begin()
+        engines = server.stderr.count("engine: process")
+        waiting = [pool.submit(load, server.grpc) for _ in range(3)]
+        time.sleep(0.3)  # nothing tells that they wait
+        assert not any(one.done() for one in waiting)
+        successor.kill()  # and the old server makes them
+        upgraded.release()
+        assert [one.result(PATIENCE_S) for one in waiting] == [Status.OK] * 3
+        assert server.stderr.count("engine: process") > engines
+        upgraded.begin()
+        waiting = [pool.submit(load, server.grpc) for _ in range(3)]
+        time.sleep(0.3)
+        upgraded.release()
+        until(lambda: upgraded.pid != server.pid, "the other server has not taken its place")
+        assert [one.result(PATIENCE_S) for one in waiting] == [Status.UNAVAILABLE] * 3
+        assert load(server.grpc) == Status.OK
 
 
 def test_one_process_can_not_be_upgraded(start_server: StartServer) -> None:

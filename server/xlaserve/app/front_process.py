@@ -80,7 +80,8 @@ async def _serve(child: Child, orders: Orders) -> int:
     stopping.listen()
     stopping.listen_for_leave()
     mirror = Mirror(metrics)
-    engines = RemoteEngines(orders.engines, mirror, metrics)
+    usage = Usage(child.descriptors[USAGE], settings.front_processes, orders.number - 1)
+    engines = RemoteEngines(orders.engines, mirror, metrics, usage)
     following = in_background(engines.follow(), stopping.crash)
     try:
         if not await _until(engines.known(), stopping.begun):
@@ -95,7 +96,7 @@ async def _serve(child: Child, orders: Orders) -> int:
             tracing=tracing,
             metrics_elsewhere=orders.metrics,
             refresh=metrics.read_gauges,
-            usage=Usage(child.descriptors[USAGE], settings.front_processes, orders.number - 1),
+            usage=usage,
             regions=Regions(child.descriptors[REGIONS]),
             resident=lambda: resident_bytes() - engines.spare_bytes,
             supervisor=os.getppid(),

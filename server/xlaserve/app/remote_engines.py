@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial, reduce
 from itertools import chain
 from pathlib import Path
 from typing import Final, cast
 
-from xlaserve.errors import EngineLost, ModelNotFound, XlaserveError
+from xlaserve.errors import EngineLost, ModelNotFound, ShuttingDown, XlaserveError
 from xlaserve.inspection.profiler import Recording
 from xlaserve.link import front as link
 from xlaserve.model.merging import Merging, Shown
@@ -29,11 +29,17 @@ from xlaserve.telemetry.findings import Findings, Pair
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.model import Statistics
 from xlaserve.telemetry.tally import Counted, ShadowOf
+from xlaserve.usage import Kind, Upgrade, Usage
 
 RETRY_S: Final = 0.05
 """Between attempts to reach an engine that is not there."""
 FAILED_RETRY_S: Final = 1.0
 """Between attempts where something else is wrong: no file descriptors are left, say."""
+UPGRADE_LOOK_S: Final = 0.05
+"""How often a change of models that waits looks what has become of an upgrade."""
+REPLACED: Final = (
+    "another server has taken this one's place, and this change was not begun: make it on a new connection"
+)
 
 log = logging.getLogger(__name__)
 
@@ -137,11 +143,16 @@ class RemoteEngine:
 class RemoteEngines:
     """Engines in other processes that all have the same models. They are a `protocol.backend.Backend`.
 
-    Changes are made in each of them, one after the other.
+    Changes are made in each of them, one after the other. While another server starts to take this one's place, by
+    `usage`, they wait: it would not have them.
     """
 
-    def __init__(self, addresses: Sequence[Path], directory: Mirror, metrics: Metrics) -> None:
+    def __init__(
+        self, addresses: Sequence[Path], directory: Mirror, metrics: Metrics, usage: Usage | None = None
+    ) -> None:
         self.directory = directory
+        self._usage = usage or Usage()
+        self._changes_under_way = self._usage.amount(Kind.CHANGES)
         self._metrics = metrics
         self.calls: Calls | None = None
         """What is under way here and has failed, once this front takes calls."""
@@ -319,9 +330,32 @@ class RemoteEngines:
     async def _change(self, name: str, question: str, **arguments: object) -> None:
         """Makes a change in all of them, or in none if the first that is there can't make it.
 
-        One that is not there begins with what the others have. Raises what the first one does that fails. Where it is
-        cancelled once one of them has changed, the others still do.
+        One that is not there begins with what the others have. Raises what the first one does that fails, and
+        ShuttingDown where another server has taken this one's place. Where it is cancelled once one of them has
+        changed, the others still do.
         """
+        async with self._before_or_after_upgrade():
+            await self._change_all(name, question, **arguments)
+
+    @asynccontextmanager
+    async def _before_or_after_upgrade(self) -> AsyncIterator[None]:
+        """Waits while another server starts. Raises ShuttingDown once that serves."""
+        under_way = self._changes_under_way
+        while True:
+            under_way.own += 1  # before the look: the supervisor looks at the number after it has begun an upgrade
+            stage = self._usage.upgrade
+            if stage is Upgrade.NONE:
+                break
+            under_way.own -= 1
+            if stage is Upgrade.DONE:
+                raise ShuttingDown(REPLACED)
+            await asyncio.sleep(UPGRADE_LOOK_S)
+        try:
+            yield
+        finally:
+            under_way.own -= 1
+
+    async def _change_all(self, name: str, question: str, **arguments: object) -> None:
         lost = EngineLost("the process that runs the models is starting")
         others = iter(self._engines)
         for engine in others:

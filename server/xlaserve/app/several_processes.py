@@ -21,7 +21,7 @@ from xlaserve.app.engines import DRAINING, LATER_S, Engines, folder_of_engines, 
 from xlaserve.app.event_loop import in_background
 from xlaserve.app.front import FLUSH_S
 from xlaserve.app.reserved_ports import reserve
-from xlaserve.app.upgrade import Predecessor, Successor
+from xlaserve.app.upgrade import Predecessor, Successor, changes_are_made
 from xlaserve.config import Settings
 from xlaserve.errors import ConfigError
 from xlaserve.oracle.capacity import needed
@@ -37,7 +37,7 @@ from xlaserve.ready_file import ReadyFile
 from xlaserve.runtimes.tf.device import usable_cores
 from xlaserve.service_manager import ServiceManager
 from xlaserve.telemetry.http import HttpEndpoint
-from xlaserve.usage import Usage
+from xlaserve.usage import Upgrade, Usage
 
 FRONT: Final = "front {}"
 PORTS: Final = ("grpc_port", "http_port")
@@ -220,7 +220,7 @@ class Server(Watcher):
 
         None while another server starts: its fronts have to be the last to listen (`Ports.leave`).
         """
-        if (engine := self._engine_ready) is None or self._successor is not None or self._is_stopping:
+        if (engine := self._engine_ready) is None or self._usage.upgrade is not Upgrade.NONE or self._is_stopping:
             return
         images_per_s: float = engine["images_per_s"]
         wanted = needed(images_per_s, usable_cores(), len(self._engines.roles))
@@ -270,37 +270,49 @@ class Server(Watcher):
             log.warning("upgrade: this server is %s; nothing is done", "ending" if self._is_stopping else "starting")
         elif os.getpid() == 1 or not self._settings.upgrades:
             log.error("upgrade: who has started this server would take it for ended (upgrades: false); nothing is done")
-        elif self._successor is not None:
-            log.warning("upgrade: process %d is starting already", self._successor.pid)
+        elif self._usage.upgrade is not Upgrade.NONE:
+            number = "another server" if self._successor is None else f"process {self._successor.pid}"
+            log.warning("upgrade: %s is starting already", number)
         else:
+            self._usage.upgrade = Upgrade.STARTING
             self._do(self._hand_over())
 
     async def _hand_over(self) -> None:
-        """Starts another server, and leaves once that serves."""
-        changes = self._engines.changes
+        """Starts another server, and leaves once that serves. Clients change no models meanwhile."""
+        if await self._has_successor():
+            self._usage.upgrade = Upgrade.DONE
+            self._leave()
+        elif not self._is_stopping:
+            self._successor, self._usage.upgrade = None, Upgrade.NONE
+            if self._grows:
+                self._grow()
+
+    async def _has_successor(self) -> bool:
+        """Starts another server, and returns whether it serves."""
+        if not await changes_are_made(self._usage):
+            log.error("upgrade: a client is changing models, this server goes on; ask again once that is done")
+            return False
         metrics = None if self._metrics_endpoint is None else self._metrics_endpoint.listener
         try:
-            self._successor = successor = Successor(self._ports, metrics, self._regions, changes)
+            self._successor = successor = Successor(self._ports, metrics, self._regions, self._engines.changes)
         except OSError as error:
             log.error("upgrade: another server can't be started, this one goes on: %s", error)
-            return
+            return False
         log.info("upgrade: process %d starts", successor.pid)
         is_ready = await successor.is_ready()
         if self._is_stopping:  # and so does that
-            return
+            return False
         if not is_ready:
             log.error("upgrade: process %d %s, this one goes on", successor.pid, await successor.end())
-            self._successor = None
-            if self._grows:
-                self._grow()
-            return
-        if self._engines.changes != changes:
-            log.warning("upgrade: what clients have changed of the models meanwhile is as before there")
-        log.info("upgrade: process %d serves, this one leaves", successor.pid)
+        return is_ready
+
+    def _leave(self) -> None:
+        assert self._successor is not None
+        log.info("upgrade: process %d serves, this one leaves", self._successor.pid)
         self._has_handed_over = True
-        self._service_manager.tell_main(successor.pid)
+        self._service_manager.tell_main(self._successor.pid)
         linux.set_title(LEAVING, LEAVING)
-        successor.go()
+        self._successor.go()
         if self._metrics_endpoint is not None:
             self._metrics_endpoint.leave()
         self._supervisor.leave()

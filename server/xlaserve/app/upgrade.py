@@ -28,6 +28,7 @@ from xlaserve.config.versions import VersionSet
 from xlaserve.errors import ConfigError
 from xlaserve.model.listing import Ended, Listing
 from xlaserve.model.version import State
+from xlaserve.usage import Kind, Usage
 
 HANDED_OVER: Final = "TAKES_OVER_FROM_XLASERVE"
 """The environment variable that names the descriptor of what is handed over."""
@@ -35,6 +36,10 @@ READY, GO = b"r", b"g"
 """What the successor says, and what it is told then."""
 END_S: Final = 30.0
 """How long a successor that is not needed may take to end."""
+CHANGES_S: Final = 5.0
+"""How long an upgrade waits for changes of models that have begun; less than `xlaserve upgrade` waits for a server."""
+CHANGES_LOOK_S: Final = 0.05
+"""How often it looks at them."""
 
 log = logging.getLogger(__name__)
 
@@ -188,6 +193,20 @@ class Successor:
             self._popen.kill()
             return "had to be killed"
         return f"ended with status {status}"
+
+
+async def changes_are_made(usage: Usage) -> bool:
+    """Waits until no change of models that a client has asked for is under way; returns False where that takes long.
+
+    By then the supervisor has heard of engines what they have changed.
+    """
+    under_way, loop = usage.amount(Kind.CHANGES), asyncio.get_running_loop()
+    give_up_at = loop.time() + CHANGES_S
+    are_under_way = True
+    while are_under_way and loop.time() < give_up_at:
+        are_under_way = under_way.total > 0
+        await asyncio.sleep(CHANGES_LOOK_S)
+    return not are_under_way
 
 
 def command(arguments: Sequence[str] = sys.orig_argv, is_executable: Callable[[str], bool] | None = None) -> list[str]:

@@ -16,7 +16,7 @@ from tests.server.model.test_merging import facts
 from xlaserve.app import remote_engines
 from xlaserve.app.remote_engines import RemoteEngines
 from xlaserve.config import Mode
-from xlaserve.errors import EngineLost, ModelFailed, XlaserveError
+from xlaserve.errors import EngineLost, ModelFailed, ShuttingDown, XlaserveError
 from xlaserve.link import front as link
 from xlaserve.model.mirror import Mirror
 from xlaserve.model.published import Catalogue, Loading
@@ -24,6 +24,7 @@ from xlaserve.model.version import State, Version
 from xlaserve.telemetry import tally
 from xlaserve.telemetry.findings import Findings, Likeness, Pair, TimeRatio
 from xlaserve.telemetry.metrics import Metrics
+from xlaserve.usage import Kind, Upgrade, Usage
 
 
 class Shown:
@@ -135,8 +136,9 @@ class Link:
             raise self.error
 
 
-def linked(*links: Link | None) -> RemoteEngines:
-    engines = RemoteEngines([Path(str(number)) for number, _ in enumerate(links)], Mirror(Metrics()), Metrics())
+def linked(*links: Link | None, usage: Usage | None = None) -> RemoteEngines:
+    addresses = [Path(str(number)) for number, _ in enumerate(links)]
+    engines = RemoteEngines(addresses, Mirror(Metrics()), Metrics(), usage)
     for engine, one in zip(engines._engines, links, strict=True):
         engine.link = cast(Any, one)
     return engines
@@ -188,6 +190,36 @@ async def test_a_change_that_the_first_engine_has_not_made_is_given_up() -> None
     loading.cancel()
     await asyncio.wait([loading])
     assert not other.asked
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_change_waits_while_another_server_starts_and_is_made_where_that_fails() -> None:
+    usage, engine = Usage(), Link()
+    usage.upgrade = Upgrade.STARTING
+    loading = asyncio.create_task(linked(engine, usage=usage).load("m"))
+    await asyncio.sleep(600)
+    assert (engine.asked, usage.amount(Kind.CHANGES).total) == ([], 0)
+    engine.answers.clear()
+    usage.upgrade = Upgrade.NONE
+    await engine.was_asked.wait()
+    assert usage.amount(Kind.CHANGES).total == 1
+    engine.answers.set()
+    await loading
+    assert (engine.asked, usage.amount(Kind.CHANGES).total) == ([("load", "m")], 0)
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_change_that_waited_is_refused_once_another_server_serves() -> None:
+    usage, engine = Usage(), Link()
+    usage.upgrade = Upgrade.STARTING
+    engines = linked(engine, usage=usage)
+    loading = asyncio.create_task(engines.load("m"))
+    await asyncio.sleep(600)
+    usage.upgrade = Upgrade.DONE
+    for waited in (loading, engines.update("m", {"stable": "1"}, ())):
+        with pytest.raises(ShuttingDown, match="this change was not begun"):
+            await waited
+    assert (engine.asked, usage.amount(Kind.CHANGES).total) == ([], 0)
 
 
 class Front:

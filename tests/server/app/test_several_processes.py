@@ -32,7 +32,7 @@ from xlaserve.processes import process
 from xlaserve.processes.process import Launcher
 from xlaserve.processes.role import Role
 from xlaserve.processes.supervisor import Process, Supervisor
-from xlaserve.usage import Usage
+from xlaserve.usage import Upgrade, Usage
 
 PATIENCE_S = 30.0
 PROCESS = cast(Process, None)
@@ -173,6 +173,7 @@ async def test_none_is_added_while_another_server_starts_but_once_that_has_faile
     other = SimpleNamespace(pid=7, is_ready=is_ready, end=AsyncMock(return_value="ended with status 1"))
     monkeypatch.setattr(several_processes, "Successor", lambda *_: other)
     world.server._metrics_endpoint, world.server._regions = None, 0
+    world.server._usage.upgrade = Upgrade.STARTING
     handing_over = asyncio.create_task(world.server._hand_over())
     await asyncio.sleep(0)
     world.say(ENGINE, FAST)
@@ -180,6 +181,7 @@ async def test_none_is_added_while_another_server_starts_but_once_that_has_faile
     fails.set()
     await asyncio.wait_for(handing_over, PATIENCE_S)
     assert [role.name for role in world.added] == ["front 2", "front 3", "front 4"]
+    assert world.server._usage.upgrade is Upgrade.NONE
     world.server._service_manager.close()
 
 

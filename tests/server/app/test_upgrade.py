@@ -16,11 +16,22 @@ from tests.server.model.house import House, model
 
 from xlaserve.app import upgrade
 from xlaserve.app.succession import Start
-from xlaserve.app.upgrade import GO, HANDED_OVER, READY, Changes, Predecessor, command
+from xlaserve.app.upgrade import (
+    CHANGES_LOOK_S,
+    CHANGES_S,
+    GO,
+    HANDED_OVER,
+    READY,
+    Changes,
+    Predecessor,
+    changes_are_made,
+    command,
+)
 from xlaserve.config.versions import grouped
 from xlaserve.errors import ConfigError
 from xlaserve.model.listing import Ended
 from xlaserve.model.version import State
+from xlaserve.usage import Kind, Usage
 
 PATIENCE_S = 30.0
 
@@ -124,6 +135,18 @@ def test_what_can_not_be_understood_is_refused(told: object) -> None:
     with pytest.raises(ConfigError, match=HANDED_OVER):
         Predecessor.of(environment(told))
     assert Predecessor.of({}) is None
+
+
+@pytest.mark.usefixtures("virtual_time")
+@pytest.mark.parametrize(("takes_s", "expected"), [(0.0, True), (CHANGES_S / 2, True), (CHANGES_S * 2, False)])
+async def test_an_upgrade_waits_for_changes_that_have_begun_but_not_for_ever(takes_s: float, expected: bool) -> None:
+    usage, loop = Usage(), asyncio.get_running_loop()
+    under_way = usage.amount(Kind.CHANGES)
+    under_way.own = 1
+    began_at = loop.time()
+    loop.call_later(takes_s, setattr, under_way, "own", 0)
+    assert await changes_are_made(usage) is expected
+    assert loop.time() - began_at == pytest.approx(min(takes_s, CHANGES_S), abs=3 * CHANGES_LOOK_S)
 
 
 READS_AGAIN = 7
