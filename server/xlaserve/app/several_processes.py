@@ -292,6 +292,8 @@ class Server(Watcher):
         if not await changes_are_made(self._usage):
             log.error("upgrade: a client is changing models, this server goes on; ask again once that is done")
             return False
+        if self._is_stopping:
+            return False
         metrics = None if self._metrics_endpoint is None else self._metrics_endpoint.listener
         try:
             self._successor = successor = Successor(self._ports, metrics, self._regions, self._engines.changes)
@@ -343,8 +345,10 @@ class Server(Watcher):
         self._is_stopping = True
         self._ready.clear()
         self._service_manager.tell_stopping()
-        if self._successor is not None and not self._has_handed_over:
-            self._successor.send_signal(signal.SIGTERM)
+        if not self._has_handed_over:
+            self._usage.upgrade = Upgrade.NONE  # changes that wait for it end as all others do
+            if self._successor is not None:
+                self._successor.send_signal(signal.SIGTERM)
 
     def is_ready(self) -> bool:
         """Whether models serve, and some front does. Called on any thread."""
