@@ -99,7 +99,7 @@ def _loadtest(address: str, rate: float, seconds: float, seed: int) -> _Measured
         command += ["--rate", f"{rate:g}", "--duration", f"{seconds:g}", "--block", f"{seconds:g}", "--full-duration"]
         command += ["--warmup", f"{WARM_UP * seconds:g}", "--deadline", f"{DEADLINE_S:g}", "--seed", str(seed)]
         command += ["--no-control", "--equality-images", "0", "--out", folder]
-        command += ["--save-arrivals", str(arrivals), "--json", str(report)]
+        command += ["--save-arrivals", str(arrivals), "--json", str(report), "--fail-if", "errors>1%"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         (run,) = json.loads(report.read_text())["runs"]
         (point,) = run["points"]
