@@ -17,7 +17,7 @@ from xlaserve_loadtest.run.handshake import read_key
 from xlaserve_loadtest.schedule.arms import ALL, MODES
 from xlaserve_loadtest.schedule.arrivals import ArrivalsError, ClosedLoop, Load, OpenLoop, Process, Replay
 from xlaserve_loadtest.schedule.mix import Mix, Size, draw_kinds
-from xlaserve_loadtest.schedule.search import Slo
+from xlaserve_loadtest.schedule.search import COVERED_S, Slo
 from xlaserve_loadtest.settings import IN_PROCESS, NULL, Settings
 from xlaserve_loadtest.targets.channel import PLAIN, Transport
 
@@ -43,9 +43,10 @@ def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
     mix = options.images_per_request or Mix({1: 1.0})
     if images := SCENARIO_IMAGES.get(options.scenario):
         mix = Mix({images: 1.0})
+    is_search = options.find_max or options.scenario == "server"
     models, loads = _models(options), _loads(options)
     shares = tuple(options.mix.shares.values()) if options.mix else ()
-    duration_s = options.duration or DURATION_S
+    duration_s = options.duration or (COVERED_S if is_search else DURATION_S)
     if options.replay:
         try:
             replay = _replay(options, models, mix)
@@ -89,7 +90,7 @@ def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
         scenario=options.scenario,
         slo=slo,
         search_arrivals=options.arrivals or "poisson",
-        find_max=options.find_max or options.scenario == "server",
+        find_max=is_search,
         equality_images=options.equality_images,
         save_arrivals=options.save_arrivals,
         record=options.record,

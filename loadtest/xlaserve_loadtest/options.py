@@ -192,7 +192,8 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         "--duration",
         type=_POSITIVE,
         metavar="S",
-        help="measured at most, for each arm; in a search each run's least; of a trace what is replayed (5)",
+        help="measured at most, for each arm (5); of a trace what is replayed; in a search the least of a run that "
+        "confirms a rate (600): slow spells that come less often are not covered",
     )
     load.add_argument(
         "--warmup", type=number_from(float, 0), default=1.0, metavar="S", help="before an arm is measured"

@@ -33,7 +33,7 @@ class Settings:
     """Modes to measure; `all` alone stands for every mode that the target offers, none for the usual ones."""
     loads: tuple[Load, ...]
     duration_s: float
-    """Measured seconds at most, for each arm under each load; in a search the least for each rate."""
+    """Measured seconds at most, for each arm under each load; in a search the least of a run that confirms a rate."""
     warmup_s: float
     block_s: float | None
     """Seconds of a block where arms are compared, at least; None: about one."""

@@ -78,6 +78,21 @@ def quantile(queue: Queue, rate: float, percentile: float, requests: int, seed: 
     return float(np.percentile(queue(arrivals, random)[requests // 20 :], percentile))
 
 
+def with_spells(every_s: float, slow_s: float, times: float, speed: float) -> Callable[[float], Queue]:
+    """Returns M/M/1 whose requests take `times` as long for `slow_s` of each `every_s`, from a time in s on."""
+
+    def from_time(now_s: float) -> Queue:
+        def times_of(arrivals: Seconds, random: np.random.Generator) -> Seconds:
+            is_slow = (arrivals / speed + now_s) % every_s < slow_s
+            return one_server(lambda random, number: random.exponential(1.0, number) * np.where(is_slow, times, 1.0))(
+                arrivals, random
+            )
+
+        return times_of
+
+    return from_time
+
+
 @dataclass
 class SimulatedTarget:
     """What a `Search` measures: `queue` sped up to serve `speed` requests a second."""
@@ -91,17 +106,21 @@ class SimulatedTarget:
     """How long all runs took."""
     tried: list[tuple[float, bool]] = field(default_factory=list)
     """Rates, and whether the run was a confirming one."""
+    queue_at: Callable[[float], Queue] | None = None
+    """The queue by the time in s at which a run begins, where it depends on that."""
+    phase_s: float = 0.0
 
     async def __call__(self, rate_per_s: float, seconds: float, confirms: bool) -> TriedRate:
         warmup_s = max(self.warmup_s, 0.05 * seconds if confirms else 0.0)
         whole_s = warmup_s + seconds
+        queue = self.queue_at(self.phase_s + self.seconds) if self.queue_at else self.queue
         self.seconds += whole_s
         self.tried.append((rate_per_s, confirms))
         number = self.random.poisson(rate_per_s * whole_s)
         arrivals_s = np.sort(self.random.random(number)) * whole_s
         rows = np.zeros(number, REQUEST)
         if number:
-            latencies_s = self.queue(arrivals_s * self.speed, self.random) / self.speed
+            latencies_s = queue(arrivals_s * self.speed, self.random) / self.speed
             rows["scheduled_ns"] = rows["start_ns"] = arrivals_s * 1e9
             rows["end_ns"] = (arrivals_s + latencies_s) * 1e9
             rows["measured"] = arrivals_s >= warmup_s

@@ -31,6 +31,8 @@ class Simulated:
     within_block: float = 0.1
     ratio: float = 1.0
     """True images/s of xla over those of graph mode."""
+    modes: float = 0.0
+    """Half of xla's processes are faster by this share and half slower, so that their mean is that of equal arms."""
     control_shares_process: bool = False
     """The control is a second pass over the baseline's own process."""
     requests: int = 100
@@ -49,6 +51,8 @@ class Simulated:
             )
             servers = {arm: 3 * process + place for place, arm in enumerate(speeds)}
             speeds["xla"] += np.log(self.ratio)
+            if self.modes:
+                speeds["xla"] += np.log1p(random.choice([-1, 1]) * self.modes)
             if self.control_shares_process:
                 speeds["graph again"], servers["graph again"] = speeds["graph"], servers["graph"]
             for turn in range(self.rounds):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 
 import numpy as np
-from tests.loadtest.queues import QUEUES, SimulatedTarget, quantile
+from tests.loadtest.queues import MM1, QUEUES, Queue, SimulatedTarget, quantile, with_spells
 from tests.prove.registry import Row, Trials, part, share
 
 from xlaserve_loadtest.schedule.early_stopping import TailCount, variance_inflation
@@ -42,7 +43,7 @@ def find_max(trials: Trials) -> Iterator[Row]:
         found, minutes, held = [], [], 0
         for _ in range(searches):
             target = SimulatedTarget(QUEUES[name], speed, slo, trials.random)
-            one = asyncio.run(Search(target, slo, MIN_RUN_S).run(speed / 2))
+            one = asyncio.run(Search(target, slo, MIN_RUN_S, covered_s=MIN_RUN_S).run(speed / 2))
             found.append((one.confirmed_per_s or 0.0) / truth)
             minutes.append(target.seconds / 60)
             held += (one.confirmed_per_s or 0.0) <= truth <= (one.rejected_per_s or np.inf)
@@ -55,6 +56,50 @@ def find_max(trials: Trials) -> Iterator[Row]:
         yield Row(
             "median minutes of a search", where, 30.0, is_least=False, measured=float(np.median(minutes)), error=0.0
         )
+
+
+@part
+def slow_spells(trials: Trials) -> Iterator[Row]:
+    """Servers that are slow for a part of the time: the highest rate found, with confirming runs of 600 s."""
+    searches, speed = trials.number(60), 200.0
+    slo = Slo(99.0, quantile(MM1, 0.7, 99.0, 1_000_000) / speed * 1000)
+    for every_s, slow_s, times in trials.some(
+        (600.0, 20.0, 2.0), (600.0, 20.0, 4.0), (100.0, 10.0, 4.0), (100.0, 10.0, 2.0)
+    ):
+        queue_at = with_spells(every_s, slow_s, times, speed)
+        truth = _highest(queue_at(0.0), speed, slo)
+        found, minutes = [], []
+        for _ in range(searches if not trials.is_short else 4):
+            phase_s = float(trials.random.uniform(0, every_s))
+            target = SimulatedTarget(MM1, speed, slo, trials.random, queue_at=queue_at, phase_s=phase_s)
+            one = asyncio.run(Search(target, slo, MIN_RUN_S).run(speed / 2))
+            found.append((one.confirmed_per_s or 0.0) / truth)
+            minutes.append(target.seconds / 60)
+        where = f"p99, M/M/1, {times:g} times as slow for {slow_s:g} of {every_s:g} s"
+        number = len(found)
+        yield share("rates found that are too high", where, sum(one > 1 for one in found), number, at_most=0.05)
+        yield share("searches that find a rate", where, sum(one > 0 for one in found), number, at_least=0.9)
+        yield Row("median of found over true", where, 0.4, is_least=True, measured=float(np.median(found)), error=0.0)
+        yield Row(
+            "median minutes of a search", where, 75.0, is_least=False, measured=float(np.median(minutes)), error=0.0
+        )
+
+
+def _highest(queue: Queue, speed: float, slo: Slo) -> float:
+    """Returns the rate up to which too few requests are over the limit, to within 1%."""
+    low, high = speed / 50, speed
+    while high / low > 1.01:
+        rate = math.sqrt(low * high)
+        is_over = _over(queue, rate / speed, speed, slo) >= 1 - slo.percentile / 100
+        low, high = (low, rate) if is_over else (rate, high)
+    return math.sqrt(low * high)
+
+
+def _over(queue: Queue, load: float, speed: float, slo: Slo) -> float:
+    """Returns the share of requests over the limit in 10 hours."""
+    random = np.random.default_rng(0)
+    arrivals = np.sort(random.random(round(load * speed * 36_000))) * 36_000 * speed
+    return float((queue(arrivals, random) / speed * 1000 >= slo.limit_ms).mean())
 
 
 @part

@@ -77,6 +77,34 @@ def false_verdicts(trials: Trials) -> Iterator[Row]:
 
 
 @part
+def open_loops(trials: Trials) -> Iterator[Row]:
+    """Open loops without a limit: arms of a lower p50, of which some answers take much longer, and arms of none."""
+    runs = trials.number(400)
+    for gain, slow, times, limit in (
+        (0.1, 0.02, 6.0, {"at_most": 0.02}),
+        (0.0, 0.02, 6.0, {"at_most": 0.02}),
+        (0.1, 0.0, 1.0, {"at_least": 0.8}),
+        (0.0, 0.0, 1.0, {"at_most": 0.05}),
+    ):
+        faster = sum(_is_faster_in_an_open_loop(trials.random, gain, slow, times) for _ in range(runs))
+        where = f"p50 lower by {gain:.0%}, {slow:.0%} take {times:g} times as long, 8 pairs of 200 answers"
+        yield share("an arm is called faster", where, faster, runs, **limit)
+
+
+def _is_faster_in_an_open_loop(random: np.random.Generator, gain: float, slow: float, times: float) -> bool:
+    head, blocks = header(2), Blocks()
+    load = LoadLine("open", rate_per_s=20.0, arrivals="constant")
+    for turn in range(8):
+        for name in (arm.name for arm in head.arms):
+            latencies_ms = 10 * math.exp(random.normal(0, 0.03)) * random.lognormal(0, 0.1, 200)
+            if name == "arm1":
+                latencies_ms *= (1 - gain) * np.where(random.random(200) < slow, times, 1)
+            blocks.add(name, load, latencies_ms, server=head.arms[0].name != name, turn=turn)
+    (found,) = (one for one in compare(head, blocks.samples) if one.arm == "arm1")
+    return found.verdict == "faster"
+
+
+@part
 def found_differences(trials: Trials) -> Iterator[Row]:
     """Runs with a control in which one arm is faster: how many find it?"""
     runs = trials.number(400)

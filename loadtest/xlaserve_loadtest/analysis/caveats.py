@@ -55,7 +55,7 @@ _KINDS: Final = (
     _UNSTEADY,
 )
 """Most serious first."""
-_FAR_OFF: Final = "Images/s are what a typical block did, and some blocks were far off"
+_FAR_OFF: Final = "Images/s are of the whole time, and a typical block did otherwise, since some were far off"
 _STALLED: Final = (
     "Nothing was answered for long. A closed loop hides such a stall, as its percentiles count it once for each slot; "
     "measure with --rate"
@@ -270,17 +270,17 @@ def _names(measures: Iterable[Measure]) -> str:
 
 
 def _far_off(points: Sequence[Point]) -> Iterator[tuple[str, str]]:
-    """Finds points whose mean over all blocks is not what a typical block did."""
+    """Finds points whose images/s over the whole time are not what a typical block did."""
     for point in points:
-        rates, typical = [rate for rate in point.block_images_per_s if rate is not None], point.images_per_s
-        if not rates or typical is None or typical.low is None or typical.high is None:
+        rates, typical = [rate for rate in point.block_images_per_s if rate is not None], point.typical_images_per_s
+        mean = point.images_per_s
+        if not rates or mean is None or typical is None or typical.low is None or typical.high is None:
             continue
-        mean = sum(rates) / len(rates)
-        if not typical.low * (1 - 1e-9) <= mean <= typical.high * (1 + 1e-9):
+        if not typical.low * (1 - 1e-9) <= mean.value <= typical.high * (1 + 1e-9):
             yield (
                 _FAR_OFF,
                 (
-                    f"{point.arm}, {point.label} (typical {typical.value:,.4g} images/s, mean of all {mean:,.4g}, "
+                    f"{point.arm}, {point.label} ({mean.value:,.4g} images/s, in a typical block {typical.value:,.4g}, "
                     f"least {min(rates):,.4g}, most {max(rates):,.4g})"
                 ),
             )

@@ -12,11 +12,11 @@ import numpy as np
 from xlaserve_loadtest.analysis.compare import Comparison
 from xlaserve_loadtest.analysis.conditions import Judged, judge
 from xlaserve_loadtest.analysis.defaults import judge_by_default
-from xlaserve_loadtest.analysis.intervals import Estimate, Floats, unpaired_ratio
-from xlaserve_loadtest.analysis.judgement import Measure, Side, Unit, Verdict
+from xlaserve_loadtest.analysis.intervals import Estimate
+from xlaserve_loadtest.analysis.judgement import TWO_PROCESSES, Measure, Side, Unit, Verdict
 from xlaserve_loadtest.analysis.judgement import judge as judge_ratio
 from xlaserve_loadtest.analysis.multiplicity import corrected
-from xlaserve_loadtest.analysis.samples import Sample, collect, label
+from xlaserve_loadtest.analysis.samples import Sample, by_process, collect, label, rate
 from xlaserve_loadtest.analysis.summary import Summary
 from xlaserve_loadtest.record.lines import Environment, Run
 from xlaserve_loadtest.schedule.conditions import (
@@ -65,7 +65,8 @@ class Change:
     label: str
     images_per_s: tuple[float, float]
     """In the first run and in the second."""
-    ratios: dict[Measure, Estimate | None]
+    ratios: Mapping[Measure, Estimate | None]
+    """Of images/s over the whole time."""
     decides: Measure
     verdict: Verdict
     reason: str
@@ -76,6 +77,10 @@ class Change:
     is_other_machine: bool = False
     is_withheld: bool = False
     """Whether the verdict was withheld since the runs differ in more than what is compared."""
+    holds: str = ""
+    """Processes that the verdict and the intervals hold for, in words; empty where for any that run this code."""
+    typical: Estimate | None = None
+    """Ratio of the images/s of typical blocks or server processes; the verdict must agree with it."""
 
 
 def changes(first: Run, second: Run, apart: Sequence[Difference] = ()) -> list[Change]:
@@ -112,7 +117,11 @@ def differences(first: Run, second: Run, expected: Sequence[str] = CODE) -> list
             is_reason = is_machine or not (is_harmless or is_expected)
             found.append(Difference(name, f"{name}: {text}", is_machine, is_reason))
 
-    for field in dataclasses.fields(Environment):
+    ids = [set(each.environment.machine_ids) for each in (one, other)]
+    if all(ids) and not ids[0] & ids[1]:
+        # Two of one type differ by more than two runs on one of them do.
+        add([("machine", "another machine, be it of the same type")], is_machine=True)
+    for field in (field for field in dataclasses.fields(Environment) if field.name != "machine_ids"):
         values = (getattr(each.environment, field.name) for each in (one, other))
         add(apart(field.name, *values), is_machine=field.name in _MACHINE)
     # What only one version of the load tester records is not known to differ.
@@ -140,8 +149,13 @@ def parse_condition(text: str) -> Condition:
     return condition
 
 
-def judge_changes(found: Sequence[Change], conditions: Iterable[Condition]) -> list[Judged]:
-    """Judges the conditions that are about what changed from one run to the other; see `parse_condition`."""
+def judge_changes(
+    found: Sequence[Change], conditions: Iterable[Condition], *, these_processes: bool = False
+) -> list[Judged]:
+    """Judges the conditions that are about what changed from one run to the other; see `parse_condition`.
+
+    See `judge` for `these_processes`.
+    """
     judged = []
     for condition in conditions:
         if condition.metric in _OF_EITHER:
@@ -154,7 +168,7 @@ def judge_changes(found: Sequence[Change], conditions: Iterable[Condition]) -> l
             judged.append(Judged(condition, is_met=True, is_judged=False, found=f"{where}: {withheld.reason}"))
             continue
         plain = dataclasses.replace(condition, arm=side or "B", baseline=condition.baseline or "A")
-        judged += judge((), [_as_comparison(change) for change in own], [plain])
+        judged += judge((), [_as_comparison(change) for change in own], [plain], these_processes=these_processes)
     return judged
 
 
@@ -189,10 +203,12 @@ def _as_comparison(change: Change) -> Comparison:
         pairs=change.samples,
         unit=change.unit,
         ratios=change.ratios,
+        typical=change.typical,
         decides=change.decides,
         verdict=change.verdict,
         reason=change.reason,
         is_control=False,
+        holds=change.holds,
     )
 
 
@@ -201,23 +217,22 @@ def _groups(run: Run) -> dict[tuple[str, str], list[Sample]]:
     for sample in collect(run):
         if sample.block.role == "measure":
             groups.setdefault((sample.block.arm, label(sample.block.load)), []).append(sample)
-    return {key: samples for key, samples in groups.items() if any(sample.images_per_s for sample in samples)}
+    return {key: samples for key, samples in groups.items() if any(sample.has_answers for sample in samples)}
 
 
 def _change(
     arm: str, load: str, sides: tuple[list[Sample], list[Sample]], apart: Sequence[Difference], seed: int
 ) -> Change:
     # A block in which nothing was answered has no rate; `judge_ratio` counts what was not answered.
-    answered = [[sample for sample in side if sample.images_per_s] for side in sides]
-    rates = [float(np.mean([sample.images_per_s or 0.0 for sample in side])) for side in answered]
+    answered = [[sample for sample in side if sample.has_answers] for side in sides]
+    rates = [rate(side, "images") for side in sides]
     unit: Unit = "server processes"
-    units = [_by_process(side) for side in answered]
+    units = [by_process(side) for side in answered]
     if any(len(groups) == 1 for groups in units):
         unit, units = "blocks", [[[sample] for sample in side] for side in answered]
     first, second = (Side(side, groups) for side, groups in zip(sides, units, strict=True))
-    ratios, decides, verdict, reason = judge_ratio(
-        unpaired_ratio(_log_rates(second), _log_rates(first)), second, first, unit=unit, seed=seed, paired=False
-    )
+    judgement = judge_ratio(second, first, unit=unit, seed=seed, paired=False)
+    verdict, reason = judgement.verdict, judgement.reason
     is_other_machine = any(each.is_machine for each in apart)
     reasons = [each.text for each in apart if each.is_reason] + list(_lengths(*sides))
     if reasons:
@@ -226,28 +241,18 @@ def _change(
     return Change(
         arm=arm,
         label=load,
-        images_per_s=(rates[0], rates[1]),
-        ratios=ratios,
-        decides=decides,
+        images_per_s=(rates[0].value if rates[0] else 0.0, rates[1].value if rates[1] else 0.0),
+        ratios=judgement.ratios,
+        typical=judgement.typical,
+        decides=judgement.decides,
         verdict=verdict,
         reason=reason,
         samples=min(map(len, units)),
         unit=unit,
         is_other_machine=is_other_machine,
         is_withheld=bool(reasons),
+        holds=TWO_PROCESSES if unit == "blocks" else "",
     )
-
-
-def _log_rates(side: Side) -> Floats:
-    return np.array([np.mean(np.log([sample.images_per_s or np.nan for sample in unit])) for unit in side.units])
-
-
-def _by_process(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """Groups blocks by the server process that they ran on, since they share what differs between processes."""
-    groups: dict[int | None, list[Sample]] = {}
-    for sample in samples:
-        groups.setdefault(sample.block.server, []).append(sample)
-    return list(groups.values())
 
 
 def _lengths(first: Sequence[Sample], second: Sequence[Sample]) -> Iterator[str]:

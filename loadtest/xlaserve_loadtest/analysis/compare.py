@@ -7,11 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 
-import numpy as np
-
 from xlaserve_loadtest.analysis import generator
-from xlaserve_loadtest.analysis.intervals import Estimate, ratio
-from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Measure, Side, Unit, Verdict, judge
+from xlaserve_loadtest.analysis.intervals import Estimate
+from xlaserve_loadtest.analysis.judgement import (
+    MEASURE_NAMES,
+    TWO_PROCESSES,
+    Measure,
+    Side,
+    Unit,
+    Verdict,
+    judge,
+)
 from xlaserve_loadtest.analysis.multiplicity import corrected
 from xlaserve_loadtest.analysis.samples import Sample, label
 from xlaserve_loadtest.record.lines import Arm, Header
@@ -35,9 +41,9 @@ class Comparison:
     unit: Unit
     """What is a sample: a server process, where each arm had several, or else a block."""
     ratios: Mapping[Measure, Estimate | None]
-    """Arm over baseline; None where the sample does not support it."""
+    """Arm over baseline; None where the sample does not support it. Images/s are over the whole time."""
     decides: Measure
-    """The measure that the verdict rests on: images/s, or p50 where the load sets the rate."""
+    """The measure that the verdict rests on: images/s or, where the load sets the rate, p50 or p99."""
     verdict: Verdict
     reason: str
     """Why it is inconclusive, or what it rests on but the ratio; empty otherwise."""
@@ -46,6 +52,10 @@ class Comparison:
     doubts: Mapping[Measure, str] = field(default_factory=dict)
     """Measures of which nothing can be concluded, since the A/A control did not show that equal arms come out equal,
     with the reason."""
+    holds: str = ""
+    """Processes that the verdict and the intervals hold for, in words; empty where for any that run the same code."""
+    typical: Estimate | None = None
+    """Ratio of the images/s of a typical pair, however slow a few of them were; the verdict must agree with it."""
 
     @property
     def ratio(self) -> Estimate | None:
@@ -103,27 +113,53 @@ def compare(header: Header, samples: Sequence[Sample]) -> tuple[Comparison, ...]
     measured = [sample for sample in samples if sample.block.role == "measure"]
     loads = list(dict.fromkeys(label(sample.block.load) for sample in measured))
     controls = {arm.name for arm in header.arms if arm.is_control_of is not None}
+    controls_of = {arm.is_control_of: arm.name for arm in header.arms if arm.is_control_of is not None}
     comparisons: list[Comparison] = []
     for arm, baseline in pairs(header):
         for load in loads:
-            own, other = (
+            own, other, twin = (
                 [sample for sample in measured if sample.block.arm == name and label(sample.block.load) == load]
-                for name in (arm, baseline)
+                for name in (arm, baseline, controls_of.get(baseline))
             )
             if own and other:
-                comparisons.append(_compare(own, other, load, is_control=arm in controls, seed=header.seed))
+                comparisons.append(
+                    _compare(own, _with_twin(other, twin, own), load, is_control=arm in controls, seed=header.seed)
+                )
     return _mind_number(_mind_controls(comparisons, baselines(header)))
+
+
+def _with_twin(baseline: Sequence[Sample], twin: Sequence[Sample], own: Sequence[Sample]) -> Sequence[Sample]:
+    """Returns the blocks of a baseline and, where the arm was measured as often as both, those of its control.
+
+    That is where both ran on one server: they are blocks of the same, and a control is not compared with itself.
+    """
+    is_shared = {sample.block.server for sample in baseline} == {sample.block.server for sample in twin}
+    if not is_shared or len(own) <= len(baseline):
+        return baseline
+    return sorted([*baseline, *twin], key=lambda sample: sample.block.index)
 
 
 def _compare(own: Sequence[Sample], other: Sequence[Sample], load: str, *, is_control: bool, seed: int) -> Comparison:
     unit, groups = _samples_of(_pair(own, other))
-    logs = [float(np.mean([math.log(_rate(own) / _rate(other)) for own, other in group])) for group in groups]
-    images_per_s = ratio(logs) if groups else None
     sides = [
         Side(samples, [[pair[side] for pair in group] for group in groups]) for side, samples in enumerate((own, other))
     ]
-    judgement = judge(images_per_s, *sides, unit=unit, seed=seed, paired=True)
-    found = Comparison(own[0].block.arm, other[0].block.arm, load, len(groups), unit, *judgement, is_control)
+    judged = judge(*sides, unit=unit, seed=seed, paired=True)
+    found = Comparison(
+        arm=own[0].block.arm,
+        baseline=other[0].block.arm,
+        label=load,
+        pairs=len(groups),
+        unit=unit,
+        ratios=judged.ratios,
+        typical=judged.typical,
+        decides=judged.decides,
+        verdict=judged.verdict,
+        reason=judged.reason,
+        is_control=is_control,
+    )
+    if unit == "blocks" and own[0].block.server != other[0].block.server:
+        found = replace(found, holds=TWO_PROCESSES)
     limited = [samples[0].block.arm for samples in (own, other) if generator.figures(samples).is_limited]
     if limited:
         # What was measured is the generator: it may be the same for both, or hide more of the one than of the other.
@@ -145,10 +181,6 @@ def _samples_of(pairs: Sequence[Pair]) -> tuple[Unit, list[list[Pair]]]:
     return "blocks", [[pair] for pair in pairs]
 
 
-def _rate(sample: Sample) -> float:
-    return sample.images_per_s or math.nan
-
-
 def _pair(own: Sequence[Sample], other: Sequence[Sample]) -> list[Pair]:
     """Pairs the blocks of two arms: those of one round, in their order; without rounds, all in their order.
 
@@ -158,7 +190,7 @@ def _pair(own: Sequence[Sample], other: Sequence[Sample]) -> list[Pair]:
     for turn in dict.fromkeys(sample.block.round for sample in own):
         sides = ([sample for sample in side if sample.block.round == turn] for side in (own, other))
         pairs += zip(*sides, strict=False)
-    return [pair for pair in pairs if all(sample.images_per_s for sample in pair)]
+    return [pair for pair in pairs if all(sample.has_answers for sample in pair)]
 
 
 def _mind_controls(comparisons: Sequence[Comparison], baselines: Mapping[str, str]) -> tuple[Comparison, ...]:

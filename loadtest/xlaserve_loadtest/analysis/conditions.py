@@ -55,8 +55,16 @@ def judge(
     comparisons: Sequence[Comparison],
     conditions: Iterable[Condition],
     equalities: Sequence[Equality] = (),
+    *,
+    these_processes: bool = False,
 ) -> list[Judged]:
-    """Judges each condition. One is met where any of the figures that it is about meets it."""
+    """Judges each condition. One is met where any of the figures that it is about meets it.
+
+    Verdicts and intervals that hold for two server processes alone are judged only with `these_processes`: other
+    processes of the same code may differ by more.
+    """
+    if these_processes:
+        comparisons = [dataclasses.replace(each, holds="") for each in comparisons]
     return [_judge(condition, list(_figures(condition, points, comparisons, equalities))) for condition in conditions]
 
 
@@ -167,7 +175,9 @@ def _compared(condition: Condition, points: Sequence[Point], comparisons: Sequen
     ]
     for each in concerned:
         where = each.label if condition.baseline else f"{each.arm} / {each.baseline}, {each.label}"
-        if condition.metric == VERDICT:
+        if each.holds and (condition.metric == VERDICT or condition.bound):
+            yield _Figure(None, where, f"it holds {each.holds}; --these-processes judges it all the same")
+        elif condition.metric == VERDICT:
             yield _of_verdict(condition, each, where)
         else:
             yield _of_ratio(condition, each, where)

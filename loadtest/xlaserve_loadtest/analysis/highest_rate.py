@@ -30,6 +30,8 @@ class HighestRate:
     """All requests that were due in the confirming run."""
     tried: int
     """Runs of the search."""
+    covered_s: float = 0.0
+    """Length of the confirming run: spells that come less often are not covered."""
     is_generator_limited: bool = False
     """Whether the generator did not keep up in the confirming run: the target may sustain more."""
 
@@ -76,6 +78,7 @@ def highest_rates(header: Header, samples: Sequence[Sample], points: Sequence[Po
                 over=last.tail.over if last else 0,
                 requests=last.tail.requests if last else 0,
                 tried=len(tried),
+                covered_s=max((point.measured_s for point in own), default=0.0),
                 is_generator_limited=any(point.generator.is_limited for point in own),
             )
         )

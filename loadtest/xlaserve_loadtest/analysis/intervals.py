@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
@@ -29,6 +29,10 @@ _INNER_SHARE: Final = 0.68
 _LEAST_DEVIATION: Final = 1 / 32
 """Of a block, in standard deviations: where all blocks but a few are equal, those few still give a width."""
 _STEPS: Final = 50
+_UNEVEN: Final = 4.0
+"""How many times the robust variance a plain one is where a few units make most of it: a server stood still in them."""
+_UNEVEN_CONFIDENCE: Final = 0.99
+"""That of Student's t which gives 95% then: as long as few pauses were seen, the spread is too small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +48,42 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """Amounts and times of the units of one side, which are blocks or server processes, in the order of the run."""
+
+    amounts: Floats
+    seconds: Floats
+
+    @property
+    def rate(self) -> float:
+        """Amount for each second of the whole time."""
+        return float(self.amounts.sum() / self.seconds.sum())
+
+    def linearised(self) -> Floats:
+        """Returns a value for each unit: their mean is the rate, and their spread gives its error.
+
+        A unit counts by its time, so that one in which a server stood still counts as much as it lasted.
+        """
+        values: Floats = self.rate + (self.amounts - self.rate * self.seconds) / self.seconds.mean()
+        return values
+
+    def linearised_log(self) -> Floats:
+        """Returns the same for the logarithm of the rate, which must not be 0."""
+        values: Floats = math.log(self.rate) + (self.amounts - self.rate * self.seconds) / self.amounts.mean()
+        return values
+
+
+@dataclass(frozen=True, slots=True)
 class _Mean:
-    """A robust mean of one side's blocks."""
+    """A mean of one side's blocks."""
 
     value: float
     variance: float
     """Of the mean."""
     degrees: int
     """Degrees of freedom of the variance."""
+    is_uneven: bool = False
+    """Whether a few values make most of the variance."""
 
 
 def estimate(values: Sequence[float] | Floats) -> Estimate:
@@ -76,6 +108,23 @@ def share(mean: float, count: int) -> Estimate:
     centre = (mean + z**2 / (2 * count)) / scale
     half = z / scale * math.sqrt(mean * (1 - mean) / count + z**2 / (4 * count**2))
     return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def rate_over_time(work: Work) -> Estimate:
+    """Returns the rate over the whole time of all units, with its 95% interval."""
+    found = _estimate((work.linearised(),), _plain_mean)
+    return Estimate(found.value, None if found.low is None else max(found.low, 0.0), found.high)
+
+
+def ratio_over_time(arm: Work, baseline: Work, *, paired: bool = True) -> Estimate | None:
+    """Returns the ratio of two rates over the whole time of all units, with its 95% interval; None where one is 0.
+
+    Where `paired`, units of the same place are pairs.
+    """
+    if not (arm.amounts.sum() and baseline.amounts.sum()):
+        return None
+    sides = arm.linearised_log(), baseline.linearised_log()
+    return _exp(_estimate((sides[0] - sides[1],) if paired else sides, _plain_mean))
 
 
 def ratio(log_ratios: Sequence[float] | Floats) -> Estimate:
@@ -136,9 +185,12 @@ def _groups(sides: Sequence[Sequence[Nanoseconds]], percentile: float) -> list[l
     return [[np.concatenate(group[side]) for group in groups] for side in range(len(sides))]
 
 
-def _estimate(sides: Sequence[Floats]) -> Estimate:
-    """Returns the mean of the first side, less that of the second where there is one, with its interval."""
-    means = [_robust_mean(side) for side in sides]
+def _estimate(sides: Sequence[Floats], mean_of: Callable[[Floats], _Mean] | None = None) -> Estimate:
+    """Returns the mean of the first side, less that of the second where there is one, with its interval.
+
+    Means are Huber's, unless `mean_of` makes others.
+    """
+    means = [(mean_of or _robust_mean)(side) for side in sides]
     value = means[0].value - sum(mean.value for mean in means[1:])
     if min(side.size for side in sides) < MIN_BLOCKS:
         return Estimate(value, None, None)
@@ -148,8 +200,19 @@ def _estimate(sides: Sequence[Floats]) -> Estimate:
         return Estimate(value, value, value, p_value=0.0 if value else 1.0)
     # Welch and Satterthwaite's, rounded down.
     degrees = math.floor(variance**2 / sum(mean.variance**2 / mean.degrees for mean in means) + 1e-9)
-    half = t_quantile(degrees, _CONFIDENCE) * error
-    return Estimate(value, value - half, value + half, p_value=1 - t_probability(degrees, abs(value) / error))
+    confidence = _UNEVEN_CONFIDENCE if any(mean.is_uneven for mean in means) else _CONFIDENCE
+    half = t_quantile(degrees, confidence) * error
+    # As much larger as the interval is wider: it is 5% where the interval ends at 0.
+    p_value = (1 - t_probability(degrees, abs(value) / error)) * (1 - _CONFIDENCE) / (1 - confidence)
+    return Estimate(value, value - half, value + half, min(p_value, 1.0))
+
+
+def _plain_mean(values: Floats) -> _Mean:
+    count = values.size
+    if count < MIN_BLOCKS:
+        return _Mean(float(values.mean()) if count else math.nan, math.nan, 0)
+    variance = float(values.var(ddof=1)) / count
+    return _Mean(float(values.mean()), variance, count - 1, variance > _UNEVEN * _robust_mean(values).variance)
 
 
 def _robust_mean(values: Floats) -> _Mean:

@@ -9,9 +9,17 @@ from typing import Final, Literal
 
 import numpy as np
 
-from xlaserve_loadtest.analysis.intervals import MIN_BLOCKS, Estimate, percentile_ratio
-from xlaserve_loadtest.analysis.percentiles import Nanoseconds, nearest_rank
-from xlaserve_loadtest.analysis.samples import Sample, is_too_much
+from xlaserve_loadtest.analysis.intervals import (
+    MIN_BLOCKS,
+    Estimate,
+    Floats,
+    percentile_ratio,
+    ratio,
+    ratio_over_time,
+    unpaired_ratio,
+)
+from xlaserve_loadtest.analysis.percentiles import Nanoseconds, at_nearest_rank, nearest_rank
+from xlaserve_loadtest.analysis.samples import Sample, is_too_much, work_of
 from xlaserve_loadtest.analysis.served import Share, difference
 
 Verdict = Literal["faster", "slower", "inconclusive"]
@@ -23,7 +31,9 @@ _MORE: Final[Mapping[Unit, str]] = {"blocks": "run longer", "server processes": 
 _WITHHELD_AT: Final = 0.05
 """Probability of a difference between equal arms' answered shares from which on neither is faster."""
 _CONCLUDED_AT: Final = 0.01
-"""That of a difference in goodput that is a verdict: less, since latency is judged as well."""
+"""Probability of a difference in goodput, or in p99, that is a verdict: less, since p50 is judged as well."""
+TWO_PROCESSES: Final = "of these two processes"
+"""What a verdict holds for where each side had one server process: another start may differ by more than blocks do."""
 MEASURE_NAMES: Final[Mapping[Measure, str]] = {"images_per_s": "images/s", "p50": "p50", "p99": "p99"}
 
 
@@ -40,24 +50,86 @@ class Side:
         """Returns the latencies of each unit, those of unanswered requests included."""
         return [np.concatenate([sample.waits_ns for sample in unit]) for unit in self.units]
 
+    def log_rates(self) -> Floats:
+        """Returns the mean logarithm of the images/s of each unit's blocks."""
+        works = [work_of([[sample] for sample in unit], "images") for unit in self.units]
+        return np.array([np.log(work.amounts / work.seconds).mean() for work in works])
 
-def judge(
-    images_per_s: Estimate | None, own: Side, other: Side, *, unit: Unit, seed: int, paired: bool
-) -> tuple[dict[Measure, Estimate | None], Measure, Verdict, str]:
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What was found of one arm over another."""
+
+    ratios: Mapping[Measure, Estimate | None]
+    """The ratio of images/s is over the whole time; those of percentiles are of typical blocks."""
+    typical: Estimate | None
+    """The ratio of images/s of a typical pair of units, however slow a few of them were."""
+    decides: Measure
+    verdict: Verdict
+    reason: str
+
+
+def judge(own: Side, other: Side, *, unit: Unit, seed: int, paired: bool) -> Judgement:
     """Returns the ratios of an arm over another, the measure that decides, and the verdict with its reason."""
     answered = [Share.answered(side.blocks) for side in (own, other)]
     own_ns, other_ns = own.waits_ns(), other.waits_ns()
-    ratios: dict[Measure, Estimate | None] = {"images_per_s": images_per_s}
+    ratios: dict[Measure, Estimate | None] = {"images_per_s": None}
+    typical: Estimate | None = None
+    if own.units and other.units:
+        ratios["images_per_s"] = ratio_over_time(
+            work_of(own.units, "images"), work_of(other.units, "images"), paired=paired
+        )
+        logs = own.log_rates(), other.log_rates()
+        typical = ratio(logs[0] - logs[1]) if paired else unpaired_ratio(*logs)
+    whole: dict[Measure, float] = {}
     for measure, percentile in _PERCENTILE_MEASURES.items():
         is_known = all(_is_answered(share, percentile) for share in answered)
-        found = percentile_ratio(own_ns, other_ns, percentile, paired=paired) if is_known else None
-        ratios[measure] = found
+        ratios[measure] = percentile_ratio(own_ns, other_ns, percentile, paired=paired) if is_known else None
+        if ratios[measure] is not None:
+            waits = [at_nearest_rank(np.sort(np.concatenate(side)), percentile) for side in (own_ns, other_ns)]
+            whole[measure] = waits[0] / waits[1]
     is_open = own.blocks[0].block.load.type == "open"
     # Where the load sets the rate, images/s say nothing about the arms; where neither keeps up, they set it.
-    sets_rate = is_open and not (is_too_much(own.blocks) and is_too_much(other.blocks))
-    decides: Measure = "p50" if sets_rate else "images_per_s"
-    verdict, reason = _verdict(ratios[decides], decides, unit)
-    return ratios, decides, *_mind_served(verdict, reason, answered, (own, other), is_open=is_open, seed=seed)
+    if is_open and not (is_too_much(own.blocks) and is_too_much(other.blocks)):
+        decides, verdict, reason = _by_latency(ratios, whole, unit)
+    else:
+        decides, (verdict, reason) = "images_per_s", _by_images(ratios["images_per_s"], typical, unit)
+    verdict, reason = _mind_served(verdict, reason, answered, (own, other), is_open=is_open, seed=seed)
+    return Judgement(ratios, typical, decides, verdict, reason)
+
+
+def _by_images(over_time: Estimate | None, typical: Estimate | None, unit: Unit) -> tuple[Verdict, str]:
+    """Judges by images/s over the whole time, with which a typical pair must agree."""
+    verdict, reason = _verdict(over_time, "images_per_s", unit)
+    if verdict == "inconclusive" or typical is None or (typical.value > 1) == (verdict == "faster"):
+        return verdict, reason
+    return "inconclusive", f"a typical pair of {unit} does {typical.value:.3f} times the images/s, the other way"
+
+
+def _by_latency(
+    ratios: Mapping[Measure, Estimate | None], whole: Mapping[Measure, float], unit: Unit
+) -> tuple[Measure, Verdict, str]:
+    """Judges by p50 and p99 together: p99 decides where p50 does not, and neither may lose more than the other gains.
+
+    `whole` are ratios of the percentiles of all answers, in which a stall counts that no typical block shows.
+    """
+    p50, p99 = ratios["p50"], ratios["p99"]
+    verdict, reason = _verdict(p50, "p50", unit)
+    decides: Measure = "p50"
+    if verdict == "inconclusive" and p99 is not None and p99.p_value is not None and p99.p_value <= _CONCLUDED_AT:
+        decides = "p99"
+        verdict, reason = _verdict(p99, "p99", unit)
+    if verdict == "inconclusive" or p50 is None or p99 is None:
+        return decides, verdict, reason
+    other: Estimate = p50 if decides == "p99" else p99
+    for values in ({"p50": p50.value, "p99": p99.value}, whole):
+        both = math.log(values["p50"]) + math.log(values["p99"])
+        if (both < 0) != (verdict == "faster"):
+            of = "" if values is not whole else " over all answers"
+            return decides, "inconclusive", f"p50 is {values['p50']:.3f} times, but p99 {values['p99']:.3f} times{of}"
+    if conclude(other, more_is_faster=False) not in (verdict, "inconclusive"):
+        return decides, "inconclusive", f"p50 is {p50.value:.3f} times, but p99 {p99.value:.3f} times"
+    return decides, verdict, reason
 
 
 def _is_answered(share: Share, percentile: float) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from xlaserve_loadtest.analysis import settling
 from xlaserve_loadtest.analysis.intervals import MIN_BLOCKS
 from xlaserve_loadtest.analysis.percentiles import Nanoseconds
-from xlaserve_loadtest.analysis.samples import Sample, is_too_much, latencies_ns, typical_rate
+from xlaserve_loadtest.analysis.samples import Sample, is_too_much, latencies_ns, rate
 from xlaserve_loadtest.record import lines as record
 from xlaserve_loadtest.record.lines import Rows
 
@@ -26,7 +26,7 @@ class Overload:
 
     due_per_s: float
     answered_per_s: float
-    """Requests answered each second inside the window of a typical block: the point's requests/s."""
+    """Requests answered each second inside the windows: the point's requests/s."""
     first_ms: float | None
     """Median latency of the requests due in the first quarter of the windows; None where none was answered."""
     last_ms: float | None
@@ -45,7 +45,7 @@ def overload(samples: Sequence[Sample]) -> Overload | None:
         return None
     windows = [sample for sample in samples if sample.seconds]
     due = sum(sample.due for sample in windows) / sum(sample.seconds for sample in windows)
-    answered = typical_rate(windows, [sample.requests_per_s for sample in windows])
+    answered = rate(windows, "requests")
     first_ms, last_ms = (_median_ms(windows, quarter) for quarter in (0, 3))
     is_longer = first_ms is not None and last_ms is not None and last_ms > _LEAST_GROWTH * first_ms
     return Overload(

@@ -17,7 +17,7 @@ from xlaserve_loadtest.analysis.intervals import Estimate
 from xlaserve_loadtest.analysis.overload import Overload, overload
 from xlaserve_loadtest.analysis.percentile_bounds import PercentileBounds
 from xlaserve_loadtest.analysis.percentiles import PERCENTILES, Latencies, Percentile, nearest_rank
-from xlaserve_loadtest.analysis.samples import Sample, label, latencies_ns, typical_rate
+from xlaserve_loadtest.analysis.samples import Sample, label, latencies_ns, rate, typical_images_per_s
 from xlaserve_loadtest.analysis.served import Goodput, goodput
 from xlaserve_loadtest.analysis.settling import Unsettled, unsettled
 from xlaserve_loadtest.analysis.stages import Stage
@@ -95,6 +95,7 @@ class Point:
     images: int
     """Answered images."""
     images_per_s: Estimate | None
+    """Over the whole time of all blocks."""
     requests_per_s: Estimate | None
     mean_ms: float | None
     """Mean over all requests that were due; a lower bound where some were not answered."""
@@ -121,6 +122,8 @@ class Point:
     over_time: tuple[TimeSlice, ...]
     block_images_per_s: tuple[float | None, ...]
     """Images/s of each block, in the order of the run; None where nothing was measured."""
+    typical_images_per_s: Estimate | None = None
+    """Images/s of a typical block or server process, however slow a few of them were."""
     overload: Overload | None = None
     """Of an open loop; None where the target kept up."""
     goodput: Goodput | None = None
@@ -180,8 +183,8 @@ def point(
         measured_s=sum(sample.seconds for sample in samples),
         requests=answered.size,
         images=int(answered["images"].sum()),
-        images_per_s=typical_rate(samples, images_per_s),
-        requests_per_s=typical_rate(samples, [sample.requests_per_s for sample in samples]),
+        images_per_s=rate(samples, "images"),
+        requests_per_s=rate(samples, "requests"),
         mean_ms=float(waits_ns.mean()) / 1e6 if waits_ns.size else None,
         percentiles=tuple(latencies.percentile(percentile, bounds.ranks(percentile)) for percentile in percentiles),
         max_ms=float(waits_ns.max()) / 1e6 if waits_ns.size else None,
@@ -198,6 +201,7 @@ def point(
         curve=_curve(latencies),
         over_time=_over_time(rows[rows["status"] == Status.OK], span_ns),
         block_images_per_s=tuple(images_per_s),
+        typical_images_per_s=typical_images_per_s(samples),
         overload=too_much,
         goodput=goodput(samples),
         unsettled=None if too_much else unsettled(samples),

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve_loadtest.analysis.intervals import Estimate, estimate
+from xlaserve_loadtest.analysis.intervals import Estimate, Work, estimate, rate_over_time
 from xlaserve_loadtest.analysis.percentiles import Nanoseconds
 from xlaserve_loadtest.record import lines as record
 from xlaserve_loadtest.record.lines import MAX_MODELS, BlockLine, Header, LoadLine, Rows, Run, Status
@@ -21,6 +21,9 @@ _MIN_LEFT_SHARE: Final = 0.03
 """Share of the requests due that must be left over where they were too much."""
 _NOISE: Final = 3.0
 """Standard deviations of the number of arrivals that must be left over: by chance a queue grows, too."""
+
+Amount = Literal["images", "requests", "in time"]
+"""What a rate counts: answered images, answered requests, or requests that were answered within the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,9 @@ class Sample:
     """Requests that an open loop may have under way; None in older files."""
     is_overloaded: bool = False
     """Whether the blocks of its arm and load were too much for their target (`is_too_much`)."""
+    late_ns: int = 0
+    """Time by which the window of a closed loop opened later than is usual for its arm and load, since warm-up waited
+    for a server that stood still."""
 
     @property
     def answered(self) -> Rows:
@@ -111,21 +117,19 @@ class Sample:
         return (window[1] - window[0]) / 1e9 if window else 0.0
 
     @property
+    def has_answers(self) -> bool:
+        """Whether anything was answered, be it by a request that was due before the window."""
+        return self.work("images")[0] > 0
+
+    @property
     def requests_per_s(self) -> float | None:
         """Answers each second; None where nothing was answered."""
-        return self._rate(images=False)
+        return self._rate("requests")
 
     @property
     def images_per_s(self) -> float | None:
         """Images answered each second; None where nothing was answered."""
-        return self._rate(images=True)
-
-    @property
-    def in_time_per_s(self) -> float:
-        """Requests answered within the limit, each second."""
-        if self.block.load.type == "open":
-            return self.in_time / self.seconds if self.seconds else 0.0
-        return (self.requests_per_s or 0.0) * self.in_time / max(self.answered.size, 1)
+        return self._rate("images")
 
     @property
     def left_over(self) -> int:
@@ -146,8 +150,35 @@ class Sample:
         inside: NDArray[np.bool_] = (ended_ns >= first_ns) & (ended_ns < last_ns)
         return inside
 
-    def _rate(self, *, images: bool) -> float | None:
-        """Returns a rate, over whole requests where that is possible.
+    def _rate(self, amount: Amount) -> float | None:
+        count, seconds = self._in_window(amount)
+        return count / seconds if count and seconds else None
+
+    def work(self, amount: Amount) -> tuple[float, float]:
+        """Returns an amount and the seconds that it took, of a stretch of time that no answer has moved.
+
+        In a closed loop that is as long as the window, and begins when it should have opened: it would hardly hold a
+        pause of the server if it waited for its end. A request counts by the part of its time that lies in it.
+        """
+        measured, load, window_ns = record.measured(self.rows), self.block.load, self.block.window_ns
+        if load.type == "open" or not load.concurrency or window_ns is None or self.answered.size < measured.size:
+            return self._in_window(amount)
+        rows = self.rows[self.rows["status"] == Status.OK]
+        first_ns, last_ns = (at_ns - self.late_ns for at_ns in window_ns)
+        inside_ns = np.minimum(rows["end_ns"], last_ns) - np.maximum(rows["scheduled_ns"], first_ns)
+        rows, inside_ns = rows[inside_ns > 0], inside_ns[inside_ns > 0]
+        counts = rows["images"] if amount == "images" else np.ones(rows.size)
+        if amount == "in time":
+            counts = latencies_ns(rows) < self.limit_ns
+        return float((counts * inside_ns / latencies_ns(rows)).sum()), float(inside_ns.sum()) / 1e9 / load.concurrency
+
+    def _count(self, rows: Rows, amount: Amount) -> float:
+        if amount == "in time":
+            rows = rows[latencies_ns(rows) < self.limit_ns]
+        return float(rows["images"].sum() if amount == "images" else rows.size)
+
+    def _in_window(self, amount: Amount) -> tuple[float, float]:
+        """Returns an amount and the seconds that it took, over whole requests where that is possible.
 
         A closed loop's rate, offline too, is the answers of its slots for each second of their time: counting answers
         in a window of fixed length would be off by up to a batch, and timing a set of requests to its end by the time
@@ -155,20 +186,16 @@ class Sample:
         Where that was too much for the target, and where failures made slots rest, it is the number answered inside
         the window, no matter when they were due.
         """
-
-        def count(rows: Rows) -> int:
-            return int(rows["images"].sum()) if images else int(rows.size)
-
         measured, answered = record.measured(self.rows), self.answered
-        window, load = self.block.window_ns, self.block.load
-        if not answered.size or window is None:
-            return None
-        if load.type != "open" and load.concurrency and answered.size == measured.size:
+        load = self.block.load
+        if self.block.window_ns is None:
+            return 0.0, 0.0
+        if load.type != "open" and load.concurrency and answered.size and answered.size == measured.size:
             slot_s = float(latencies_ns(measured).sum()) / 1e9
-            return count(answered) * load.concurrency / slot_s if slot_s else None
-        if load.type != "open" or self.is_overloaded:
+            return self._count(answered, amount), slot_s / load.concurrency
+        if answered.size and (load.type != "open" or self.is_overloaded):
             answered = self.rows[self._ended_inside & (self.rows["status"] == Status.OK)]
-        return count(answered) / self.seconds if self.seconds and answered.size else None
+        return self._count(answered, amount), self.seconds
 
 
 def is_too_much(samples: Sequence[Sample], *, dropped: bool = True) -> bool:
@@ -183,17 +210,38 @@ def is_too_much(samples: Sequence[Sample], *, dropped: bool = True) -> bool:
     return left_over > max(_MIN_LEFT_SHARE * due, _NOISE * math.sqrt(due))
 
 
-def typical_rate(samples: Sequence[Sample], rates: Sequence[float | None]) -> Estimate | None:
-    """Returns the rate of a typical block; where the arm had several server processes, that of a typical process."""
-    by_process: dict[int | None, list[float]] = {}
-    for sample, rate in zip(samples, rates, strict=True):
-        if rate is not None:
-            by_process.setdefault(sample.block.server, []).append(rate)
-    if not by_process:
-        return None
-    own = list(by_process.values())
-    mean = estimate(own[0] if len(own) == 1 else [sum(found) / len(found) for found in own])
-    return Estimate(mean.value, None if mean.low is None else max(mean.low, 0.0), mean.high)
+def work_of(units: Sequence[Sequence[Sample]], amount: Amount) -> Work:
+    """Returns an amount and its time for each unit of blocks."""
+    done = [[sum(each) for each in zip(*(sample.work(amount) for sample in unit), strict=True)] for unit in units]
+    amounts, seconds = np.array(done, np.float64).reshape(-1, 2).T
+    return Work(amounts, seconds)
+
+
+def by_process(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """Groups blocks by the server process that they ran on, since they share what differs between processes."""
+    groups: dict[int | None, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.block.server, []).append(sample)
+    return list(groups.values())
+
+
+def rate(samples: Sequence[Sample], amount: Amount) -> Estimate | None:
+    """Returns a rate over the whole time of all blocks, with its interval over server processes where the arm had
+    several; None where nothing was answered."""
+    work = _work(samples, amount)
+    return rate_over_time(work) if work.seconds.sum() and any(sample.answered.size for sample in samples) else None
+
+
+def typical_images_per_s(samples: Sequence[Sample]) -> Estimate | None:
+    """Returns the images/s of a typical block or, where the arm had several, of a typical server process."""
+    work = _work(samples, "images")
+    has_any = work.amounts > 0
+    return estimate(work.amounts[has_any] / work.seconds[has_any]) if has_any.any() else None
+
+
+def _work(samples: Sequence[Sample], amount: Amount) -> Work:
+    units = by_process(samples)
+    return work_of(units if len(units) > 1 else [[sample] for sample in samples], amount)
 
 
 def collect(run: Run) -> list[Sample]:
@@ -222,7 +270,27 @@ def collect(run: Run) -> list[Sample]:
     for sample in samples:
         groups.setdefault(_group(sample.block), []).append(sample)
     too_much = {key for key, own in groups.items() if is_too_much(own)}
-    return [replace(sample, is_overloaded=_group(sample.block) in too_much) for sample in samples]
+    late_ns = {index: late for own in groups.values() for index, late in _late_ns(own).items()}
+    return [
+        replace(sample, is_overloaded=_group(sample.block) in too_much, late_ns=late_ns.get(sample.block.index, 0))
+        for sample in samples
+    ]
+
+
+def _late_ns(samples: Sequence[Sample]) -> dict[int, int]:
+    """Returns by how much the window of each block opened late, by its index: how much longer warm-up took than half of
+    the warm-ups of its kind. The first of each server process is planned to be longer than later ones."""
+    kinds: dict[bool, list[BlockLine]] = {}
+    for own in by_process(samples):
+        for place, sample in enumerate(own):
+            if sample.block.window_ns is not None and sample.block.load.type != "open":
+                kinds.setdefault(place == 0, []).append(sample.block)
+    late_ns: dict[int, int] = {}
+    for blocks in kinds.values():
+        warm_ns = np.array([(block.window_ns or (0, 0))[0] - block.start_ns for block in blocks])
+        excess_ns = np.maximum(warm_ns - np.median(warm_ns), 0).astype(int)
+        late_ns.update(zip((block.index for block in blocks), excess_ns.tolist(), strict=True))
+    return late_ns
 
 
 def _group(block: BlockLine) -> tuple[str, str, str]:

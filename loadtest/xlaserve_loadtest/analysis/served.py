@@ -10,7 +10,7 @@ from typing import Final, Self
 import numpy as np
 
 from xlaserve_loadtest.analysis.intervals import MIN_BLOCKS
-from xlaserve_loadtest.analysis.samples import Sample, typical_rate
+from xlaserve_loadtest.analysis.samples import Sample, rate
 
 _SHUFFLES: Final = 4000
 
@@ -56,7 +56,7 @@ class Goodput:
 
     limit_ms: float
     per_s: float
-    """Requests that were answered within the limit, each second, in a typical block as the rate of all answers is."""
+    """Requests that were answered within the limit, each second."""
     share: float
     """The same of all requests that were due, from 0 to 1."""
 
@@ -66,11 +66,8 @@ def goodput(samples: Sequence[Sample]) -> Goodput | None:
     limit_ns = samples[0].limit_ns
     if math.isinf(limit_ns) or not any(sample.seconds for sample in samples):
         return None
-    all_answers = typical_rate(samples, [sample.requests_per_s for sample in samples])
-    in_time = typical_rate(samples, [sample.in_time_per_s for sample in samples])
-    # Blocks differ in which of them are typical, so that fewer answers might come out as more.
-    per_s = min(in_time.value, all_answers.value) if in_time and all_answers else 0.0
-    return Goodput(limit_ns / 1e6, per_s, Share.in_time(samples).value)
+    in_time = rate(samples, "in time")
+    return Goodput(limit_ns / 1e6, in_time.value if in_time else 0.0, Share.in_time(samples).value)
 
 
 def difference(own: Share, other: Share, *, seed: int) -> tuple[float, float]:

@@ -48,9 +48,10 @@ def sentences(
 def sentence(comparison: Comparison) -> str:
     """Returns a comparison in a sentence."""
     arms = f"{comparison.arm} is {comparison.verdict} than {comparison.baseline}"
+    of = f", {comparison.holds}" * bool(comparison.holds)
     if comparison.verdict == "inconclusive":
-        arms = f"{comparison.arm} against {comparison.baseline} is inconclusive"
-    parts = [f"{arms} at {comparison.label}: "]
+        arms, of = f"{comparison.arm} against {comparison.baseline} is inconclusive", ""
+    parts = [f"{arms} at {comparison.label}{of}: "]
     if comparison.reason:
         parts.append(f"{comparison.reason}; ")
     if (ratio := comparison.ratio) is not None:
@@ -113,14 +114,15 @@ def _interval(estimate: Estimate) -> str:
 
 def _counted(comparisons: Sequence[Comparison]) -> list[str]:
     """Returns a sentence for each pair of arms, with the number of loads for each verdict."""
-    pairs: dict[tuple[str, str], Counter[str]] = {}
+    pairs: dict[tuple[str, str, str], Counter[str]] = {}
     for comparison in comparisons:
-        pairs.setdefault((comparison.arm, comparison.baseline), Counter())[comparison.verdict] += 1
+        of = f", {comparison.holds}" * bool(comparison.holds)
+        pairs.setdefault((comparison.arm, comparison.baseline, of), Counter())[comparison.verdict] += 1
     return [
-        f"{arm} against {baseline}: "
+        f"{arm} against {baseline}{of}: "
         + ", ".join(f"{verdict} under {count} of {counts.total()} loads" for verdict, count in counts.most_common())
         + "."
-        for (arm, baseline), counts in pairs.items()
+        for (arm, baseline, of), counts in pairs.items()
     ]
 
 
@@ -140,5 +142,6 @@ def _rate_sentence(rate: HighestRate) -> str:
     limited = "; generator-limited" if rate.is_generator_limited else ""
     return (
         f"{rate.arm} keeps to {rate.slo} at {rate.rate_per_s:.6g} requests/s, with 99% confidence "
-        f"({rate.over:,} of {rate.requests:,} requests over it){beyond}{limited}."
+        f"({rate.over:,} of {rate.requests:,} requests over it), in spells that come at least once in "
+        f"{rate.covered_s:.3g} s, too{beyond}{limited}."
     )

@@ -134,6 +134,8 @@ class Environment:
     flags: Mapping[str, str]
     """XLA_FLAGS and other variables that change what runs, where they are set."""
     git_revision: str | None = None
+    machine_ids: tuple[str, ...] = ()
+    """Hashes by which a machine is known again, of its boot and of its name; empty in older files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,12 @@ def add_check_options(
     group.add_argument(
         "--fail-if", type=checked(parse_condition), action="append", default=[], metavar="COND", help=fail_if
     )
+    group.add_argument(
+        "--these-processes",
+        action="store_true",
+        help="judge verdicts and intervals even where each side had one server process: others of the same code may "
+        "differ by more, so that a condition on them can't be judged without",
+    )
 
 
 def publish(
@@ -130,7 +136,7 @@ def publish(
 
     Raises NotWrittenError where a file can't be written, once all the rest is done.
     """
-    judged = [judge_summary(summary, options.fail_if) for summary in summaries]
+    judged = [judge_summary(summary, options.fail_if, these_processes=options.these_processes) for summary in summaries]
     if summaries:
         judged[0] += live
     failures = []
@@ -153,11 +159,14 @@ def publish(
     return status or int(is_incomplete)
 
 
-def judge_summary(summary: Summary, conditions: Sequence[Condition]) -> list[Judged]:
-    """Judges a run by `conditions`, and by those of every run that they don't replace."""
+def judge_summary(summary: Summary, conditions: Sequence[Condition], *, these_processes: bool = False) -> list[Judged]:
+    """Judges a run by `conditions`, and by those of every run that they don't replace.
+
+    See `judge` for `these_processes`.
+    """
     points = summary.points or summary.curve
     return [
-        *judge(points, summary.comparisons, conditions, summary.equalities),
+        *judge(points, summary.comparisons, conditions, summary.equalities, these_processes=these_processes),
         *judge_by_default(points, summary.equalities, conditions),
     ]
 

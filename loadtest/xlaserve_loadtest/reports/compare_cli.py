@@ -92,7 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missing = [f"{summary.path.name}: {text}" for summary in summaries for text in summary.missing]
     apart = differences(*runs, options.changed)
     compared = changes(*runs, apart)
-    judged = [*judge_changes(compared, options.fail_if), *judge_each(*summaries, options.fail_if)]
+    judged = [
+        *judge_changes(compared, options.fail_if, these_processes=options.these_processes),
+        *judge_each(*summaries, options.fail_if),
+    ]
     failure: OSError | None = None
     try:
         if options.junit:
@@ -173,6 +176,7 @@ def figures(compared: Sequence[Change]) -> Table:
                 "load": change.label,
                 "A images/s": change.images_per_s[0],
                 "B images/s": change.images_per_s[1],
+                "typical": ratio(change.typical),
                 **{MEASURE_NAMES[measure]: ratio(estimate) for measure, estimate in change.ratios.items()},
             }
             for change in compared
@@ -192,4 +196,4 @@ def _sentence(change: Change) -> str:
         return f"{where} is {size or 'not comparable'}, on another machine: no verdict."
     if change.verdict == "inconclusive":
         return f"{where}: inconclusive; {change.reason}{': ' if size else ''}{size}."
-    return f"{where} became {change.verdict}: {size}."
+    return f"{where} became {change.verdict}: {size}{f', {change.holds}' * bool(change.holds)}."

@@ -54,6 +54,7 @@ def _row(summary: Summary, point: Point) -> dict[str, object]:
         "requests": point.requests,
         "images": point.images,
         **_estimate("images_per_s", point.images_per_s),
+        **_estimate("typical_images_per_s", point.typical_images_per_s),
         **_estimate("requests_per_s", point.requests_per_s),
         "mean_ms": point.mean_ms,
         **latencies,
@@ -70,7 +71,9 @@ def _row(summary: Summary, point: Point) -> dict[str, object]:
         "energy_j_per_image": point.server.energy_j_per_image,
         "baseline": comparison and comparison.baseline,
         **_estimate("ratio", comparison.ratio if comparison else None),
+        **_estimate("typical_images_per_s_ratio", comparison.typical if comparison else None),
         "verdict": comparison and comparison.verdict,
+        "verdict_holds": comparison and comparison.holds,
         "is_run_complete": summary.is_complete,
     }
 

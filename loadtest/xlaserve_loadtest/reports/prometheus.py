@@ -89,13 +89,18 @@ def _add_comparisons(summaries: Sequence[Summary], registry: CollectorRegistry) 
     gauge = partial(_gauge, registry)
     ratio = gauge("ratio", "Ratio to the baseline, with its 95% interval.", "baseline", "measure", "bound")
     verdict = gauge("verdict", "1 for the verdict on an arm against its baseline, else 0.", "baseline", "verdict")
+    others = gauge(
+        "verdict_holds_for_other_processes", "0 where the verdict is of the processes that were measured.", "baseline"
+    )
     for summary in summaries:
         for comparison in summary.comparisons:
             labels = (*_labels(summary, comparison), comparison.baseline)
             for measure, name in _RATIOS.items():
-                if estimate := comparison.ratios[measure]:
-                    for bound, value in (("value", estimate.value), *_bounds(estimate)):
-                        ratio.labels(*labels, name, bound).set(value)
+                for bound, value in _with_bounds(comparison.ratios[measure]):
+                    ratio.labels(*labels, name, bound).set(value)
+            for bound, value in _with_bounds(comparison.typical):
+                ratio.labels(*labels, "images_per_second_typical", bound).set(value)
+            others.labels(*labels).set(not comparison.holds)
             for possible in get_args(Verdict):
                 verdict.labels(*labels, possible).set(possible == comparison.verdict)
 
@@ -107,6 +112,11 @@ def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> G
 def _labels(summary: Summary, of: Point | Comparison) -> tuple[str, ...]:
     arm = next(arm for arm in summary.header.arms if arm.name == of.arm)
     return arm.model, arm.mode, of.arm, of.label
+
+
+def _with_bounds(estimate: Estimate | None) -> Iterator[tuple[str, float]]:
+    if estimate is not None:
+        yield from (("value", estimate.value), *_bounds(estimate))
 
 
 def _bounds(estimate: Estimate | None) -> Iterator[tuple[str, float]]:

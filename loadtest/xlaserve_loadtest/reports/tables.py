@@ -106,6 +106,7 @@ def ratios(summary: Summary) -> Rows:
                 else ratio(each)
                 for measure, each in comparison.ratios.items()
             },
+            "typical": ratio(comparison.typical),
             f"pairs of {comparison.unit}": comparison.pairs,
             "verdict": _verdict(comparison),
         }
@@ -113,7 +114,8 @@ def ratios(summary: Summary) -> Rows:
 
 def _verdict(comparison: Comparison) -> str:
     if not comparison.is_control:
-        return Strong(comparison.verdict)
+        is_verdict = comparison.verdict != "inconclusive" and bool(comparison.holds)
+        return Strong(comparison.verdict + f", {comparison.holds}" * is_verdict)
     failed = ", ".join(MEASURE_NAMES[measure] for measure in comparison.failed)
     return Strong(f"A/A failed in {failed}") if failed else "A/A passed"
 
@@ -129,6 +131,7 @@ def highest_rates(summary: Summary) -> Rows:
             "too much": rate.rejected_per_s,
             "images/s": rate.images_per_s,
             "over the limit": f"{rate.over:,} of {rate.requests:,}" if rate.requests else None,
+            "covers what comes each, s": rate.covered_s or None,
             "runs": rate.tried,
         }
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,6 +27,7 @@ _PACKAGES: Final = (
     "uvloop",
 )
 _FLAGS: Final = ("TF_", "XLA_", "OMP_", "CUDA_", "KERAS_", "NVIDIA_TF32", "MALLOC_", "XLASERVE_")
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _SECRETS: Final = ("TOKEN", "SECRET", "PASSWORD", "KEY")
 
 
@@ -58,15 +61,24 @@ def describe() -> Environment:
             if name.startswith(_FLAGS) and not any(word in name for word in _SECRETS)
         },
         git_revision=_git_revision(Path(__file__).parent),
+        machine_ids=_machine_ids(),
     )
 
 
 def _loopback() -> str:
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/net').readlink()}"
+        return f"{_BOOT_ID.read_text().strip()} {Path('/proc/self/ns/net').readlink()}"
     except OSError:
         return platform.node()
+
+
+def _machine_ids() -> tuple[str, ...]:
+    """Returns hashes of the boot, which containers of a machine share, and of the name, which outlasts a boot."""
+    found = []
+    for kind, path in (("boot", _BOOT_ID), (f"name {platform.node()}", Path("/etc/machine-id"))):
+        with suppress(OSError):
+            found.append(f"{kind} {path.read_text().strip()}")
+    return tuple(hashlib.sha256(text.encode()).hexdigest()[:16] for text in found)
 
 
 def cores() -> int:

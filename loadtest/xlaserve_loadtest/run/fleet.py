@@ -136,6 +136,11 @@ class Fleet:
         """Returns what serves an arm now."""
         return self._targets[self._place(self._arms[arm])]
 
+    def twins(self) -> dict[str, str]:
+        """Returns the controls that run on the server of their baseline, by that baseline."""
+        controls = {arm.name: arm.is_control_of for arm in self._arms.values() if arm.is_control_of is not None}
+        return {base: name for name, base in controls.items() if self.target(base) is self.target(name)}
+
     def workers_for(self, target: RunningTarget) -> Sequence[WorkerProcess | RemoteWorker]:
         """Returns the workers that load a target."""
         return target.own_workers or self._workers

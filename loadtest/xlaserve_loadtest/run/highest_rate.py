@@ -17,6 +17,8 @@ from xlaserve_loadtest.settings import Settings
 FIRST_SLOTS: Final = 8
 """Slots of the closed loop that a search begins with: half its rate is the first guess."""
 FIRST_S: Final = 2.0
+SHORT_S: Final = 5.0
+"""Least length of a run that looks for a candidate."""
 WARMUP_SHARE: Final = 0.05
 """Share of a confirming run's length that it warms up for: queues start empty."""
 
@@ -37,6 +39,8 @@ class RateSearch:
         self._run_block = run_block
         self._progress = progress
         self._recorder = recorder
+        # Only what confirms a rate has to be long enough for what comes seldom.
+        self._lengths_s = min(settings.duration_s, SHORT_S), settings.duration_s
 
     async def run(self, arms: Sequence[str]) -> None:
         """Searches one arm after the other.
@@ -50,7 +54,7 @@ class RateSearch:
                 guesses[arm] = guess
         if not guesses:
             return
-        estimates = {arm: estimate_s(self._slo, guess, self._settings.duration_s) for arm, guess in guesses.items()}
+        estimates = {arm: estimate_s(self._slo, guess, *self._lengths_s) for arm, guess in guesses.items()}
         usual_s, most_s = (sum(ends) for ends in zip(*estimates.values(), strict=True))
         self._progress.say(f"it takes about {lasting(usual_s)}, and up to {lasting(most_s)} where queues are long")
         later_s = usual_s
@@ -95,7 +99,7 @@ class RateSearch:
             self._progress.say(f"{what}: {over}: {verdict}")
             return tried
 
-        found = await Search(measure, slo, settings.duration_s).run(guess)
+        found = await Search(measure, slo, *self._lengths_s).run(guess)
         rate = "no rate was confirmed" if found.confirmed_per_s is None else f"{found.confirmed_per_s:,.1f}/s"
         rejected = "" if found.rejected_per_s is None else f"; {found.rejected_per_s:,.1f}/s is too much"
         self._progress.say(f"{arm}: highest rate with {slo}: {rate}{rejected}")

@@ -7,7 +7,7 @@ import math
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -144,7 +144,16 @@ class Session:
         for _ in range(generations):
             for load in settings.loads:
                 first_round = sum(map(plan.rounds_of, stretches))
-                stretches.append(_blocks(load, names, settings, first_round=first_round, generations=generations))
+                stretches.append(
+                    _blocks(
+                        load,
+                        names,
+                        settings,
+                        first_round=first_round,
+                        generations=generations,
+                        twins=self._fleet.twins(),
+                    )
+                )
         self._save_arrivals(stretches[0][0])
         self._announce(names, stretches, starting_s)
         for position, blocks in enumerate(stretches):
@@ -268,7 +277,13 @@ class Session:
 
 
 def _blocks(
-    load: Load, names: Sequence[str], settings: Settings, *, first_round: int, generations: int
+    load: Load,
+    names: Sequence[str],
+    settings: Settings,
+    *,
+    first_round: int,
+    generations: int,
+    twins: Mapping[str, str],
 ) -> tuple[BlockPlan, ...]:
     """Returns the blocks of one generation of servers under one load."""
     return plan.mirrored(
@@ -280,6 +295,7 @@ def _blocks(
         first_round=first_round,
         min_rounds=math.ceil(plan.MIN_ROUNDS / generations),
         block_s=settings.block_s,
+        twins=twins,
     )
 
 

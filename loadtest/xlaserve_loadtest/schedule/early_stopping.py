@@ -23,6 +23,9 @@ MIN_BATCH: Final = 10
 _UPPER: Final = 19 / 10.117
 """A variance over BATCHES is at most this many times its estimate, with 95% confidence (chi-squared, 19 degrees)."""
 
+_GROWS_AT: Final = 2.33
+"""Standard deviations of the number of rises among batches that chance exceeds in 1% of runs."""
+
 
 def probability_of_at_most(over: int, requests: int, share_over: float) -> float:
     """Returns how probable it is that at most `over` of independent `requests` are over the limit."""
@@ -104,6 +107,31 @@ def variance_inflation(latencies: NDArray[np.float64], percentile: float) -> flo
     share = counts.sum() / latencies.size
     binomial = latencies.size / BATCHES * share * (1 - share)
     return max(1.0, _UPPER * float(counts.var(ddof=1)) / binomial) if binomial else 1.0
+
+
+def inflation_with_spells(latencies: NDArray[np.float64], limit: float, percentile: float) -> float:
+    """Returns `variance_inflation` of requests that the run holds all spells of, in which the server is slow.
+
+    Requests of a slow spell are over the percentile of the whole run together, however far below the limit, so that
+    no run would ever be long enough. So those that are over the limit are counted in BATCHES batches and, for as long
+    as they are few, those of each batch that are over its own percentile: half of the batches have at most so much.
+    It is for latencies that do not grow in the run.
+    """
+    over = np.array([batch.mean() for batch in np.array_split(latencies >= limit, BATCHES)], np.float64)
+    share = float(over.mean())
+    binomial = share * (1 - share) * BATCHES / latencies.size if latencies.size else 0.0
+    at_limit = _UPPER * float(over.var(ddof=1)) / binomial if binomial else 1.0
+    within = [variance_inflation(batch, percentile) for batch in np.array_split(latencies, BATCHES)]
+    return max(1.0, at_limit, float(np.median(within)))
+
+
+def grows(latencies: NDArray[np.float64]) -> bool:
+    """Returns whether latencies, in the order in which requests were due, grow in the run: H. B. Mann's test of the
+    medians of BATCHES batches, at 99%."""
+    medians = np.array([np.median(batch) for batch in np.array_split(latencies, BATCHES)])
+    later, earlier = np.triu_indices(BATCHES, 1)
+    rises = float(np.sign(medians[earlier] - medians[later]).sum())
+    return rises > _GROWS_AT * math.sqrt(BATCHES * (BATCHES - 1) * (2 * BATCHES + 5) / 18)
 
 
 @dataclass(frozen=True, slots=True)

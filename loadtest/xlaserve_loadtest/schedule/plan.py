@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from types import MappingProxyType
 from typing import Final
 
 from xlaserve_loadtest.record.lines import Role
@@ -45,6 +47,7 @@ def mirrored(
     first_round: int = 0,
     min_rounds: int = MIN_ROUNDS,
     block_s: float | None = None,
+    twins: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[BlockPlan, ...]:
     """Returns blocks that measure each arm for `duration_s` in all, mirrored so that drift hits each arm alike.
 
@@ -53,6 +56,9 @@ def mirrored(
     The blocks come in rounds: the arms in a random order and then in the reverse of it (A B C, C B A). An arm's first
     block warms up for `warmup_s`, a later one for a quarter of that. An arm alone is measured in one piece. Blocks last
     at least `block_s`, even where all of them take more than `duration_s` then; BLOCK_S or less without it.
+
+    `twins` are the controls, by their baselines, that run on the server of their baseline. The rounds then have every
+    other arm twice, once in each half, so that no server gets more requests, or less rest, than another: A B, A' B.
     """
     own_s = load.duration_s()
     if len(arms) == 1:
@@ -60,10 +66,14 @@ def mirrored(
     rounds = min_rounds if own_s else max(min_rounds, round(duration_s / (2 * (block_s or BLOCK_S))))
     length_s = own_s or max(duration_s / (2 * rounds), block_s or 0.0)
     generator = random.Random(seed + first_round)
+    own = [arm for arm in arms if arm not in twins.values()]
     seen: set[str] = set()
     blocks: list[BlockPlan] = []
     for number in range(first_round, first_round + rounds):
-        shuffled = generator.sample(list(arms), len(arms))
+        shuffled = generator.sample(own, len(own))
+        if twins:
+            halves = [shuffled, [twins.get(arm, arm) for arm in shuffled]]
+            shuffled = list(chain(*generator.sample(halves, 2)))
         for arm in shuffled + shuffled[::-1]:
             own_warmup_s = warmup_s / 4 if arm in seen else warmup_s
             blocks.append(BlockPlan(arm, load, own_warmup_s, length_s, round=number))

@@ -1,8 +1,9 @@
 """The search for the highest rate that a target sustains: pure but for the function that measures a rate.
 
 Short runs look for a candidate; they decide nothing. A fresh run at the candidate, long enough for the rule of
-`early_stopping` to pass, confirms it. Where it does not, a lower rate gets a fresh run of its own. Each of at most
-`len(BACK_OFF)` such runs errs with a probability of 1%, so that at most 5% of searches end on a rate that is too high.
+`early_stopping` to pass and to hold the spells in which a server is slow, confirms it. Where it does not, a lower rate
+gets a fresh run of its own. Each of these errs with a probability of 1% where the rate is barely too high, and hardly
+ever where it is by much, so that at most 5% of searches end on a rate that is too high.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from xlaserve_loadtest.schedule.early_stopping import (
     BATCHES,
     MIN_BATCH,
     TailCount,
+    grows,
+    inflation_with_spells,
     least_requests,
     least_requests_to_pass,
     variance_inflation,
@@ -33,8 +36,12 @@ MAX_STEPS: Final = 20
 """Rates that one part of the search tries at most."""
 LOWEST: Final = 1 / 64
 """Share of the first guess below which no rate is tried: a target that holds none of these has another problem."""
-BACK_OFF: Final = (0.95, 0.94, 0.92, 0.85, 0.7)
+BACK_OFF: Final = (0.95, 0.94, 0.92, 0.85, 0.7, 0.7, 0.7, 0.7)
 """What the rate of each confirming run is to the one before, the first to the candidate."""
+FAR_BACK: Final = 0.5
+"""The same where requests were over the limit in slow spells, which a rate that is a little lower does not end."""
+COVERED_S: Final = 600.0
+"""A confirming run lasts this long at least where nothing else is asked for: what comes less often is not covered."""
 USUAL_STEPS: Final = 10
 """Short runs that a search usually takes: three until it has a bracket, five to halve that, and some are repeated."""
 USUAL_CONFIRMING: Final = 2
@@ -103,10 +110,13 @@ class TriedRate:
         first_ns, last_ns = window_ns or (0, 0)
         in_window = (rows["end_ns"] >= first_ns) & (rows["end_ns"] < last_ns) & (rows["status"] == Status.OK)
         due = measured.size + dropped
+        inflation = variance_inflation(latencies_ms, slo.percentile)
+        if latencies_ms.size >= BATCHES and not grows(latencies_ms):
+            inflation = min(inflation, inflation_with_spells(latencies_ms, slo.limit_ms, slo.percentile))
         tail = TailCount(
             due,
             int((latencies_ms >= slo.limit_ms).sum()) + dropped,
-            variance_inflation(latencies_ms, slo.percentile),
+            inflation,
         )
         return cls(rate_per_s, slo, tail, float(in_window.sum()) / due if due else 0.0)
 
@@ -128,6 +138,11 @@ class TriedRate:
     def is_confirmed(self) -> bool:
         """Whether the objective was met with 99% confidence, and no queue grew."""
         return self.keeps_up and self.tail.is_surely_within(self.slo.percentile)
+
+    @property
+    def has_slow_spells(self) -> bool:
+        """Whether requests over the limit come in so few clusters that no percentile of them could be confirmed."""
+        return self.tail.over > 0 and self.tail.requests < self.tail.inflation * least_requests(self.slo.percentile)
 
     @property
     def is_rejected(self) -> bool:
@@ -152,11 +167,12 @@ class Found:
 
 @dataclass
 class Search:
-    """One search. `min_run_s` is the least length of a run."""
+    """One search. `min_run_s` is the least length of a run, and `covered_s` that of a confirming one."""
 
     measure: Measure
     slo: Slo
     min_run_s: float
+    covered_s: float = COVERED_S
     tried: list[TriedRate] = field(default_factory=list)
 
     async def run(self, start_per_s: float) -> Found:
@@ -204,8 +220,9 @@ class Search:
     async def _confirm(self, candidate: TriedRate) -> float | None:
         point = candidate
         for factor in BACK_OFF:
-            rate = point.rate_per_s * factor
-            seconds = confirming_run_s(self.slo, rate, self.min_run_s, point.tail.inflation)
+            has_spells = point is not candidate and point.has_slow_spells
+            rate = point.rate_per_s * (min(factor, FAR_BACK) if has_spells else factor)
+            seconds = confirming_run_s(self.slo, rate, max(self.min_run_s, self.covered_s), point.tail.inflation)
             point = await self._try(rate, seconds, confirms=True)
             if point.is_confirmed:
                 return rate
@@ -233,8 +250,8 @@ def confirming_run_s(slo: Slo, rate_per_s: float, min_run_s: float, inflation: f
     return min(max(min_run_s, LONG_LIMITS * slo.limit_ms / 1000, wanted), MAX_RUN_S)
 
 
-def estimate_s(slo: Slo, rate_per_s: float, min_run_s: float) -> tuple[float, float]:
+def estimate_s(slo: Slo, rate_per_s: float, min_run_s: float, covered_s: float = COVERED_S) -> tuple[float, float]:
     """Returns how long a search usually takes, and at most, where the highest rate is near `rate_per_s`."""
     short = short_run_s(slo, rate_per_s, min_run_s)
-    usual = confirming_run_s(slo, rate_per_s, min_run_s, USUAL_INFLATION)
+    usual = confirming_run_s(slo, rate_per_s, max(min_run_s, covered_s), USUAL_INFLATION)
     return USUAL_STEPS * short + USUAL_CONFIRMING * usual, USUAL_STEPS * short + len(BACK_OFF) * MAX_RUN_S

@@ -183,4 +183,4 @@ def choose(probes: Mapping[Node, Probe | Exception]) -> tuple[list[Node], list[s
 
 
 def _figures(environment: Environment) -> Mapping[str, Any]:
-    return dataclasses.asdict(environment)
+    return dataclasses.asdict(dataclasses.replace(environment, machine_ids=()))

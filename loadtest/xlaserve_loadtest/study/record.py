@@ -104,7 +104,9 @@ class Sweep:
     def key(self) -> Mapping[str, Any]:
         """Everything that changes a figure of a cell, in JSON's types."""
         options = {name: self.options.get(name) for name in _FIGURE_OPTIONS}
-        key: Mapping[str, Any] = json.loads(json.dumps({**self.environment, **options, "baseline": self.baseline}))
+        key: Mapping[str, Any] = json.loads(
+            json.dumps({**self.environment, "machine_ids": (), **options, "baseline": self.baseline})
+        )
         return key
 
     def done(self, cell: Cell, modes: Iterable[str], *, retry_failed: bool = False) -> bool:

@@ -452,7 +452,7 @@ def test_prometheus_has_bounds_verdicts_and_conditions(compared: NewRun, tmp_pat
 def test_a_comparison_of_two_runs_is_junit_and_markdown_too(compared: NewRun, tmp_path: Path) -> None:
     first, second = compared(xla_ms=10), compared(xla_ms=11.5, seed=1, name="b", environment=NEWER)
     paths = tmp_path / "c.xml", tmp_path / "c.md"
-    words = ["--fail-if", "B/A upper<0.95", "--junit", str(paths[0]), "--markdown", str(paths[1])]
+    words = ["--fail-if", "B/A upper<0.95", "--junit", str(paths[0]), "--markdown", str(paths[1]), "--these-processes"]
     assert compare(first, second, *words) == 3
     root = ElementTree.fromstring(paths[0].read_text())
     assert (root.attrib["failures"], root[0].attrib["name"]) == ("1", "a and b")
@@ -565,8 +565,36 @@ def test_a_comparison_ends_with_the_status_of_its_conditions(
     compared: NewRun, capsys: pytest.CaptureFixture[str], condition: str, status: int
 ) -> None:
     first, second = compared(xla_ms=10), compared(xla_ms=11.5, seed=1, name="b")
-    assert compare(first, second, "--fail-if", condition) == status
+    assert compare(first, second, "--fail-if", condition, "--these-processes") == status
     assert (f"--fail-if {condition}: " in capsys.readouterr().err) == (status == 3)
+
+
+@pytest.mark.parametrize("condition", ["graph:B/A upper<0.95", "graph:verdict=slower", "xla:verdict!=faster"])
+def test_evidence_on_two_processes_is_refused_unless_asked_for(
+    compared: NewRun, capsys: pytest.CaptureFixture[str], condition: str
+) -> None:
+    first, second = compared(xla_ms=10), compared(xla_ms=11.5, seed=1, name="b")
+    assert compare(first, second, "--fail-if", condition) == 3
+    streams = capsys.readouterr()
+    assert "can't be judged: " in streams.err
+    assert "--these-processes" in streams.err
+    assert "xla at 4 at a time became slower" in streams.out
+    assert ", of these two processes." in " ".join(streams.out.split())
+    # A plain ratio claims no more than it is.
+    assert compare(first, second, "--fail-if", "graph:B/A<0.5") == 0
+
+
+def test_another_machine_of_the_same_type_is_another_machine(
+    compared: NewRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machines = [dataclasses.replace(ENVIRONMENT, machine_ids=ids) for ids in (("a", "b"), ("c", "b"), ("c", "d"), ())]
+    first = compared(xla_ms=10, environment=machines[0])
+    for machine, is_other in zip(machines, (False, False, True, False), strict=True):
+        second = compared(xla_ms=11.5, seed=1, name="b", environment=machine)
+        assert compare(first, second) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert ("on another machine: no verdict" in text) == is_other
+        assert ("became slower" in text) != is_other
 
 
 def test_across_machines_no_evidence_can_be_judged(compared: NewRun, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,6 +45,24 @@ def test_rounds_are_mirrored_so_that_drift_hits_each_arm_alike() -> None:
         assert len({block.round for block in turn}) == 1
 
 
+def test_a_server_whose_control_runs_on_it_gets_no_more_blocks_than_others() -> None:
+    arms, twins = ("new", "old", "old (again)", "other"), {"old": "old (again)"}
+    blocks = mirrored(arms, duration_s=20, twins=twins)
+    servers = ["old" if block.arm in ("old", "old (again)") else block.arm for block in blocks]
+    assert set(Counter(servers).values()) == {len(blocks) // 3}
+    for start in range(0, len(blocks), 12):
+        turn = servers[start : start + 12]
+        assert turn == turn[::-1]
+        # Both halves have the servers in one order, so that each has served as much as the others before its turn.
+        assert turn[:3] == turn[3:6]
+        assert Counter(block.arm for block in blocks[start : start + 12]) == {
+            "new": 4,
+            "old": 2,
+            "old (again)": 2,
+            "other": 4,
+        }
+
+
 def test_a_plan_depends_on_its_arguments_and_nothing_else() -> None:
     assert mirrored(seed=7) == mirrored(seed=7)
     orders = {tuple(block.arm for block in mirrored(duration_s=20, seed=seed)) for seed in range(10)}
