@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs, WrongRowsError, run_batch
-from xlaserve.engine.warmup.difference import Comparing, Difference, by_row, compare, make_images
+from xlaserve.engine.warmup.difference import CONSTANT, Comparing, Difference, by_row, compare, make_images
 from xlaserve.errors import ModelFailed, cause
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ GROSS: Final = 1e-2
 AS_MADE: Final = 0.1
 """How much further or less far off a kept program may be than when it was made, as a share of the greater."""
 SAMPLE_IMAGES: Final = 12
-NARROW_SAMPLE_IMAGES: Final = 16
+NARROW_SAMPLE_IMAGES: Final = 20
 """Images that are compared where programs are narrow: more, since the agreement is shown as well."""
 
 Rows = NDArray[np.intp]
@@ -218,9 +218,9 @@ class Verifier:
         are_alike = True
         if wanted is not None:
             expected = _rows(wanted, order)
-            difference = compare(expected, answers, self._task)
-            apart = self._apart(expected, answers)
-            suspect = int(apart.argmax()) // bucket.batch
+            difference = self._difference(expected, answers, order)
+            apart = self._apart(expected, answers, order)
+            suspect = int(np.nanargmax(apart)) // bucket.batch
             are_alike = self._are_alike(apart, most)
         rows = batches[suspect]
         probes = [(rows, got[suspect])]
@@ -228,8 +228,8 @@ class Verifier:
         if bucket.batch > 1 and self._batch_dependence != "allow":
             places = _other_mates(bucket.batch, len(images))
             probes.append((rows[places], executable(images[rows[places]])))
-            apart = self._apart(_rows(got[suspect], places), probes[1][1])
-            dependence = float(apart.max())
+            apart = self._apart(_rows(got[suspect], places), probes[1][1], rows[places])
+            dependence = _largest(apart)
             are_alike &= self._are_alike(apart, most)
         not_finite = _not_finite(answers, order)
         if are_alike:
@@ -246,20 +246,20 @@ class Verifier:
         so. `probes` are the images of batches, and the answers to them."""
         sample, alone = self._sample(bucket)
         rows, got = probes[0]
-        if not self._are_alike(self._apart(got, executable(sample[rows])), most):
+        if not self._are_alike(self._apart(got, executable(sample[rows]), rows), most):
             return Fault("it answers the same batch differently each time", math.inf, is_gross=True)
         if self._reference is None:
             return None
         answers = [run_batch(self._reference, sample[rows]) for rows, _ in probes]
-        for wanted, (_, got) in zip(answers, probes, strict=True):
-            apart = self._apart(wanted, got)
+        for wanted, (images, got) in zip(answers, probes, strict=True):
+            apart = self._apart(wanted, got, images)
             if not self._are_alike(apart, most):
                 # A program that divides its batches does not answer as a dependent model does; it is right for others.
                 if len(probes) > 1 and self._is_dependent(bucket, rows, answers, alone, most):
                     return None
-                found = compare(wanted, got, self._task)
+                found = self._difference(wanted, got, images)
                 text = f"it computes something other than its model: {found}, and at most {most:g} is rounding"
-                return Fault(text, float(apart.max()), is_gross=not self._are_alike(apart, max(GROSS, most)))
+                return Fault(text, _largest(apart), is_gross=not self._are_alike(apart, max(GROSS, most)))
         return None
 
     def _is_dependent(
@@ -268,9 +268,9 @@ class Verifier:
         """Returns whether a reference's `answers` to a batch, and to its images among others, say that they depend."""
         batch, moved = answers
         places = _other_mates(bucket.batch, self._images)
-        apart = [self._apart(_rows(batch, places), moved)]
+        apart = [self._apart(_rows(batch, places), moved, rows[places])]
         if alone is not None:
-            apart.append(self._apart(_rows(alone, rows), batch))
+            apart.append(self._apart(_rows(alone, rows), batch, rows))
         return not all(self._are_alike(each, max(GROSS, most)) for each in apart)
 
     def _sample(self, bucket: Bucket) -> tuple[Images, Outputs | None]:
@@ -300,11 +300,22 @@ class Verifier:
             return None
         return _rows(answers, np.arange(len(images)))
 
-    def _apart(self, wanted: Outputs, got: Outputs) -> NDArray[np.float64]:
-        return by_row(self._task.comparable(wanted), self._task.comparable(got))
+    def _difference(self, wanted: Outputs, got: Outputs, images: Rows) -> Difference:
+        """Returns the difference of the answers to `images` that are compared."""
+        rows = _compared_rows(images)
+        return compare(_rows(wanted, rows), _rows(got, rows), self._task)
+
+    def _apart(self, wanted: Outputs, got: Outputs, images: Rows) -> NDArray[np.float64]:
+        """Returns how far the answer to each of `images` is off; NaN for those that are not compared."""
+        apart = np.full(len(images), np.nan)
+        if len(rows := _compared_rows(images)):
+            comparable = self._task.comparable
+            apart[rows] = by_row(_rows(comparable(wanted), rows), _rows(comparable(got), rows))
+        return apart
 
     def _are_alike(self, apart: NDArray[np.float64], most: float) -> bool:
-        return bool(np.mean(apart <= most) >= self._task.least_alike)
+        known = apart[~np.isnan(apart)]
+        return not len(known) or bool(np.mean(known <= most) >= self._task.least_alike)
 
 
 def _other_mates(batch: int, images: int) -> Rows:
@@ -313,6 +324,15 @@ def _other_mates(batch: int, images: int) -> Rows:
     It is every other one, so that those beside an image change as well: a program may divide a batch.
     """
     return 2 * np.arange(batch)[::-1] % (2 * max(1, min(batch, images) // 2))
+
+
+def _compared_rows(images: Rows) -> Rows:
+    """Returns the rows of `images` whose answers are compared."""
+    return np.flatnonzero(~np.isin(images, list(CONSTANT)))
+
+
+def _largest(apart: NDArray[np.float64]) -> float:
+    return float(np.max(apart, initial=0.0, where=~np.isnan(apart)))
 
 
 def _not_finite(answers: Outputs, order: Rows) -> int:
