@@ -21,8 +21,8 @@ CLIENTS: Final = 4
 SIDE: Final = 16
 MARK: Final = 77
 """The level of the images that the model leaves out."""
-TOLD: Final = "one for each image of the batch"
-"""How the log says that a batch was not answered."""
+TOLD: Final = "model rows"
+"""How the log names the batches and requests that were not answered; no traceback has it."""
 
 
 @attack(allowed={OK, "INTERNAL"}, site="own", is_short=False, most_mib=1500, expects=TOLD)

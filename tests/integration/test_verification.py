@@ -66,7 +66,10 @@ def server(start_module_server: StartServer, tmp_path_factory: pytest.TempPathFa
             warnings.simplefilter("ignore", DeprecationWarning)
             leaving_out_model.save(str(folder / name), SIDE, level)
         modes = [*MODES, "eager", "openvino"]
-        return {"name": name, "source": str(folder / name), "buckets": [1, *BUCKETS], "modes": modes}
+        return {"name": name, "source": str(folder / name), "buckets": [4], "modes": modes}
+
+    def bicubic(name: str) -> dict[str, Any]:
+        return save(name, lambda x: keras.layers.Resizing(1, 2, "bicubic")(keras.layers.Reshape((1, 2, 3))(x))[:, 0, 0])
 
     odd = {"custom_objects": {name: f"odd_layers:{name}" for name in ("Miscompiled", "Unrunnable")}}
     centred = save("centred", lambda x: x - keras.ops.mean(x, axis=0, keepdims=True))
@@ -80,8 +83,9 @@ def server(start_module_server: StartServer, tmp_path_factory: pytest.TempPathFa
         miscompiled | odd | {"name": "miscompiled-served", "verification": "warn"},
         save("undefined", keras.ops.log),
         save("unrunnable", odd_layers["Unrunnable"]()) | odd,
+        bicubic("bicubic") | {"modes": ["auto"]},
+        bicubic("bicubic-in-xla") | {"modes": ["xla"]},
         leaving_out("dark", level=0),
-        leaving_out("dark-unverified", level=0) | {"verification": "off", "batch_dependence": "allow"},
         leaving_out("marked", level=MARK) | {"max_queue_delay_ms": 100},
     ]
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
@@ -205,12 +209,10 @@ def test_answers_that_are_no_numbers_are_counted_in_traffic(server: Server) -> N
         assert counted[-1] > counted[0]
 
 
-@pytest.mark.parametrize("name", ["dark", "dark-unverified"])
-def test_a_model_that_leaves_dark_images_out_never_serves(models: dict[str, pb.Model], name: str) -> None:
-    assert models[name].state == pb.Model.STATE_FAILED
-    assert models[name].reason == (
-        f"mode xla, bucket 1x{SIDE}x{SIDE}: output scores: expected 1 row, one for each image of the batch, got 0"
-        " (shape (0, 3))"
+def test_a_model_that_leaves_dark_images_out_never_serves(models: dict[str, pb.Model]) -> None:
+    assert models["dark"].state == pb.Model.STATE_FAILED
+    assert models["dark"].reason == (
+        "output scores: expected 1 row, one for each image of the batch, got 0 (shape (0, 3))"
     )
 
 
@@ -237,3 +239,17 @@ def test_no_client_of_a_batch_gets_the_answer_of_another(
     for level, own in zip(levels, answers, strict=True):
         assert own in (failed, (grpc.StatusCode.OK, [level] * 3))
     assert answer(50) == (grpc.StatusCode.OK, [50] * 3)
+
+
+def test_auto_serves_what_xla_has_no_kernel_for_and_says_why(server: Server, models: dict[str, pb.Model]) -> None:
+    served, failed = models["bicubic"], models["bicubic-in-xla"]
+    assert served.state == pb.Model.STATE_READY
+    assert "xla" not in served.auto_modes.values()
+    (warning,) = [warning for warning in served.warnings if "without xla" in warning]
+    assert warning.startswith("auto does without xla: XLA has no kernel for ResizeBicubic, at resizing.py:")
+    assert server.stderr.count(warning) == 1
+    assert infer(server, "bicubic", noise(3), "auto").shape == (3, 3)
+    assert failed.state == pb.Model.STATE_FAILED
+    assert failed.reason.startswith("XLA has no kernel for ResizeBicubic, at resizing.py:")
+    assert failed.reason.endswith("; `modes: [graph]` or `[auto]` serve what XLA can't compile")
+    assert "The op is created at" not in server.stderr

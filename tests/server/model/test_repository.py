@@ -597,6 +597,54 @@ async def test_a_mode_that_fails_in_a_late_candidate_serves_no_earlier_one(
     assert await house.ask(images=5) == [1] * 5
 
 
+REFUSED = ValueError(
+    "Detected unsupported operations: ResizeBicubic (No registered 'ResizeBicubic' OpKernel for XLA_CPU_JIT devices)"
+    '{{node a/ResizeBicubic}}\nThe op is created at: \nFile "a/b/own.py", line 3, in shrink\nmuch more'
+)
+"""What TensorFlow says where XLA can't compile a model."""
+
+
+async def test_auto_does_without_xla_where_that_fails_and_says_so_once(house: House) -> None:
+    house.configured = [model("a", modes=("auto",), buckets=(1, 2))]
+    house.compile_errors = {(Mode.XLA, Bucket(batch, 2, 2)): REFUSED for batch in (1, 2)}
+    await house.repository.load_all()
+    (version,) = house.repository.index()
+    assert version.state is State.READY
+    assert version.left_out == {Mode.XLA}
+    assert version.warnings == ["auto does without xla: XLA has no kernel for ResizeBicubic, at own.py:3"]
+    assert set(version.auto.values()) <= {Mode.GRAPH, Mode.OPENVINO}
+    assert await house.ask(images=2) == [1] * 2
+
+
+@pytest.mark.parametrize("modes", [("xla",), ("graph", "xla"), ("auto", "xla")])
+async def test_a_mode_that_is_offered_fails_the_model_in_one_line(
+    house: House, modes: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    house.configured = [model("a", modes=modes, buckets=(1, 2))]
+    house.compile_errors[Mode.XLA, Bucket(1, 2, 2)] = REFUSED
+    with pytest.raises(ModelFailed):
+        await house.repository.load_all()
+    (version,) = house.repository.index()
+    assert version.state is State.FAILED
+    assert version.reason == (
+        "XLA has no kernel for ResizeBicubic, at own.py:3; `modes: [graph]` or `[auto]` serve what XLA can't compile"
+    )
+    assert not any("much more" in record.getMessage() or record.exc_info for record in caplog.records)
+
+
+async def test_where_auto_has_no_mode_left_the_model_fails_with_the_first_reason(house: House) -> None:
+    house.configured = [model("a", modes=("auto",), buckets=(1,))]
+    house.compile_errors = {
+        (Mode.XLA, Bucket(1, 2, 2)): ModelFailed("of another number of rows"),
+        (Mode.GRAPH, Bucket(1, 2, 2)): ModelFailed("the same"),
+        (Mode.OPENVINO, Bucket(1, 2, 2)): ModelFailed("not installed", lacks_mode=True),
+    }
+    with pytest.raises(ModelFailed):
+        await house.repository.load_all()
+    (version,) = house.repository.index()
+    assert (version.state, version.reason) == (State.FAILED, "of another number of rows")
+
+
 async def test_a_demand_that_cannot_be_read_fails_the_model_before_anything_is_compiled(
     house: House, tmp_path: Path
 ) -> None:

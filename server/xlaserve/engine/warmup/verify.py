@@ -288,8 +288,8 @@ class Verifier:
         order = np.arange(math.ceil(len(images) / batch) * batch) % len(images)
         try:
             answers = _joined([run_batch(self._reference, images[rows]) for rows in order.reshape(-1, batch)])
-        except WrongRowsError:
-            raise
+        except WrongRowsError as error:  # the model itself, whatever its programs do
+            raise ModelFailed(self._fault_of_rows(error).text) from error
         except Exception as error:
             log.debug("no reference", exc_info=error)
             self._warn(
