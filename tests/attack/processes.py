@@ -25,6 +25,7 @@ DRAIN_S: Final = 4.0
 CONFIG: Final[dict[str, Any]] = {
     "models": [{"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1, 2, 4]}]
 }
+DIGITS: Final = {"name": "digits", "source": "builtin:digits", "modes": ["xla"], "buckets": [1]}
 Ended = list[tuple[str, str, str | None]]
 
 
@@ -121,22 +122,19 @@ def kill_and_restart(round: Round) -> None:
 @attack(allowed={OK, "UNAVAILABLE"}, site="own", is_short=False)
 def ask_while_it_starts(round: Round) -> None:
     """A valid request again and again, from before it listens: UNAVAILABLE until it is ready, and never unknown."""
-    config = {"models": [{"name": "digits", "source": "builtin:digits", "modes": ["xla"], "buckets": [1]}]}
     valid = samples.classify([1])
     data = valid.message.SerializeToString()
-    ports = round.start(config).wait_until_ready().ports
-    next(iter(round.started)).stop()
-    while True:
-        server = round.start(config, ports=ports)
-        while not server.is_ready:
-            with Client(f"127.0.0.1:{ports[0]}") as client:  # one that was refused waits before it connects again
-                round.settle(client.send(valid.method, data), "a request at the start", check=valid.check)
-        with Client(server.wait_until_ready().grpc) as client:
-            call = client.send(valid.method, data)
-            round.settle(call, "a request afterwards", allowed=frozenset({OK}), check=valid.check)
-        round.count(OK if server.stop() == 0 else "bad status", "the end", frozenset({OK}))
-        if not round.has_time:
-            return
+    other = round.start(CONFIG).wait_until_ready()
+    ports = other.ports
+    other.stop()
+    server = round.start({"models": [DIGITS]}, ports=ports)
+    while not server.is_ready:
+        with Client(f"127.0.0.1:{ports[0]}") as client:  # one that was refused waits before it connects again
+            round.settle(client.send(valid.method, data), "a request at the start", check=valid.check)
+    with Client(server.wait_until_ready().grpc) as client:
+        call = client.send(valid.method, data)
+        round.settle(call, "a request afterwards", allowed=frozenset({OK}), check=valid.check)
+    round.count(OK if server.stop() == 0 else "bad status", "the end", frozenset({OK}))
 
 
 @attack(allowed=BUSY | {"DEADLINE_EXCEEDED"}, site="own")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 from grpc import StatusCode as Status
 from tests.integration.conftest import NoopClient, Server, StartServer
 from tests.integration.test_fronts import PATIENCE_S, clients, until
@@ -209,3 +210,27 @@ def test_a_process_that_others_kill_sets_nothing_aside(
         os.kill(int(pids[-1]), number)
         until(lambda pid=pids[-1]: f"process {pid} ended with signal" in server.stderr, "it did not end")  # type: ignore[misc]
     until(lambda: states(client) == {"noop": "READY", "other": "READY"}, "not all models serve")
+
+
+@pytest.mark.slow
+def test_a_model_that_xla_crashes_on_fails_alone_in_one_process(start_server: StartServer, tmp_path: Path) -> None:
+    class NoBoxes(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec((None, 8, 8, 3), tf.float32, name="photo")])
+        def scores(self, photo: tf.Tensor) -> dict[str, tf.Tensor]:
+            boxes = tf.reshape(tf.pad(photo, ((0, 0), (0, 0), (0, 0), (0, 1))), (-1, 4))[:0]
+            limits = {"max_output_size": 4, "iou_threshold": 0.5, "score_threshold": 0.5}
+            found = tf.raw_ops.NonMaxSuppressionV4(
+                boxes=boxes, scores=boxes[:, 0], **limits, pad_to_max_output_size=True
+            )
+            return {"scores": tf.reduce_mean(photo, axis=(1, 2)) + tf.cast(found.valid_outputs, tf.float32)}
+
+    module = NoBoxes()
+    tf.saved_model.save(module, str(tmp_path / "saved"), signatures=module.scores)
+    bad = {"name": "bad", "source": str(tmp_path / "saved"), "modes": ["xla"], "buckets": [1]}
+    server = start_server({"models": [bad, NOOP], "fronts": 0, "exit_on_model_failure": False})
+    client = NoopClient(server.grpc)
+    assert client.ask(1) is Status.OK
+    (failed,) = (one for one in index(client) if one.name == "bad")
+    assert failed.state == "FAILED"
+    assert "mode xla, bucket 1x8x8" in failed.reason
+    assert "model bad: failed: " in server.stderr

@@ -672,6 +672,21 @@ async def test_with_ready_when_first_bucket_no_request_waits_for_the_others(make
     assert await house.ask(images=4) == [1] * 4
 
 
+async def test_what_compiles_at_the_start_is_noted_as_a_load_with_its_step(house: House) -> None:
+    house.configured = [model("a", buckets=(1, 2), modes=(Mode.XLA,))]
+    gate = house.compiling = GateAt(2)
+    file = under_way.create()
+    house.repository.loader.under_way = UnderWay(file)
+    loading = asyncio.create_task(house.repository.load_all())
+    await gate.reached()
+    suspect = under_way.Suspect(is_load=True, steps="compiling mode xla, bucket 2x2x2")
+    assert under_way.suspects(file, "") == {under_way.key_of(house.configured[0]): suspect}
+    gate.open()
+    await loading
+    assert not under_way.suspects(file, "")
+    os.close(file)
+
+
 async def test_what_compiles_beside_the_traffic_is_noted_as_a_load(make_house: Callable[..., House]) -> None:
     house = make_house(ready_when="first_bucket")
     house.configured = [model("a", buckets=(1, 2), modes=(Mode.XLA,))]
