@@ -444,14 +444,21 @@ def test_encoded_contents_in_another_number_are_refused(
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelReady", "RepositoryModelLoad", "ModelStreamInfer"])
 @pytest.mark.parametrize("size_bytes", [MAX_MESSAGE_BYTES + 1, 3 * MAX_MESSAGE_BYTES])
-def test_a_message_over_the_limit_is_refused_with_the_limit(
-    channel: grpc.Channel, method: str, size_bytes: int
+def test_a_message_over_the_limit_is_refused_with_the_limit_and_counted(
+    channel: grpc.Channel, server: Server, method: str, size_bytes: int
 ) -> None:
+    def unreceived() -> float:
+        return server.metric("xlaserve_requests_total", method=method, status="CANCELLED")
+
+    before = unreceived()
     call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
     with pytest.raises(grpc.RpcError) as caught:
         call(bytes(size_bytes), timeout=60)
     assert caught.value.code() is EXHAUSTED
     assert str(MAX_MESSAGE_BYTES) in required(caught.value.details())
+    if method != "ModelStreamInfer":  # gRPC tells of it as of the end of a stream
+        server.wait_for(lambda: unreceived() == before + 1, "it was not counted", timeout_s=10)
+        assert f"max_message_bytes {MAX_MESSAGE_BYTES}" in server.stderr
 
 
 def test_a_compressed_message_counts_as_what_it_unpacks_to(

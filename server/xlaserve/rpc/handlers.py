@@ -64,6 +64,7 @@ def add(
     parsers: Mapping[str, Parser] | None = None,
     on_refused: Callable[[str, str], None] = lambda method, status: None,
     on_failed: Callable[[str, Exception], None] = lambda method, error: None,
+    on_unreceived: Callable[[str], None] = lambda method: None,
     tracer: Tracer | None = None,
     headers: Iterable[tuple[str, str]] = (),
 ) -> None:
@@ -71,7 +72,8 @@ def add(
 
     `parsers` replace protobuf's for the input messages that they are named for. `on_refused` is called with the method
     and the status of each message that is refused, `on_failed` with the method and the error of every call that is
-    answered with one. `tracer` records the calls of all methods but probes. Answers carry `headers`, read for each.
+    answered with one, `on_unreceived` with the method of each unary call whose message does not arrive. `tracer`
+    records the calls of all methods but probes. Answers carry `headers`, read for each.
     """
     parsers = parsers or {}
     roles = ROLES.get(service.full_name, {})
@@ -88,6 +90,7 @@ def add(
             parsers.get(method.input_type.name) or parser_of(GetMessageClass(method.input_type)),
             partial(on_refused, method.name),
             partial(on_failed, method.name),
+            partial(on_unreceived, method.name),
         )
         endpoint = Endpoint(path[1:], {"rpc.system.name": "grpc", "rpc.method": path[1:]}, headers=headers)
         handling = _method(answer, method, reader, endpoint)
@@ -145,7 +148,7 @@ class _Service(grpc.ServiceRpcHandler):
             return _refusal(error)
         if method.answer is None or self._intake.is_crowded:
             return method.handler
-        return ReceivedCall(method.answer, self._intake)
+        return ReceivedCall(method.answer, self._intake, method.reader.on_unreceived)
 
 
 def _refusal(error: XlaserveError) -> grpc.RpcMethodHandler[Any, Any]:

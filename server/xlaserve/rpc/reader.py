@@ -49,6 +49,8 @@ class MessageReader:
     """Called with the status of each message that is refused."""
     on_failed: Callable[[Exception], None]
     """Called with the error of each call that is answered with one."""
+    on_unreceived: Callable[[], None] = lambda: None
+    """Called for each call of a unary method whose message does not arrive."""
 
     def check_client(self, context: Context) -> None:
         """Checks what the headers of a call did not tell. Raises Unauthenticated, PermissionDenied or QueueFull."""
@@ -72,6 +74,7 @@ class MessageReader:
         """Returns a call's only message as bytes. Raises QueueFull, and CancelledError where none will come."""
         data = await self.receive(context)
         if data is grpc.aio.EOF:  # the client has gone, or sent too large a message, which gRPC has answered
+            self.on_unreceived()
             raise asyncio.CancelledError
         return data
 

@@ -26,6 +26,7 @@ from xlaserve.rpc.infer_message import InferMessages
 from xlaserve.rpc.open_inference import OpenInference
 from xlaserve.rpc.surplus import close_surplus
 from xlaserve.rpc.tensorflow_serving import ModelService, PredictionService
+from xlaserve.rpc.unreceived import Unreceived
 from xlaserve.rpc.vision import Vision
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.tracing import Tracer
@@ -113,6 +114,7 @@ class GrpcServer:
         self._metrics = metrics
         self._on_failed = on_failed
         self._on_crash = on_crash
+        self._unreceived = Unreceived(settings.max_message_bytes, metrics.count_refused)
         self._tracer = tracer
         self._headers = headers
         self._intake = intake
@@ -151,6 +153,7 @@ class GrpcServer:
                 parsers=parsers,
                 on_refused=self._metrics.count_refused,
                 on_failed=self._on_failed,
+                on_unreceived=self._unreceived.note,
                 tracer=self._tracer,
                 headers=self._headers,
             )

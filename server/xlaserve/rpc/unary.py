@@ -24,14 +24,15 @@ Answer = Callable[[bytes, Context], Awaitable[bytes]]
 class ReceivedCall(grpc.RpcMethodHandler):  # type: ignore[type-arg] # generic for mypy alone
     """Handles one call whose message gRPC receives by itself, before it calls this; expected by the intake until then.
 
-    Where the client goes first, gRPC drops the handler unused, and its message will not arrive.
+    Where the client goes first, or the message is too large, gRPC drops the handler unused: `on_unreceived` is called.
     """
 
     request_streaming = response_streaming = False
     request_deserializer = response_serializer = None
 
-    def __init__(self, answer: Answer, intake: Intake) -> None:
+    def __init__(self, answer: Answer, intake: Intake, on_unreceived: Callable[[], None]) -> None:
         self._answer = answer
+        self._on_unreceived = on_unreceived
         self._intake: Intake | None = intake
         intake.expected += 1
 
@@ -49,7 +50,10 @@ class ReceivedCall(grpc.RpcMethodHandler):  # type: ignore[type-arg] # generic f
             self._intake.expected -= 1
             self._intake = None
 
-    __del__ = _expect_no_more
+    def __del__(self) -> None:
+        if self._intake is not None:
+            self._on_unreceived()
+        self._expect_no_more()
 
 
 class UnaryMethod:

@@ -380,6 +380,20 @@ async def test_a_stream_that_is_not_read_reads_no_further(intake: Intake, monkey
     assert intake.held_bytes == 0
 
 
+@pytest.mark.parametrize("expected", [0, 10], ids=["received", "asked for"])
+async def test_a_call_whose_message_never_arrives_is_told_of(expected: int) -> None:
+    intake = Intake(max_bytes=1_000_000, max_message_bytes=100_000, max_resident_bytes=10**12)
+    intake.expected = expected
+    unreceived: list[str] = []
+    servicer = Servicer()
+    servicer.answers["ServerLive"] = oip_pb2.ServerLiveResponse()
+    found = add(OIP, servicer, intake, on_unreceived=unreceived.append)
+    with pytest.raises(asyncio.CancelledError):
+        await call(found.pop("ModelInfer"), Context())
+    await call(found.pop("ServerLive"), Context(b""))
+    assert unreceived == ["ModelInfer"]
+
+
 async def test_calls_whose_message_has_not_arrived_are_expected_until_they_end() -> None:
     intake = Intake(max_bytes=300_000, max_message_bytes=100_000, max_resident_bytes=10**12)
     server, servicer = Server(), Servicer()
