@@ -7,9 +7,9 @@ from typing import Final
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from tests.attack import http2
-from tests.attack.client import HEALTH
+from tests.attack.client import HEALTH, INFERENCE
 from tests.attack.connections import check_serving, serving
-from tests.attack.http2 import ACK, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING
+from tests.attack.http2 import ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING
 from tests.attack.registry import OK, Round, attack
 
 PING_S: Final = 1.0
@@ -17,6 +17,13 @@ PING_S: Final = 1.0
 POLITE_PINGS: Final = 6
 FLOOD: Final = 200
 FAREWELL_S: Final = 10.0
+BLOCKS: Final = 3
+"""Connections with a header block without an end."""
+BLOCK_BYTES: Final = 8 * 2**20
+MOST_MIB: Final = 160
+"""What gRPC's core may hold of one such block: it stops to keep headers after some 4 MiB of the smallest ones."""
+SMALL_HEADERS: Final = b"\0\x01a\0" * 4000
+"""Headers of one letter without a value, which take the most memory for their bytes (RFC 7541, 6.2.2)."""
 WATCH: Final[Message] = health_pb2.HealthCheckRequest()
 
 
@@ -39,3 +46,17 @@ def pings(round: Round) -> None:
                 is_ended = not is_open or any(kind == GOAWAY for kind, *_ in flooding.frames(FAREWELL_S))
                 round.count("GOAWAY" if is_ended else OK, f"{FLOOD} pings at once", frozenset({"GOAWAY"}))
             check_serving(round, client)
+
+
+@attack(allowed={OK, "refused"}, is_short=False, most_mib=BLOCKS * MOST_MIB)
+def endless_header_blocks(round: Round) -> None:
+    """Header blocks of the smallest headers without an end: what they take is bounded, and others are served."""
+    with serving(round) as client:
+        while round.has_time:
+            for number in range(BLOCKS):
+                with http2.Connection(round.server.grpc) as connection:
+                    connection.send(http2.frame(HEADERS, 0, 1, http2.headers(f"{INFERENCE}ModelInfer")))
+                    more = http2.frame(CONTINUATION, 0, 1, SMALL_HEADERS)
+                    is_open = all(connection.send(more) for _ in range(BLOCK_BYTES // len(more)))
+                    round.count(OK if is_open else "refused", f"block {number}")
+                    check_serving(round, client)
