@@ -1,24 +1,29 @@
-"""Signals: to servers that were busy."""
+"""Signals: to servers that were busy; starts and upgrades that can't be."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 from tests.attack import http1, http2, samples
 from tests.attack.client import INFERENCE, PATIENCE_S, Client
 from tests.attack.http2 import DATA, END_HEADERS, HEADERS
 from tests.attack.registry import BUSY, OK, Round, attack
-from tests.attack.server import Server
+from tests.attack.server import Server, ServerError
+
+from xlaserve_proto import open_inference_pb2 as pb
 
 CLIENTS: Final = 32
 DRAIN_S: Final = 4.0
@@ -250,3 +255,95 @@ def idle_streams_at_the_end(round: Round) -> None:
         never.set()
         for client in clients:
             client.close()
+
+
+STARTED: Final = re.compile(r"upgrade: process (\d+) starts")
+UPGRADABLE: Final[dict[str, Any]] = {**CONFIG, "fronts": 1, "max_connection_age_s": 1.0}
+
+
+@contextmanager
+def with_successors(server: Server) -> Iterator[None]:
+    """Ends the servers that have taken the place of `server`, which are not its own processes."""
+    try:
+        yield
+    finally:
+        for pid in STARTED.findall(server.log):
+            with suppress(psutil.Error):
+                successor = psutil.Process(int(pid))
+                successor.terminate()
+                successor.wait(PATIENCE_S)
+
+
+def upgrade(server: Server, pid: int, outcome: str) -> None:
+    """Sends SIGUSR2 to process `pid`, which wrote the log of `server`, and waits until it says `outcome` once more."""
+    before = server.log.count(outcome)
+    os.kill(pid, signal.SIGUSR2)
+    give_up_at = time.monotonic() + PATIENCE_S * 2
+    while server.log.count(outcome) == before:
+        if time.monotonic() > give_up_at:
+            raise ServerError(f"an upgrade did not come to {outcome!r}\n{server.log[-3000:]}")
+        time.sleep(0.05)
+
+
+@attack(allowed={OK}, site="own", expects="this one goes on", is_short=False)
+def upgrade_without_a_ready_file(round: Round) -> None:
+    """SIGUSR2 while no ready file can be written: the old server goes on, and a later upgrade succeeds."""
+    ready_file = round.folder / "ready.json"
+    server = round.start({**UPGRADABLE, "ready_file": str(ready_file)}).wait_until_ready()
+    with with_successors(server):
+        ready_file.unlink()
+        ready_file.mkdir()
+        upgrade(server, server.process.pid, "this one goes on")
+        check_serves(round, server)
+        round.count(OK if server.is_alive else "ended", "the old server, whose ready file can't be written")
+        ready_file.rmdir()
+        upgrade(server, server.process.pid, "this is the server from now on")
+        status = server.process.wait(PATIENCE_S * 2)
+        round.count(OK if status == 0 else f"status {status}", "the end of the old server")
+        check_serves(round, server)
+
+
+@attack(allowed={OK}, site="own")
+def second_start(round: Round) -> None:
+    """The same configuration started twice: the second ends with a sentence, and the first keeps its ready file."""
+    ready_file = round.folder / "ready.json"
+    config = {**CONFIG, "ready_file": str(ready_file)}
+    first = round.start(config).wait_until_ready()
+    second = round.start(config, ports=first.ports)
+    second.process.wait(PATIENCE_S * 2)
+    round.count(OK if second.has_refused else "no reason", "the second start")
+    is_there = is_written_by(ready_file, first.process.pid)
+    round.count(OK if is_there else "no ready file", "the ready file of the first")
+    check_serves(round, first)
+    round.count(OK if first.stop() == 0 and not ready_file.exists() else "bad end", "the end of the first")
+
+
+@attack(allowed={OK, "UNAVAILABLE"}, site="own", expects="goes on", is_short=False)
+def loads_during_upgrades(round: Round) -> None:
+    """Loads without an end while servers take each other's place: each is made, or was not begun."""
+    server = round.start(UPGRADABLE).wait_until_ready()
+    load_model = pb.RepositoryModelLoadRequest(model_name="noop").SerializeToString()
+    stop = threading.Event()
+
+    def change() -> list[tuple[str, str]]:
+        ended = []
+        while not stop.is_set():
+            with Client(server.grpc) as client:
+                outcome, _, details = client.send(f"{INFERENCE}RepositoryModelLoad", load_model).outcome()
+            ended.append((outcome, details))
+        return ended
+
+    with with_successors(server), ThreadPoolExecutor(3) as pool:
+        clients = [pool.submit(change) for _ in range(3)]
+        try:
+            upgrade(server, server.process.pid, "this is the server from now on")
+            (successor,) = STARTED.findall(server.log)
+            upgrade(server, int(successor), "this is the server from now on")
+        finally:
+            stop.set()
+        for outcome, details in (one for client in clients for one in client.result(PATIENCE_S * 4)):
+            is_whole = outcome == OK or "was not begun" in details
+            round.count(
+                outcome, f"a load ({details[:150]})", wrong=None if is_whole else f"it was begun: {details[:150]}"
+            )
+        check_serves(round, server)

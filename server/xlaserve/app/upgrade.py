@@ -36,8 +36,8 @@ READY, GO = b"r", b"g"
 """What the successor says, and what it is told then."""
 END_S: Final = 30.0
 """How long a successor that is not needed may take to end."""
-CHANGES_S: Final = 5.0
-"""How long an upgrade waits for changes of models that have begun; less than `xlaserve upgrade` waits for a server."""
+CHANGES_S: Final = 30.0
+"""How long an upgrade waits for changes of models that have begun."""
 CHANGES_LOOK_S: Final = 0.05
 """How often it looks at them."""
 

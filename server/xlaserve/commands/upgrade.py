@@ -16,12 +16,13 @@ from typing import Final
 import psutil
 
 from xlaserve.app.several_processes import LEAVING
+from xlaserve.app.upgrade import CHANGES_S
 from xlaserve.commands.command import FAILED, Command, Invocation
 from xlaserve.errors import XlaserveError
 
 POLL_S: Final = 0.1
-BEGIN_S: Final = 10.0
-"""How long a server may take to start another one."""
+BEGIN_S: Final = CHANGES_S + 10.0
+"""How long a server may take to start another one: it waits for changes of models that have begun."""
 FRONT: Final = "xlaserve front "
 OWN: Final = re.compile(r"xlaserve |.* xlaserve\.processes\.child ")
 """How the titles of a server's own processes begin, once they have names and before."""
