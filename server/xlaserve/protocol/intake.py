@@ -109,9 +109,10 @@ class Intake:
         """Counts what is held, until `release`. Raises QueueFull."""
         held_bytes = self._held_bytes.total
         if held_bytes + size_bytes > self.max_bytes:
-            is_reduced = self.max_bytes < self._configured_bytes
-            bound = "what the server's memory has room for," if is_reduced else "max_inflight_bytes"
-            raise QueueFull(f"{size_bytes} more bytes exceed {bound} {self.max_bytes}; {held_bytes} are held")
+            told = f"{self.max_bytes}; {held_bytes} are held"
+            if self.max_bytes < self._configured_bytes:
+                raise QueueFull(f"{size_bytes} more bytes exceed what the server's memory has room for, {told}")
+            raise QueueFull(f"{size_bytes} more bytes exceed max_inflight_bytes {told}")
         self._held_bytes.own += size_bytes
 
     def hold(self, size_bytes: int) -> None:
