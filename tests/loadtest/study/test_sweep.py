@@ -354,6 +354,18 @@ time.sleep(600)
     assert (tmp_path / "report.html").exists()
 
 
+def test_outputs_that_differ_are_kept_and_the_sweep_ends_with_a_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    differs = {"xla": dataclasses.replace(GOOD, outputs_agree=False), "graph": GOOD}
+    monkeypatch.setattr(command, "measure", lambda cell, how: differs)
+    words = ["--models", "VGG16", "--batch", "1", "--out", str(tmp_path)]
+    assert command.main(words) == 3
+    (entry,) = read(tmp_path).entries.values()
+    assert entry.results["xla"].images_per_s == GOOD.images_per_s
+    assert f"outputs differ from the baseline's: {entry.cell}, xla" in capsys.readouterr().err
+
+
 def test_a_sweep_in_which_nothing_ran_does_not_succeed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(command, "measure", lambda cell, how: dict.fromkeys(how.modes, ModeResult(reason="broken")))
     assert command.main(["--models", "VGG16", "--out", str(tmp_path)]) == 1
