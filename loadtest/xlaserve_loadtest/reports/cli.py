@@ -185,7 +185,7 @@ def discard(options: argparse.Namespace, *more: Path) -> None:
     What is no file, and what is appended to, stays. Raises OSError.
     """
     for path in (*_written(options), *more):
-        if path.is_file() and not _is_step_summary(path):
+        if path.is_file() and not _is_stream(path) and not _is_step_summary(path):
             path.unlink()
 
 
@@ -218,7 +218,7 @@ def write(path: Path, text: str) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    if path.exists() and not path.is_file():
+    if _is_stream(path):
         with path.open("w", encoding="utf-8") as device:
             device.write(text)
         return
@@ -232,6 +232,13 @@ def _write(path: Path, text: str) -> None:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether a path is a device or pipe, or a name of an open file such as /dev/stdout, which may be a regular one."""
+    folder = str(path.parent.resolve())
+    is_open_file = folder.startswith("/proc/") or (path.is_symlink() and str(path.readlink()).startswith("/proc/"))
+    return is_open_file or (path.exists() and not path.is_file())
 
 
 def _is_step_summary(path: Path) -> bool:

@@ -140,6 +140,17 @@ def test_a_report_that_can_not_be_written_hides_neither_the_verdict_nor_the_othe
     assert not [own for own in tmp_path.iterdir() if own.name.startswith(".")]
 
 
+def test_an_open_file_is_written_to_and_neither_removed_nor_replaced(compared: NewRun, tmp_path: Path) -> None:
+    # As /dev/stdout is: as root a mistake would remove the system's own.
+    link, out = tmp_path / "link", tmp_path / "out"
+    words = [sys.executable, "-m", "xlaserve_loadtest", "report", str(compared().write()), "--json", str(link)]
+    with out.open("w") as file:
+        link.symlink_to(f"/proc/self/fd/{file.fileno()}")
+        subprocess.run(words, stdout=subprocess.DEVNULL, pass_fds=(file.fileno(),), check=True, timeout=60)
+    assert link.is_symlink()
+    assert json.loads(out.read_text())["schema"] == report.SCHEMA
+
+
 def test_a_pipe_is_written_to_and_not_replaced(compared: NewRun, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
