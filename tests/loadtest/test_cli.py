@@ -206,8 +206,12 @@ def test_running_servers_are_compared_as_arms(
         (ours, ("ours",)),
         (theirs, ("theirs", "theirs (again)")),
     ]
+    # Whether or not a control runs on it, no server gets more than another.
+    (of_ours, of_theirs) = Counter(block.server for block in ran.run.blocks).values()
+    assert of_ours == of_theirs
     found = {one.arm: one for one in summarize(ran.run).comparisons}
     assert (found["ours"].baseline, found["ours"].unit) == ("theirs", "blocks")
+    assert (found["ours"].holds, found["ours"].pairs) == ("of these two processes", of_ours)
     # A machine that takes the processor away from the generator leaves no verdict.
     assert found["ours"].verdict == "faster" or found["ours"].reason.startswith("generator-limited"), found["ours"]
     # What the clients and the network add is the same for both: it draws the ratio to 1, by more on a busy machine.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from tests.loadtest.run_files import NewRun
+from tests.loadtest.run_files import NewRun, RunFile
 from tests.loadtest.simulated_arms import Simulated
 from tests.required import required
 
@@ -13,6 +13,7 @@ from xlaserve_loadtest.analysis.compare import Comparison, baselines, compare, p
 from xlaserve_loadtest.analysis.intervals import Estimate, ratio
 from xlaserve_loadtest.analysis.samples import collect
 from xlaserve_loadtest.analysis.summary import summarize
+from xlaserve_loadtest.analysis.verdict import sentence
 from xlaserve_loadtest.record.lines import Arm, GeneratorUse, Header, LoadLine, Run, Status
 
 BLOCK_NOISE = 0.03
@@ -249,3 +250,62 @@ def test_what_is_worth_more_than_graph_mode_may_be_worth_less_than_openvino(run_
     found = {(one.arm, one.baseline): one.verdict for one in compare(run.header, collect(run)) if not one.is_control}
     assert found == {("xla", "graph"): "faster", ("openvino", "graph"): "faster", ("xla", "openvino"): "slower"}
     assert "xla is slower than openvino at" in summarize(run).verdict
+
+
+def pausing(run_file: NewRun, *, pauses: bool) -> RunFile:
+    """A run of two servers, xla faster by 7%, whose blocks are as long as they are; each fifth takes 1 s more."""
+    file, random = run_file().header(), np.random.default_rng(0)
+    for turn in range(20):
+        for arm, mean_ms in (("xla", 10 / 1.07), ("graph", 10.0)):
+            latencies_ms = np.full(60, mean_ms) * np.exp(random.normal(0, 0.01))
+            if pauses and arm == "xla" and turn % 5 == 2:
+                latencies_ms[20:24] += 1000  # all slots wait
+            file.block(arm, latencies_ms, round=turn // 2, server=arm == "xla")
+    return file
+
+
+def test_an_arm_that_stands_still_is_not_faster_though_most_blocks_are(run_file: NewRun) -> None:
+    found = comparisons(pausing(run_file, pauses=True).read())["xla"]
+    # Twenty blocks of 60 requests by 4 slots, and four pauses, for as much work in 20 blocks of 0.15 s.
+    assert required(found.ratios["images_per_s"]).value == pytest.approx(3.0 / (3.0 / 1.07 + 4), rel=0.02)
+    assert required(found.typical).value == pytest.approx(1.07, rel=0.02)
+    assert found.verdict != "faster"
+    calm = comparisons(pausing(run_file, pauses=False).read())["xla"]
+    assert (calm.verdict, calm.holds) == ("faster", "of these two processes")
+    assert "is faster than graph at 4 at a time, of these two processes: 1.07" in sentence(calm)
+
+
+def test_the_blocks_of_a_control_on_its_baselines_server_are_the_baselines(run_file: NewRun) -> None:
+    file, random = run_file().header(control=True), np.random.default_rng(0)
+    for turn in range(6):
+        for arm in ("xla", "graph", "xla", "graph again", "graph again", "xla", "graph", "xla"):
+            served = 1 + 0.02 * turn * random.normal(1, 0.1)
+            file.block(arm, np.full(40, 10.0) * served, round=turn, server=arm == "xla")
+    found = comparisons(file.read())
+    assert (found["xla"].pairs, found["graph again"].pairs) == (24, 12)
+    assert found["xla"].verdict == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("xla_ms", "slow_ms", "decides", "verdict"),
+    [
+        (8.0, 60.0, "p50", "inconclusive"),  # p50 is better by a fifth, p99 six times as high
+        (8.0, 8.0, "p50", "faster"),
+        (8.0, 11.0, "p50", "inconclusive"),  # p99 loses less than p50 gains, but for certain
+        (10.0, 60.0, "p99", "slower"),  # p50 is the same
+        (12.5, 12.5, "p50", "slower"),
+    ],
+)
+def test_p50_and_p99_decide_together_in_an_open_loop(
+    run_file: NewRun, xla_ms: float, slow_ms: float, decides: str, verdict: str
+) -> None:
+    file, random = run_file().header(), np.random.default_rng(0)
+    due_ns = np.arange(200) * 20_000_000
+    for turn in range(8):
+        for arm, mean_ms, tail_ms in (("xla", xla_ms, slow_ms), ("graph", 10.0, 10.0)):
+            latencies_ms = np.full(200, mean_ms)
+            latencies_ms[::40] = tail_ms
+            latencies_ms *= np.exp(random.normal(0, 0.01))
+            file.block(arm, latencies_ms, load=OPEN, due_ns=due_ns, round=turn)
+    found = comparisons(file.read())["xla"]
+    assert (found.decides, found.verdict) == (decides, verdict)
