@@ -20,7 +20,7 @@ def processes(trials: Trials) -> Iterator[Row]:
     for modes, count in trials.some((0.05, 6), (0.1, 6), (0.1, 8)):
         where = f"half of one arm's processes faster by {modes:.0%}, half slower, {count} for each arm"
         bimodal = Simulated(processes=count, between_processes=0.005, modes=modes)
-        yield share("false verdicts", where, _verdicts(trials, bimodal, runs), runs, at_most=0.05)
+        yield share("false verdicts", where, _verdicts(trials, bimodal, runs), runs, at_most=0.06)
     # What loadtest does not do unless it is told to: the blocks of one process can't show what differs between two.
     once = Simulated(processes=1, rounds=8, control_shares_process=True)
     shared = "processes differ by 3%, one for each arm, shared with the control"

@@ -29,7 +29,7 @@ _INNER_SHARE: Final = 0.68
 _LEAST_DEVIATION: Final = 1 / 32
 """Of a block, in standard deviations: where all blocks but a few are equal, those few still give a width."""
 _STEPS: Final = 50
-_UNEVEN: Final = 4.0
+_UNEVEN: Final = 2.5
 """How many times the robust variance a plain one is where a few units make most of it: a server stood still in them."""
 _UNEVEN_CONFIDENCE: Final = 0.99
 """That of Student's t which gives 95% then: as long as few pauses were seen, the spread is too small."""

@@ -59,7 +59,7 @@ SHORT_LIMITS: Final = 20.0
 LONG_LIMITS: Final = 50.0
 """A short and a confirming run last this many times the limit at least, or a growing queue would not show."""
 MAX_RUN_S: Final = 600.0
-"""A run lasts this long at most: as long as a run of MLPerf lasts at least."""
+"""A run lasts this long at most, unless more is asked for: as long as a run of MLPerf lasts at least."""
 MIN_ANSWERED: Final = 0.97
 """Least share of the requests due in a window that must be answered in it: no queue may grow for ever."""
 
@@ -247,11 +247,13 @@ def short_run_s(slo: Slo, rate_per_s: float, min_run_s: float) -> float:
 def confirming_run_s(slo: Slo, rate_per_s: float, min_run_s: float, inflation: float) -> float:
     """Returns the length of a run that can confirm a rate where `inflation` requests tell as much as one."""
     wanted = inflation * least_requests_to_pass(slo.percentile, HEADROOM) / rate_per_s
-    return min(max(min_run_s, LONG_LIMITS * slo.limit_ms / 1000, wanted), MAX_RUN_S)
+    return max(min_run_s, min(max(LONG_LIMITS * slo.limit_ms / 1000, wanted), MAX_RUN_S))
 
 
 def estimate_s(slo: Slo, rate_per_s: float, min_run_s: float, covered_s: float = COVERED_S) -> tuple[float, float]:
     """Returns how long a search usually takes, and at most, where the highest rate is near `rate_per_s`."""
     short = short_run_s(slo, rate_per_s, min_run_s)
     usual = confirming_run_s(slo, rate_per_s, max(min_run_s, covered_s), USUAL_INFLATION)
-    return USUAL_STEPS * short + USUAL_CONFIRMING * usual, USUAL_STEPS * short + len(BACK_OFF) * MAX_RUN_S
+    return USUAL_STEPS * short + USUAL_CONFIRMING * usual, USUAL_STEPS * short + len(BACK_OFF) * max(
+        MAX_RUN_S, covered_s
+    )

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.loadtest.queues import QUEUES, SimulatedTarget, quantile
+from tests.loadtest.queues import MM1, QUEUES, SimulatedTarget, quantile, with_spells
 
 from xlaserve_loadtest.record.lines import REQUEST, Status
-from xlaserve_loadtest.schedule.early_stopping import TailCount
+from xlaserve_loadtest.schedule.early_stopping import TailCount, grows, inflation_with_spells, variance_inflation
 from xlaserve_loadtest.schedule.search import (
     BACK_OFF,
     MAX_RUN_S,
@@ -143,6 +143,7 @@ def test_runs_are_long_enough_for_their_percentile_and_limit() -> None:
     assert short_run_s(Slo(99, 1000), 1e6, 5.0) == 20.0
     assert confirming_run_s(SLO, 100, 5.0, 2.0) * 100 >= 2 * 459
     assert confirming_run_s(SLO, 1, 5.0, 2.0) == MAX_RUN_S
+    assert confirming_run_s(SLO, 1e6, 2 * MAX_RUN_S, 2.0) == 2 * MAX_RUN_S
     usual_s, most_s = estimate_s(SLO, 100, 5.0)
     assert usual_s < most_s
 
@@ -188,3 +189,28 @@ def test_a_promise_is_read(text: str, slo: Slo) -> None:
 def test_a_wrong_promise_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected a condition"):
         Slo.parse(text)
+
+
+@pytest.mark.parametrize(("every_s", "slow_s"), [(600.0, 20.0), (100.0, 10.0)])
+async def test_a_search_sees_spells_in_which_a_server_is_slow_and_goes_back_far_enough(
+    every_s: float, slow_s: float
+) -> None:
+    speed, queue_at = 200.0, with_spells(every_s, slow_s, 2.0, 200.0)
+    slo = Slo(99, quantile(MM1, 0.7, 99, 600_000) / speed * 1000)
+    for seed in range(3):
+        target = SimulatedTarget(MM1, speed, slo, np.random.default_rng(seed), queue_at=queue_at, phase_s=150.0 * seed)
+        found = (await Search(target, slo, 5.0).run(speed / 2)).confirmed_per_s
+        # Half as fast, a server keeps to the limit up to a fifth of its speed; from two fifths on, p99 is over it.
+        assert found is not None
+        assert 0.1 * speed < found < 0.42 * speed
+
+
+def test_growing_latency_is_told_from_a_slow_spell() -> None:
+    latencies_ms = np.random.default_rng(0).exponential(1.0, 20_000)
+    slow = latencies_ms * np.where(np.arange(20_000) % 10_000 < 500, 4, 1)
+    assert not grows(latencies_ms)
+    assert not grows(slow)
+    assert grows(latencies_ms * np.linspace(1, 1.5, 20_000))
+    # Far below the limit, a spell says nothing against it; over the limit, it is a cluster.
+    assert inflation_with_spells(slow, 1000.0, 99.0) < variance_inflation(slow, 99.0) / 5
+    assert inflation_with_spells(slow, 8.0, 99.0) > 10
