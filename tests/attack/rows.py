@@ -21,6 +21,8 @@ CLIENTS: Final = 4
 SIDE: Final = 16
 MARK: Final = 77
 """The level of the images that the model leaves out."""
+MARKED: Final = 0.75
+"""The share of the rounds that have one for certain."""
 TOLD: Final = "model rows"
 """How the log names the batches and requests that were not answered; no traceback has it."""
 
@@ -35,6 +37,8 @@ def images_that_a_model_leaves_out(round: Round) -> None:
         while round.has_time:
             mode = round.random.choice(MODES)
             levels = [round.random.choice((MARK, 10, 100, 200)) for _ in range(CLIENTS)]
+            if round.random.random() < MARKED:
+                levels[round.random.randrange(CLIENTS)] = MARK
             asked = [client.send(f"{INFERENCE}ModelInfer", _message(level, mode)) for level in levels]
             for level, call in zip(levels, asked, strict=True):
                 allowed = frozenset({OK, "INTERNAL"} if MARK in levels else {OK})

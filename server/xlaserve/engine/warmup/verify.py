@@ -143,8 +143,9 @@ class Verifier:
                 compilation.forget()
                 compilation = again()
                 verified = self._verify(mode, bucket, compilation.executable)
-            if verified.fault and verified.fault.is_gross and compilation.unlowered is not None:
-                compilation = compilation.unlowered(ModelFailed(verified.fault.text))
+            fault = verified.fault
+            if fault and self._is_refused(mode, fault) and compilation.unlowered is not None:
+                compilation = compilation.unlowered(ModelFailed(fault.text))
                 verified = self._verify(mode, bucket, compilation.executable)
             for warning in compilation.warnings:
                 self._warn(warning)

@@ -187,9 +187,13 @@ def test_a_kept_program_of_other_rows_is_made_anew() -> None:
     assert (compilation, verified.fault) == (again, None)
 
 
-@pytest.mark.parametrize("verification", ["refuse", "warn"])
 @pytest.mark.parametrize(
-    "wrong", [lambda images: (scores(images)[0] * 2,), lambda images: (scores(images)[0][1:],), rolled]
+    ("verification", "wrong"),
+    [
+        ("refuse", lambda images: (scores(images)[0] * 2,)),
+        ("refuse", rolled),
+        *((verification, lambda images: (scores(images)[0][1:],)) for verification in ("refuse", "warn", "off")),
+    ],
 )
 def test_a_program_that_is_wrong_with_lowerings_serves_without(verification: str, wrong: Executable) -> None:
     told = []
