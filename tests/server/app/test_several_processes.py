@@ -185,6 +185,14 @@ async def test_none_is_added_while_another_server_starts_but_once_that_has_faile
     world.server._service_manager.close()
 
 
+def test_a_server_that_stops_has_no_change_of_models_wait_for_an_upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = GrowingWorld(monkeypatch)
+    world.server._usage.upgrade = Upgrade.STARTING
+    world.server.stopping()
+    assert world.server._usage.upgrade is Upgrade.NONE
+    world.server._service_manager.close()
+
+
 @pytest.mark.parametrize(("engines", "expected"), [(1, 2), (2, 4), (4, 5)])
 def test_each_engine_is_brought_as_much(monkeypatch: pytest.MonkeyPatch, engines: int, expected: int) -> None:
     world = GrowingWorld(monkeypatch, engines)
