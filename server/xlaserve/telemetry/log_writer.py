@@ -104,7 +104,7 @@ class LogWriter(io.TextIOBase):
             self._changed.wait_for(lambda: not self._lines and not self._is_writing, until - time.monotonic())
 
     def _run(self) -> None:
-        while lines := self._next():
+        while (lines := self._next()) or not self._has_ended:
             self._write(lines)
             with self._changed:
                 self._is_writing = False
@@ -120,7 +120,7 @@ class LogWriter(io.TextIOBase):
             self._stream.flush()
 
     def _next(self) -> str:
-        """Waits for lines and takes them; empty once there will be no more."""
+        """Waits for lines and takes them; empty where `write` has written them, or there will be no more."""
         with self._changed:
             self._changed.wait_for(lambda: self._lines or self._has_ended)
             self._changed.wait_for(lambda: self._is_urgent or self._has_ended, HOLD_S)

@@ -146,6 +146,17 @@ def test_a_line_that_may_wait_is_written_soon(pipe: Pipe) -> None:
     writer.finish()
 
 
+def test_lines_that_may_wait_are_written_after_another_took_some_along(pipe: Pipe) -> None:
+    writer = log_writer.LogWriter(pipe.writing)
+    writer.write_soon("0\n")
+    time.sleep(log_writer.HOLD_S / 4)  # the thread holds the line
+    writer.write("now\n")  # both
+    time.sleep(2 * log_writer.HOLD_S)
+    writer.write_soon("1\n")
+    writer.finish()
+    assert pipe.close() == ["0\n", "now\n", "1\n"]
+
+
 def test_the_end_writes_what_may_wait(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_writer, "HOLD_S", 60.0)
     writer = log_writer.LogWriter(pipe.writing)
