@@ -21,8 +21,9 @@ _URI: Final = re.compile(rb"data:[^,]*", re.IGNORECASE)
 _URI_END: Final = b";base64"
 _MAX_URI_BYTES: Final = 256
 """Bytes of a `data:` URI in front of its data."""
-_BEGINS: Final = re.compile(rb" *(?:[\w+/=-]|\\/|\\u00(?:2[bf]|3d)){20}", re.IGNORECASE)
-"""No text in words begins so, nor one of another script in escapes."""
+_BEGINS: Final = re.compile(rb" {0,256}+(?:[\w+/=-]|\\/|\\u00(?:2[bf]|3d)){20}", re.IGNORECASE)
+"""No text in words begins so, nor one of another script in escapes. Blanks are bounded, as each match holds the
+interpreter's lock."""
 _STRING_OPENS: Final = re.compile(rb'(?<!\\)"(?:data:[^"]*;base64,)?\Z', re.IGNORECASE)
 _WHITESPACE: Final = b" \t\r\n"
 _URL_TO_STANDARD: Final = bytes.maketrans(b"-_", b"+/")

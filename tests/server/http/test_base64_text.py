@@ -101,6 +101,13 @@ def test_any_text_is_read_as_base64_says_or_refused(text: str) -> None:
         assert data == base64.b64decode(letters + "=" * (-len(letters) % 4), validate=True)
 
 
+def test_blanks_hold_the_interpreter_no_longer_than_other_text() -> None:
+    text = memoryview(b'"' + b" " * 2**24 + b'"')
+    began = time.thread_time()
+    assert base64_text.string_begin(text, 1, len(text) - 1) is None
+    assert time.thread_time() - began < 0.02
+
+
 @pytest.mark.parametrize(
     ("text", "got"),
     [
