@@ -227,7 +227,7 @@ class Verifier:
         probes = [(rows, got[suspect])]
         dependence = 0.0
         if bucket.batch > 1 and self._batch_dependence != "allow":
-            places = _other_mates(bucket.batch, len(images))
+            places = _other_mates(rows, len(images))
             probes.append((rows[places], executable(images[rows[places]])))
             apart = self._apart(_rows(got[suspect], places), probes[1][1], rows[places])
             dependence = _largest(apart)
@@ -268,7 +268,7 @@ class Verifier:
     ) -> bool:
         """Returns whether a reference's `answers` to a batch, and to its images among others, say that they depend."""
         batch, moved = answers
-        places = _other_mates(bucket.batch, self._images)
+        places = _other_mates(rows, self._images)
         apart = [self._apart(_rows(batch, places), moved, rows[places])]
         if alone is not None:
             apart.append(self._apart(_rows(alone, rows), batch, rows))
@@ -319,12 +319,16 @@ class Verifier:
         return not len(known) or bool(np.mean(known <= most) >= self._task.least_alike)
 
 
-def _other_mates(batch: int, images: int) -> Rows:
-    """Returns the rows of a batch of `images` different images that make up another: half of them, at other places.
+def _other_mates(rows: Rows, images: int) -> Rows:
+    """Returns the places in a batch, whose `rows` are of so many different images, of those that make up another: half
+    of them, at other places.
 
-    It is every other one, so that those beside an image change as well: a program may divide a batch.
+    It is every other one, so that those beside an image change as well: a program may divide a batch. Some of them are
+    compared.
     """
-    return 2 * np.arange(batch)[::-1] % (2 * max(1, min(batch, images) // 2))
+    batch = len(rows)
+    places: Rows = 2 * np.arange(batch)[::-1] % (2 * max(1, min(batch, images) // 2))
+    return places if len(_compared_rows(rows[places])) else places + 1
 
 
 def _compared_rows(images: Rows) -> Rows:

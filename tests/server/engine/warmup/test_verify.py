@@ -11,7 +11,7 @@ import pytest
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs, is_finite
-from xlaserve.engine.warmup.difference import MAX_RELATIVE, MAX_RELATIVE_INT8
+from xlaserve.engine.warmup.difference import MAX_RELATIVE, MAX_RELATIVE_INT8, make_images
 from xlaserve.engine.warmup.verify import EXACT, GROSS, SAMPLE_IMAGES, Verified, Verifier
 from xlaserve.errors import ModelFailed
 from xlaserve.model.task import Classification, Detection, Segmentation
@@ -335,6 +335,18 @@ def test_rows_that_depend_on_each_other_are_found(bucket: Bucket, model: Executa
     assert checked.verifier.is_dependent
     assert len(checked.warnings) == 1
     assert "served in batches of one" in checked.warnings[0]
+
+
+@pytest.mark.parametrize("bucket", BUCKETS[1:4])
+@pytest.mark.parametrize("image", range(SAMPLE_IMAGES))
+def test_dependence_is_found_whichever_image_is_furthest_off(bucket: Bucket, image: int) -> None:
+    furthest = make_images(SAMPLE_IMAGES, SIDE, SIDE)[image]
+
+    def rounded(images: Images) -> Outputs:
+        is_furthest = (images == furthest).all(axis=(1, 2, 3))
+        return (centred(images)[0] * np.where(is_furthest, 1 + EXACT / 10, 1)[:, np.newaxis],)
+
+    assert Checked(centred, buckets=[bucket])(rounded, bucket).is_dependent
 
 
 @pytest.mark.parametrize("model", [centred, summed, by_size])
