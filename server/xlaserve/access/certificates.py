@@ -134,17 +134,23 @@ def names_of(certificate: Mapping[str, Any]) -> Iterator[str]:
     yield from (value for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI", "email"))
 
 
-@lru_cache(REMEMBERED)
 def names_in(pem: bytes) -> tuple[str, ...]:
     """Returns the names in a verified certificate in PEM, as `names_of` does; none where it can't be read.
 
     gRPC's core gives names as C strings, which end at a zero byte that may be in the middle of a name.
     """
+    try:
+        return _names_in(pem)
+    except (OSError, ValueError):  # not remembered: perhaps no file could be opened
+        return ()
+
+
+@lru_cache(REMEMBERED)
+def _names_in(pem: bytes) -> tuple[str, ...]:
+    """Raises OSError and ValueError."""
     file = os.memfd_create("certificate", os.MFD_CLOEXEC)  # Python reads certificates from files alone
     try:
         os.write(file, pem)
         return (*names_of(_ssl._test_decode_cert(f"/proc/self/fd/{file}")),)  # type: ignore[attr-defined]
-    except (ssl.SSLError, ValueError):
-        return ()
     finally:
         os.close(file)

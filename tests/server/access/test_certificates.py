@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import resource
 import ssl
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -208,3 +210,17 @@ def test_names_in_pem_are_whole_and_none_where_it_is_unreadable() -> None:
     assert names_in(certificate("ops\0.evil", "one", "two\0.evil")) == ("ops\0.evil", "one", "two\0.evil")
     assert names_in(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n") == ()
     assert names_in(b"") == ()
+
+
+def test_a_certificate_that_no_file_was_left_for_is_read_again_later() -> None:
+    pem = certificate("later")
+    most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    first_free = os.dup(0)
+    os.close(first_free)
+    for left in (0, 1):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (first_free + left, hard))
+        try:
+            assert names_in(pem) == ()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    assert names_in(pem) == ("later",)
