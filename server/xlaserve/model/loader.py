@@ -91,6 +91,7 @@ class Loader:
         Where `others_serve`, another process compiles, and programs are timed in their turn, so that the traffic is not
         held up. Raises ShuttingDown, ModelFailed, and what loading and compiling raise.
         """
+        await asyncio.to_thread(lambda: version.key)  # which looks at all of the model's files
         with self.under_way.loading(version.key) as load:
             return await self._load(version, load, others_serve=others_serve)
 

@@ -16,7 +16,7 @@ from tests.required import required
 from tests.server.model.house import PATIENCE_S, GateAt, House, model
 
 from xlaserve.access.caller import CURRENT, Caller, Role
-from xlaserve.config import AutoBuckets, Bucket, BucketSettings, Mode
+from xlaserve.config import AutoBuckets, Bucket, BucketSettings, Mode, ModelSettings, model_files
 from xlaserve.engine import under_way
 from xlaserve.engine.buckets import demand
 from xlaserve.engine.buckets.planner import Cost
@@ -38,6 +38,21 @@ async def test_a_model_loads_compiles_and_serves(house: House) -> None:
     assert await house.ask(images=5) == [1] * 5
     assert house.repository.is_ready
     assert house.repository.serving() == {"a": True}
+
+
+async def test_the_files_of_a_model_are_not_looked_at_on_the_event_loop(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, threads = model_files.state, set[int]()
+
+    def state(settings: ModelSettings) -> frozenset[model_files.File]:
+        threads.add(threading.get_ident())
+        return look(settings)
+
+    monkeypatch.setattr(model_files, "state", state)
+    await house.repository.load_all()
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_warm_up_covers_every_mode_and_bucket_and_is_in_the_ledger(house: House) -> None:
