@@ -41,7 +41,7 @@ class Crashes:
     def note(self, status: int, under_way: int, last_words: int) -> str:
         """Notes the end of a process, which has left two files; returns what may have ended it, empty where nothing.
 
-        What is loaded alone is loaded in the same way each time, so that once is enough.
+        What is loaded alone, and beside no batches, is loaded in the same way each time, so that once is enough.
         """
         if -status not in CRASHES and not (status > 0 and status != NO_USE):
             return ""
@@ -50,7 +50,7 @@ class Crashes:
             found = suspects(under_way, words.read())
         for key, suspect in found.items():
             count, _ = self._counted.get(key.hex(), (0, ""))
-            is_certain = suspect.is_load and len(found) == 1
+            is_certain = suspect.is_load and len(found) == 1 and not suspect.is_beside_batches
             self._counted[key.hex()] = (MOST if is_certain else count + 1, f"{as_words(status)} while {_how(suspect)}")
         return " or ".join(dict.fromkeys(map(_how, found.values())))
 

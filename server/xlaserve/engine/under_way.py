@@ -131,6 +131,8 @@ class Suspect(NamedTuple):
     is_load: bool
     steps: str = ""
     """Of a load, separated by semicolons; empty where none was under way."""
+    is_beside_batches: bool = False
+    """Of a load: whether batches of other versions ran as well, any of which may be what has ended the process."""
 
 
 def suspects(file: int, last_words: str) -> Mapping[bytes, Suspect]:
@@ -151,5 +153,7 @@ def suspects(file: int, last_words: str) -> Mapping[bytes, Suspect]:
         if current is not None and thread == int(current[1], 16):
             return {key: suspect}
     loads = {key: suspect for key, _, suspect in noted if suspect.is_load}
+    if any(key not in loads for key, _, _ in noted):
+        loads = {key: suspect._replace(is_beside_batches=True) for key, suspect in loads.items()}
     at_steps = {key: suspect for key, suspect in loads.items() if suspect.steps}
     return at_steps or loads or {key: suspect for key, _, suspect in noted}

@@ -37,6 +37,20 @@ def test_what_crashes_while_it_is_loaded_alone_is_set_aside_at_once(files: tuple
     assert Crashes(crashes.text).set_aside == crashes.set_aside
 
 
+def test_what_is_loaded_while_another_runs_is_not_set_aside_for_one_crash(files: tuple[int, int]) -> None:
+    crashes, under_way = Crashes(), UnderWay(files[0])
+
+    def crash(images: Images) -> Outputs:
+        with under_way.loading(A) as load, load.at(STEP):
+            assert STEP in crashes.note(-signal.SIGSEGV, *files)
+        return ()
+
+    run = under_way.noted(B, crash)
+    for count in range(1, MOST + 1):
+        run(np.zeros((1, 1, 1, 3), np.uint8))
+        assert (crashes.set_aside.keys() == {A}) == (count == MOST)
+
+
 def test_of_several_loads_none_is_set_aside_for_one_crash(files: tuple[int, int]) -> None:
     crashes, under_way = Crashes(), UnderWay(files[0])
     with under_way.loading(A), under_way.loading(B):
