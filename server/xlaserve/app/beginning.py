@@ -109,7 +109,10 @@ def _after_crash(ready_file: ReadyFile, environment: MutableMapping[str, str]) -
     with suppress(ConfigError):
         ready_file.remove_left()
     if not how:
-        log.critical("the process that served ended with %s; no model is known to have caused it", as_words(status))
+        cause = "no model is known to have caused it"
+        if status == -signal.SIGKILL:
+            cause = "the kernel does that where memory runs out"
+        log.critical("the process that served ended with %s; %s", as_words(status), cause)
         raise CrashedError(128 - status)
     log.error("the process that served ended with %s while %s; another is started", as_words(status), how)
     service_manager = ServiceManager()

@@ -3,8 +3,9 @@
 python -I -S parent.py SERVER CHANNEL COMMAND...
 
 SERVER is the number of that process, a child of this one. CHANNEL is the descriptor of a datagram socket over which it
-says what is for the service manager, who listens to this process only. After a crash COMMAND takes the place of this
-program. Nothing of the server is imported here, as this process takes memory for as long as that one serves.
+says what is for the service manager, who listens to this process only. After a crash, and where it is killed, COMMAND
+takes the place of this program. Nothing of the server is imported here, as this process takes memory for as long as
+that one serves.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
 )
 """Signals that a process ends by itself with."""
+TOLD = frozenset({*CRASHES, signal.SIGKILL})
+"""Signals whose process could not say that it ends, so that COMMAND has to."""
 STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
 PASSED = frozenset({*STOPS, signal.SIGHUP})
 """Signals that are for the server."""
@@ -52,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
             with suppress(OSError):  # nobody listens, or not any more
                 service_manager.send(message)
     status = os.waitstatus_to_exitcode(os.waitpid(int(server), 0)[1])
-    if -status in CRASHES and not is_ending:
+    if -status in TOLD and not is_ending:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         os.environ[ENDED] = f"{status} {int(is_ready)}"
         os.execvp(command[0], command)

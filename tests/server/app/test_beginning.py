@@ -100,8 +100,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield start
     for program in started:
-        program.process.kill()
-        program.process.communicate()
+        with program.process:
+            program.process.kill()
 
 
 def test_it_ends_as_the_process_that_serves(start: Start) -> None:
@@ -109,9 +109,11 @@ def test_it_ends_as_the_process_that_serves(start: Start) -> None:
 
 
 def test_a_process_that_others_kill_is_not_started_again(start: Start) -> None:
-    program = start("os.kill(os.getpid(), signal.SIGKILL)")
-    assert program.wait() == 128 + signal.SIGKILL
+    program = start("(folder / 'ready').touch()\nos.kill(os.getpid(), signal.SIGKILL)")
+    assert "signal 9" in program.process.communicate(timeout=PATIENCE_S)[1], "it can't say so itself"
+    assert program.process.returncode == 128 + signal.SIGKILL
     assert len(program.said()) == 1
+    assert not (program.folder / "ready").exists(), "clients must not be sent to it"
 
 
 def test_after_a_crash_it_is_started_again_without_what_caused_it(start: Start) -> None:
