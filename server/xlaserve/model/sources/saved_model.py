@@ -31,10 +31,9 @@ class Optimizer(tf.Module):  # type: ignore[misc]
         """Returns a variable in the place of one that is as large as `var`."""
         return tf.Variable(tf.zeros((), var.dtype), trainable=False)
 
-    def _create_or_restore_slot_variable(
-        self, slot_variable_position: object, slot_name: str, variable: object
-    ) -> None:
-        """Does nothing: the values stay in the file."""
+    def _create_or_restore_slot_variable(self, slot_variable_position: Any, slot_name: str, variable: object) -> None:
+        """Leaves the values in the file, and has TensorFlow not warn of each."""
+        slot_variable_position.checkpoint.expect_partial = True
 
 
 def is_saved_model(folder: Path) -> bool:
