@@ -92,13 +92,13 @@ class Version:
     def leave_out(self, mode: Mode, error: Exception) -> None:
         """Has `auto` choose from the other modes, as this one has failed. Raises `error` where that does not do.
 
-        One of XLA's is raised as a ModelFailed that says which line of the model it can't compile.
+        One of XLA's is raised as a ModelFailed that says which operation or line of the model it can't compile.
         """
         refusal = explain(error) if mode.traits.is_jit and not isinstance(error, ModelFailed) else None
         lacks_mode = isinstance(error, ModelFailed) and error.lacks_mode  # which is no fault of the model
         is_calibrated = mode is Mode.OPENVINO and self.settings.calibration is not None
         if self.settings.needs(mode) or (is_calibrated and not lacks_mode):
-            if refusal is None or refusal.line is None:
+            if refusal is None or (refusal.operation is None and refusal.line is None):
                 raise error
             raise ModelFailed(f"{refusal}; {XLA_CAN_NOT}") from error
         self.left_out.add(mode)

@@ -44,10 +44,10 @@ class Refusal(Frozen):
     """Where Python made it: `file:12 in call: code`. Lines inside TensorFlow and Keras are passed over."""
 
     def __str__(self) -> str:
-        """`XLA has no kernel for ResizeBicubic, at layers.py:12`."""
-        if self.line is None:
-            return self.message
-        return f"{self.message}, at {Path(self.line.partition(' in ')[0]).name}"
+        """`XLA has no kernel for ResizeBicubic, at layers.py:12`; the node where a SavedModel has no such line."""
+        if self.line is not None:
+            return f"{self.message}, at {Path(self.line.partition(' in ')[0]).name}"
+        return f"{self.message}, node {self.node}" if self.node else self.message
 
 
 class _Frame(NamedTuple):

@@ -647,6 +647,20 @@ async def test_a_mode_that_is_offered_fails_the_model_in_one_line(
     assert not any("much more" in record.getMessage() or record.exc_info for record in caplog.records)
 
 
+async def test_a_model_without_python_fails_with_the_operation_and_its_node(house: House) -> None:
+    house.configured = [model("a", modes=("xla",), buckets=(1,))]
+    house.compile_errors[Mode.XLA, Bucket(1, 2, 2)] = ValueError(
+        str(REFUSED).partition("File")[0] + "dummy_file_name:10:f"
+    )
+    with pytest.raises(ModelFailed):
+        await house.repository.load_all()
+    (version,) = house.repository.index()
+    assert version.reason == (
+        "XLA has no kernel for ResizeBicubic, node a/ResizeBicubic;"
+        " `modes: [graph]` or `[auto]` serve what XLA can't compile"
+    )
+
+
 async def test_where_auto_has_no_mode_left_the_model_fails_with_the_first_reason(house: House) -> None:
     house.configured = [model("a", modes=("auto",), buckets=(1,))]
     house.compile_errors = {

@@ -15,7 +15,9 @@ CHUNK_BYTES = 65_536
 PARTIAL_LINE_S = 0.1
 """A line that is not ended, such as a question, is passed on after this time, unless it begins as logged ones do."""
 LOGGED = re.compile(rb"^([IWEF])\d{4} \d\d:\d\d:[\d.]+ +\d+ ([\w./-]+):\d+\] ")
-CONTINUED = re.compile(rb'(The op is created at:|File "[^"]+", line \d+, in |\ttf2xla conversion failed )')
+CONTINUED = re.compile(
+    rb'(The op is created at:|File "[^"]+", line \d+, in |dummy_file_name:\d+:|\ttf2xla conversion failed )'
+)
 """How further lines of a logged message begin that says what XLA can't compile; a crash's are indented."""
 BEGUN = re.compile(rb"^[IWEF](\d{0,3}$|\d{4})")
 STDIN, STDOUT, STDERR = 0, 1, 2

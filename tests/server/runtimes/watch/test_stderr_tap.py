@@ -86,6 +86,8 @@ def test_further_lines_of_a_silenced_message_are_silent_and_a_crashs_are_not() -
         r"""
 refused = "W0000 00:00:1.5    1 op_kernel.cc:3] OP_REQUIRES failed: unsupported operations\n"
 trace = 'The op is created at: \nFile "a/b.py", line 3, in f\n\ttf2xla conversion failed while converting f\n'
+unknown = 'The op is created at: \ndummy_file_name:10:dummy_function_name\n'  # that of a SavedModel
+write(refused + unknown)
 write(refused + trace + 'Fatal Python error: aborted\n  File "/a/b.py", line 3 in f\n')
 write("E0000 00:00:1.5    1 op_kernel.cc:3] an error\n" + trace)
 """,
