@@ -130,7 +130,11 @@ def ask_anew(server: Server) -> Any:
 def states(server: Server) -> dict[tuple[str, str], str]:
     client = NoopClient(server.grpc)
     with client.channel:
-        index = client.stub.RepositoryIndex(pb.RepositoryIndexRequest(), timeout=PATIENCE_S)
+        return states_seen_by(client)
+
+
+def states_seen_by(client: NoopClient) -> dict[tuple[str, str], str]:
+    index = client.stub.RepositoryIndex(pb.RepositoryIndexRequest(), timeout=PATIENCE_S)
     return {(model.name, model.version): model.state for model in index.models}
 
 
@@ -217,37 +221,49 @@ def test_a_ready_file_that_can_not_be_written_ends_no_service(upgraded: Upgraded
     assert NoopClient(server.grpc).ask(7) == Status.OK
 
 
-def load(address: str) -> Status:
-    client = NoopClient(address)
-    with client.channel:
-        try:
-            request = pb.RepositoryModelLoadRequest(model_name="other")
-            client.stub.RepositoryModelLoad(request, timeout=PATIENCE_S)
-        except RpcError as error:
-            assert isinstance(error, Call)
-            return error.code()
-        return Status.OK
+def load(client: NoopClient, name: str = "other") -> Status:
+    try:
+        client.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name=name), timeout=PATIENCE_S)
+    except RpcError as error:
+        assert isinstance(error, Call)
+        return error.code()
+    return Status.OK
 
 
-def test_loads_during_an_upgrade_are_made_as_a_whole_or_not_begun(upgraded: Upgraded) -> None:
+def unload(client: NoopClient) -> None:
+    client.stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name="other"), timeout=PATIENCE_S)
+
+
+def test_loads_during_an_upgrade_are_made(start_server: StartServer, tmp_path: Path) -> None:
+    upgraded = Upgraded(start_server, tmp_path, max_connection_age_s=300.0)
     server = upgraded.server
-    with ThreadPoolExecutor() as pool:
+    with ExitStack() as stack:
+        stack.callback(upgraded.end)
+        pool = stack.enter_context(ThreadPoolExecutor())
+        clients = [NoopClient(server.grpc) for _ in range(3)]
+        for client in clients:
+            stack.enter_context(client.channel)
         successor = upgraded.begin()
         engines = server.stderr.count("engine: process")
-        waiting = [pool.submit(load, server.grpc) for _ in range(3)]
+        waiting = [pool.submit(load, client) for client in clients]
         time.sleep(0.3)  # nothing tells that they wait
         assert not any(one.done() for one in waiting)
         successor.kill()  # and the old server makes them
         upgraded.release()
         assert [one.result(PATIENCE_S) for one in waiting] == [Status.OK] * 3
         assert server.stderr.count("engine: process") > engines
+        unload(clients[0])
         upgraded.begin()
-        waiting = [pool.submit(load, server.grpc) for _ in range(3)]
+        waiting = [pool.submit(load, client) for client in clients]
         time.sleep(0.3)
+        assert not any(one.done() for one in waiting)
         upgraded.release()
-        until(lambda: upgraded.pid != server.pid, "the other server has not taken its place")
-        assert [one.result(PATIENCE_S) for one in waiting] == [Status.UNAVAILABLE] * 3
-        assert load(server.grpc) == Status.OK
+        assert [one.result(PATIENCE_S) for one in waiting] == [Status.OK] * 3
+        assert states(server)["other", "1"] == "READY"
+        assert states_seen_by(clients[1])["other", "1"] == "UNLOADED", "its connection is not the old server's"
+        unload(clients[1])
+        assert states(server)["other", "1"] == "UNLOADED"
+        assert load(clients[1], "unknown") == Status.NOT_FOUND
 
 
 def test_one_process_can_not_be_upgraded(start_server: StartServer) -> None:

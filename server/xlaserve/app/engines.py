@@ -119,10 +119,7 @@ class Engines:
 
     def filled(self, role: Role, process: Process) -> None:
         """Has the role's address lead to this engine's socket."""
-        address = self._folder / role.name
-        link = address.with_suffix(".next")
-        link.symlink_to(self._sockets[process.pid])
-        link.replace(address)  # at once: it always leads to some engine
+        lead(self._folder / role.name, self._sockets[process.pid])
         before = self._sockets.pop(self._filling.get(role.name, 0), None)
         self._filling[role.name] = process.pid
         if before is not None:
@@ -192,6 +189,13 @@ class Engines:
 def shares_of_machine(settings: Settings) -> list[Share]:
     """Divides this machine among engines. Raises ConfigError."""
     return shares(settings, sorted(os.sched_getaffinity(0)), usable_cores(), gpus.count_visible())
+
+
+def lead(address: Path, place: Path) -> None:
+    """Has an address lead to the socket at `place`, at once: it never leads nowhere meanwhile. Raises OSError."""
+    link = address.with_suffix(".next")
+    link.symlink_to(place)
+    link.replace(address)
 
 
 def folder_of_engines(stack: ExitStack) -> Path:

@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import pickle
+import socket
 from collections.abc import Coroutine, Iterable
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from prometheus_client.core import Metric
 
 from xlaserve.app.event_loop import in_background, run_loop
 from xlaserve.app.front import Front
+from xlaserve.app.passed_changes import pass_on, taking
 from xlaserve.app.remote_engines import RemoteEngines
 from xlaserve.app.stopping import Stopping
 from xlaserve.app.tracing import Tracing
@@ -37,6 +39,8 @@ USAGE: Final = "usage"
 """The descriptor of the table of what all fronts have in use."""
 REGIONS: Final = "regions"
 """The descriptor of the file of the regions of shared memory that clients have registered."""
+CHANGES: Final = "changes"
+"""The descriptor of the socket where changes of models are taken that another server passes on."""
 CRASHED: Final = 1
 VERSION: Final = ("model", "version")
 AGE_JITTER: Final = 1.1
@@ -55,6 +59,8 @@ class Orders(NamedTuple):
     settings: Settings
     engines: tuple[Path, ...]
     """The sockets of its engines."""
+    successor: Path
+    """The socket where a server that has taken this one's place makes changes of models."""
     metrics: str | None
     """HOST:PORT where the metrics of all processes are shown."""
     number: int
@@ -81,7 +87,8 @@ async def _serve(child: Child, orders: Orders) -> int:
     stopping.listen_for_leave()
     mirror = Mirror(metrics)
     usage = Usage(child.descriptors[USAGE], settings.front_processes, orders.number - 1)
-    engines = RemoteEngines(orders.engines, mirror, metrics, usage)
+    engines = RemoteEngines(orders.engines, mirror, metrics, usage, partial(pass_on, orders.successor))
+    changes = taking(engines)
     following = in_background(engines.follow(), stopping.crash)
     try:
         if not await _until(engines.known(), stopping.begun):
@@ -123,6 +130,7 @@ async def _serve(child: Child, orders: Orders) -> int:
                 asyncio.get_running_loop().call_later(SHARING_S, front.ports.share)
             gc.freeze()  # what stays for ever; the collector pauses the event loop
             keep_freed_memory()
+            changes.listen(socket.socket(fileno=child.descriptors[CHANGES]))
             child.tell_ready(front.ports.addresses())
             if await _until(stopping.leaving.wait(), stopping.begun):
                 await front.leave(stopping.begun, leaving_s(settings))
@@ -131,6 +139,7 @@ async def _serve(child: Child, orders: Orders) -> int:
             mirror.is_stopping = True
             await front.drain(stopping.draining, settings.shutdown_delay_s if is_serving else 0)
             await _end(following)  # what has not finished in time fails with the link to the engine
+            await changes.close()
             await front.close()
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)

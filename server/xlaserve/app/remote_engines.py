@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial, reduce
 from itertools import chain
 from pathlib import Path
 from typing import Final, cast
 
-from xlaserve.errors import EngineLost, ModelNotFound, ShuttingDown, XlaserveError
+from xlaserve.app.passed_changes import PassOn, refuse
+from xlaserve.errors import EngineLost, ModelNotFound, XlaserveError
 from xlaserve.inspection.profiler import Recording
 from xlaserve.link import front as link
 from xlaserve.model.merging import Merging, Shown
@@ -37,9 +38,6 @@ FAILED_RETRY_S: Final = 1.0
 """Between attempts where something else is wrong: no file descriptors are left, say."""
 UPGRADE_LOOK_S: Final = 0.05
 """How often a change of models that waits looks what has become of an upgrade."""
-REPLACED: Final = (
-    "another server has taken this one's place, and this change was not begun: make it on a new connection"
-)
 
 log = logging.getLogger(__name__)
 
@@ -144,13 +142,19 @@ class RemoteEngines:
     """Engines in other processes that all have the same models. They are a `protocol.backend.Backend`.
 
     Changes are made in each of them, one after the other. While another server starts to take this one's place, by
-    `usage`, they wait: it would not have them.
+    `usage`, they wait: it would not have them. Once it serves, it makes them: `pass_on` has it do so.
     """
 
     def __init__(
-        self, addresses: Sequence[Path], directory: Mirror, metrics: Metrics, usage: Usage | None = None
+        self,
+        addresses: Sequence[Path],
+        directory: Mirror,
+        metrics: Metrics,
+        usage: Usage | None = None,
+        pass_on: PassOn = refuse,
     ) -> None:
         self.directory = directory
+        self._pass_on = pass_on
         self._usage = usage or Usage()
         self._changes_under_way = self._usage.amount(Kind.CHANGES)
         self._metrics = metrics
@@ -328,34 +332,32 @@ class RemoteEngines:
         return Recording(*await engine.linked.ask("profile", seconds=seconds))
 
     async def _change(self, name: str, question: str, **arguments: object) -> None:
-        """Makes a change in all of them, or in none if the first that is there can't make it.
+        """Makes a change here, or has another server make it that has taken this one's place.
 
-        One that is not there begins with what the others have. Raises what the first one does that fails, and
-        ShuttingDown where another server has taken this one's place. Where it is cancelled once one of them has
-        changed, the others still do.
+        Waits while that starts. Raises any error of the change, and ShuttingDown where the other server can't be
+        reached.
         """
-        async with self._before_or_after_upgrade():
-            await self._change_all(name, question, **arguments)
-
-    @asynccontextmanager
-    async def _before_or_after_upgrade(self) -> AsyncIterator[None]:
-        """Waits while another server starts. Raises ShuttingDown once that serves."""
         under_way = self._changes_under_way
         while True:
             under_way.own += 1  # before the look: the supervisor looks at the number after it has begun an upgrade
-            stage = self._usage.upgrade
-            if stage is Upgrade.NONE:
-                break
-            under_way.own -= 1
+            try:
+                if (stage := self._usage.upgrade) is Upgrade.NONE:
+                    await self._change_all(name, question, **arguments)
+                    return
+            finally:
+                under_way.own -= 1
             if stage is Upgrade.DONE:
-                raise ShuttingDown(REPLACED)
+                break
             await asyncio.sleep(UPGRADE_LOOK_S)
-        try:
-            yield
-        finally:
-            under_way.own -= 1
+        with nullcontext() if self.calls is None else self.calls.awaited():
+            await self._pass_on(question, {"name": name, **arguments})
 
     async def _change_all(self, name: str, question: str, **arguments: object) -> None:
+        """Makes a change in all of them, or in none if the first that is there can't make it.
+
+        One that is not there begins with the models of the others. Raises the error of the first one that fails. Where
+        it is cancelled once one of them has changed, the others still do.
+        """
         lost = EngineLost("the process that runs the models is starting")
         others = iter(self._engines)
         for engine in others:

@@ -8,7 +8,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -17,13 +17,14 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from xlaserve import usage
 from xlaserve.access.hosts import Hosts
 from xlaserve.app import front_process
-from xlaserve.app.engines import DRAINING, LATER_S, Engines, folder_of_engines, is_engine
+from xlaserve.app.engines import DRAINING, LATER_S, Engines, folder_of_engines, is_engine, lead
 from xlaserve.app.event_loop import in_background
 from xlaserve.app.front import FLUSH_S
 from xlaserve.app.reserved_ports import reserve
 from xlaserve.app.upgrade import Predecessor, Successor, changes_are_made
 from xlaserve.config import Settings
 from xlaserve.errors import ConfigError
+from xlaserve.link.host import bound
 from xlaserve.oracle.capacity import needed
 from xlaserve.processes import linux
 from xlaserve.processes.liveness import Liveness
@@ -106,9 +107,14 @@ class Server(Watcher):
             self._ports = {name: self._reserve(name, stack) for name in PORTS}
             used = _shared(partial(usage.create, settings.front_processes), stack)
             self._regions = _shared(shared_regions.create, stack) if self._before is None else self._before.regions
-            self._shared = {front_process.USAGE: used, front_process.REGIONS: self._regions}
             changes = None if self._before is None else self._before.changes
             folder = folder_of_engines(stack)
+            self._changes_socket, self._successor_address = folder / "changes", folder / "successor"
+            self._shared = {
+                front_process.USAGE: used,
+                front_process.REGIONS: self._regions,
+                front_process.CHANGES: _shared(lambda: bound(self._changes_socket).detach(), stack),
+            }
             self._engines = Engines(settings, self._read_settings, folder, lambda: self._was_ready, changes)
             self._usage = Usage(used, settings.front_processes)
             self._usage.serving = len(self._numbers)
@@ -253,6 +259,9 @@ class Server(Watcher):
 
     async def _take_over(self, before: Predecessor, addresses: Mapping[str, Any]) -> None:
         await before.leaves()
+        for address in before.successor_addresses:
+            with suppress(OSError):  # that server has ended
+                lead(address, self._changes_socket)
         log.info("upgrade: this is the server from now on")
         self._service_manager.is_silent = False
         self._service_manager.tell_ready(self._serving)
@@ -296,7 +305,10 @@ class Server(Watcher):
             return False
         metrics = None if self._metrics_endpoint is None else self._metrics_endpoint.listener
         try:
-            self._successor = successor = Successor(self._ports, metrics, self._regions, self._engines.changes)
+            addresses = [self._successor_address, *(() if self._before is None else self._before.successor_addresses)]
+            self._successor = successor = Successor(
+                self._ports, metrics, self._regions, self._engines.changes, addresses
+            )
         except OSError as error:
             log.error("upgrade: another server can't be started, this one goes on: %s", error)
             return False
@@ -356,12 +368,13 @@ class Server(Watcher):
         return engine is not None and bool(engine["is_ready"]) and self._has_front
 
     def _fronts(self, numbers: Mapping[str, int]) -> list[Role]:
-        settings, addresses = self._settings, self._engines.addresses
+        settings, engines = self._settings, self._engines.addresses
+        successor, metrics = self._successor_address, self._metrics_address
 
         def orders(number: int) -> bytes:
             waits = self._before is not None and not self._was_ready
             of_front = settings.model_copy(update={**self._ports, "metrics_port": None})
-            return pickle.dumps(front_process.Orders(of_front, addresses, self._metrics_address, number, waits))
+            return pickle.dumps(front_process.Orders(of_front, engines, successor, metrics, number, waits))
 
         stop_timeout_s = settings.shutdown_delay_s + settings.drain_timeout_s + 2 * FLUSH_S + LATER_S
         return [
@@ -407,7 +420,7 @@ class Server(Watcher):
 
 
 def _shared(create: Callable[[], int], stack: ExitStack) -> int:
-    """Returns a file in memory for all fronts. Raises ConfigError."""
+    """Returns a file for all fronts. Raises ConfigError."""
     try:
         file = create()
     except OSError as error:

@@ -91,6 +91,8 @@ class Predecessor(NamedTuple):
     """The file of the regions of shared memory that clients have registered."""
     changes: Changes
     channel: socket.socket
+    successor_addresses: Sequence[Path] = ()
+    """Where that server and those before it look for the socket of the one that makes changes of models for them."""
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str] = os.environ) -> Predecessor | None:
@@ -108,6 +110,7 @@ class Predecessor(NamedTuple):
                 regions=_own(told["regions"]),
                 changes=Changes(**{name: told["changes"][name] for name in Changes._fields if name in told["changes"]}),
                 channel=_socket(told["channel"]),
+                successor_addresses=[*map(Path, told.get("successor_addresses", ()))],
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{HANDED_OVER}: expected what another server hands over, got {error!r}") from None
@@ -128,7 +131,14 @@ class Successor:
     Raises OSError where it can't be started.
     """
 
-    def __init__(self, ports: Mapping[str, int], metrics: socket.socket | None, regions: int, changes: Changes) -> None:
+    def __init__(
+        self,
+        ports: Mapping[str, int],
+        metrics: socket.socket | None,
+        regions: int,
+        changes: Changes,
+        successor_addresses: Sequence[Path] = (),
+    ) -> None:
         self._is_ready = self._has_news = False
         with ExitStack() as theirs:
             self._channel, channel = map(theirs.enter_context, socket.socketpair())
@@ -140,6 +150,7 @@ class Successor:
                 "regions": regions,
                 "changes": changes._asdict(),
                 "channel": channel.fileno(),
+                "successor_addresses": [*map(str, successor_addresses)],
             }
             os.write(file, json.dumps(told).encode())
             passed = [file, regions, channel.fileno(), *(() if metrics is None else (metrics.fileno(),))]

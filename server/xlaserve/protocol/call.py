@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final, Self
 
@@ -99,6 +100,15 @@ class Calls:
         self.loop_time.count()
         if self._is_draining and not self.in_flight:
             self._idle.set()
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Counts a request that is no inference as in flight, so that a drain waits for it."""
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.leave()
 
     async def drain(self) -> None:
         """Refuses requests of calls that begin from now on; returns once all that are in flight are answered."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,13 +14,15 @@ import pytest
 from tests.server.model.test_merging import facts
 
 from xlaserve.app import remote_engines
+from xlaserve.app.passed_changes import PassOn, refuse
 from xlaserve.app.remote_engines import RemoteEngines
 from xlaserve.config import Mode
-from xlaserve.errors import EngineLost, ModelFailed, ShuttingDown, XlaserveError
+from xlaserve.errors import EngineLost, ModelFailed, XlaserveError
 from xlaserve.link import front as link
 from xlaserve.model.mirror import Mirror
 from xlaserve.model.published import Catalogue, Loading
 from xlaserve.model.version import State, Version
+from xlaserve.protocol.call import Calls
 from xlaserve.telemetry import tally
 from xlaserve.telemetry.findings import Findings, Likeness, Pair, TimeRatio
 from xlaserve.telemetry.metrics import Metrics
@@ -136,9 +138,9 @@ class Link:
             raise self.error
 
 
-def linked(*links: Link | None, usage: Usage | None = None) -> RemoteEngines:
+def linked(*links: Link | None, usage: Usage | None = None, pass_on: PassOn = refuse) -> RemoteEngines:
     addresses = [Path(str(number)) for number, _ in enumerate(links)]
-    engines = RemoteEngines(addresses, Mirror(Metrics()), Metrics(), usage)
+    engines = RemoteEngines(addresses, Mirror(Metrics()), Metrics(), usage, pass_on)
     for engine, one in zip(engines._engines, links, strict=True):
         engine.link = cast(Any, one)
     return engines
@@ -209,17 +211,29 @@ async def test_a_change_waits_while_another_server_starts_and_is_made_where_that
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_a_change_that_waited_is_refused_once_another_server_serves() -> None:
-    usage, engine = Usage(), Link()
+async def test_once_another_server_serves_it_makes_the_changes() -> None:
+    usage, engine, passed, in_flight = Usage(), Link(), [], []
+    calls = Calls(Mirror(Metrics()), Metrics(), cast(Any, SimpleNamespace(clock=None)))
+
+    async def pass_on(question: str, arguments: Mapping[str, object]) -> None:
+        passed.append((question, arguments))
+        in_flight.append(calls.in_flight)
+
     usage.upgrade = Upgrade.STARTING
-    engines = linked(engine, usage=usage)
+    engines = linked(engine, usage=usage, pass_on=pass_on)
+    engines.calls = calls
     loading = asyncio.create_task(engines.load("m"))
     await asyncio.sleep(600)
+    assert not passed
     usage.upgrade = Upgrade.DONE
-    for waited in (loading, engines.update("m", {"stable": "1"}, ())):
-        with pytest.raises(ShuttingDown, match="this change was not begun"):
-            await waited
+    await loading
+    await engines.update("m", {"stable": "1"}, ())
+    assert passed == [
+        ("load", {"name": "m"}),
+        ("update", {"name": "m", "labels": {"stable": "1"}, "versions": []}),
+    ]
     assert (engine.asked, usage.amount(Kind.CHANGES).total) == ([], 0)
+    assert (in_flight, calls.in_flight) == ([1, 1], 0), "the end of this server does not wait for them"
 
 
 class Front:

@@ -24,7 +24,7 @@ from xlaserve.app.engines import ENGINE, FOLDERS, Engines, folder_of_engines
 from xlaserve.app.front_process import Orders
 from xlaserve.app.several_processes import FRONT, SPARE_LOOK_S, SPARES, Server
 from xlaserve.app.succession import Start
-from xlaserve.app.upgrade import Changes
+from xlaserve.app.upgrade import Changes, Predecessor
 from xlaserve.config import ModelSettings, Settings
 from xlaserve.errors import ConfigError
 from xlaserve.oracle.capacity import TYPICAL, US_PER_S
@@ -118,6 +118,7 @@ class GrowingWorld(World):
         self.server._supervisor = cast(Supervisor, SimpleNamespace(about=self.about, add=self.added.extend))
         self.server._usage = Usage(fronts=5)
         self.server._ports, self.server._shared = {}, {}
+        self.server._successor_address = Path("successor")
         roles = [Role(name=f"{ENGINE} {number}", target="") for number in range(engines)]
         self.server._engines = cast(Any, SimpleNamespace(roles=roles, addresses=(), changes=Changes()))
 
@@ -191,6 +192,19 @@ def test_a_server_that_stops_has_no_change_of_models_wait_for_an_upgrade(monkeyp
     world.server.stopping()
     assert world.server._usage.upgrade is Upgrade.NONE
     world.server._service_manager.close()
+
+
+async def test_servers_before_find_the_one_that_takes_their_place(tmp_path: Path) -> None:
+    server = World().server
+    server._changes_socket = tmp_path / "changes"
+    (tmp_path / "before").mkdir()
+    address, gone = tmp_path / "before" / "successor", tmp_path / "gone" / "successor"
+    address.symlink_to(tmp_path / "a server whose place this one takes")
+    before = SimpleNamespace(leaves=AsyncMock(), successor_addresses=[gone, address])
+    await server._take_over(cast(Predecessor, before), {})
+    assert address.readlink() == tmp_path / "changes"
+    assert [*(tmp_path / "before").iterdir()] == [address]
+    server._service_manager.close()
 
 
 @pytest.mark.parametrize(("engines", "expected"), [(1, 2), (2, 4), (4, 5)])

@@ -91,6 +91,7 @@ def handed() -> tuple[dict[str, str], socket.socket, dict[str, object]]:
         "regions": regions,
         "changes": {"unloaded": {"a": ["1"]}, "serving": ["b"], "of_a_later_version": 1},
         "channel": theirs.detach(),
+        "successor_addresses": ["/tmp/b/successor", "/tmp/a/successor"],
         "of_a_later_version": 1,
     }
     return environment(told), ours, told
@@ -112,6 +113,7 @@ async def test_a_server_says_that_it_serves_and_waits_for_its_predecessor_to_lea
         assert there == {"HOME": "/"}  # what it starts follows nobody
         assert before.ports == told["ports"]
         assert before.changes == Changes({"a": ["1"]}, {}, ["b"])
+        assert before.successor_addresses == [Path("/tmp/b/successor"), Path("/tmp/a/successor")]
         assert not os.get_inheritable(before.regions)
         ours.send(GO)
         await before.leaves()
@@ -122,9 +124,11 @@ async def test_a_server_says_that_it_serves_and_waits_for_its_predecessor_to_lea
 async def test_a_predecessor_that_has_ended_is_not_waited_for(
     handed: tuple[dict[str, str], socket.socket, dict[str, object]],
 ) -> None:
-    there, ours, _ = handed
-    before = Predecessor.of(there)
+    _, ours, told = handed
+    del told["successor_addresses"]  # its version is an older one
+    before = Predecessor.of(environment(told))
     assert before is not None
+    assert not before.successor_addresses
     ours.close()
     await before.leaves()
     os.close(before.regions)

@@ -212,6 +212,15 @@ async def test_draining_waits_for_what_is_under_way_and_refuses_what_comes(world
     assert [(await answer).execute_s for answer in accepted] == [1.0, 1.0, 1.0]
 
 
+async def test_draining_waits_for_requests_that_are_no_inference(world: World) -> None:
+    with world.calls.awaited():
+        draining = asyncio.create_task(world.calls.drain())
+        await asyncio.sleep(0)
+        assert (world.calls.in_flight, draining.done()) == (1, False)
+    await draining
+    assert world.calls.in_flight == 0
+
+
 async def test_draining_accepts_requests_of_calls_that_began_before(world: World) -> None:
     admission = world.calls.admission = CallAdmission(8, 100.0, 10.0)
     arrived = asyncio.Event()

@@ -1,0 +1,84 @@
+"""Changes of models that clients ask of a server whose place another one has taken, and which the other one makes.
+
+Each server listens for them on a Unix socket. All its fronts take them there, over a link without models, and make them
+as they make the changes of their own clients: they wait where a third server starts, and go on to that one once it
+serves. Who calls is checked before a change is passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from xlaserve.errors import EngineLost, ModelNotFound, ShuttingDown
+from xlaserve.link import front as link
+from xlaserve.link.arena import PAGE_BYTES
+from xlaserve.link.host import Host
+from xlaserve.protocol.backend import Backend
+
+REACH_S: Final = 10.0
+"""How long a front looks for the server that has taken this one's place."""
+RETRY_S: Final = 0.05
+REPLACED: Final = (
+    "another server has taken this one's place, and this change was not begun: make it on a new connection"
+)
+
+log = logging.getLogger(__name__)
+
+PassOn = Callable[[str, Mapping[str, object]], Awaitable[None]]
+"""Has another server make a change, given its name and arguments, among them the `name` of the model."""
+
+
+def taking(backend: Backend) -> Host:
+    """Returns a host that has `backend` make the changes that others pass on."""
+    changes: Mapping[str, Callable[..., Awaitable[None]]] = {
+        "load": backend.load,
+        "update": backend.update,
+        "unload": backend.unload,
+    }
+
+    async def make(question: str, arguments: Mapping[str, Any]) -> None:
+        await changes[question](**arguments)
+
+    return Host(make)
+
+
+async def pass_on(address: Path, question: str, arguments: Mapping[str, object]) -> None:
+    """Has the server that listens at `address` make a change, and returns once it has.
+
+    Raises any error of the change there, EngineLost where that server ends meanwhile, and ShuttingDown where it was not
+    reached, so that nothing was begun.
+    """
+    linked = await _reached(address)
+    try:
+        await linked.ask(question, **arguments)
+    except ModelNotFound:
+        # The other server's own words list models, of which this caller may know only some.
+        raise ModelNotFound(f"no model {str(arguments['name'])[:128]!r} is configured") from None
+    finally:
+        linked.close()
+
+
+async def refuse(question: str, arguments: Mapping[str, object]) -> None:
+    """Raises ShuttingDown: no server is known that could make a change."""
+    raise ShuttingDown(REPLACED)
+
+
+async def _reached(address: Path) -> link.EngineLink:
+    """Returns a link to the server at `address`, which has that place a moment after it serves. Raises ShuttingDown."""
+    try:
+        async with asyncio.timeout(REACH_S):
+            while True:
+                try:
+                    return await link.connect(address, arena_bytes=PAGE_BYTES, max_jobs=1)
+                except OSError as error:
+                    log.debug("no link to the server that has taken this one's place: %r", error)
+                await asyncio.sleep(RETRY_S)
+    except TimeoutError:
+        log.warning("the server that has taken this one's place can't be reached: a change was refused")
+    except EngineLost:  # its version may speak in another way
+        log.warning("the server that has taken this one's place is not understood: a change was refused")
+    raise ShuttingDown(REPLACED)
