@@ -12,6 +12,8 @@ from xlaserve.processes.supervisor import as_words
 
 MOST: Final = 3
 """A version that may have crashed as many processes is not loaded any more."""
+MOST_KNOWN: Final = 100
+"""Versions that are known, those that crashed last: `text` has to fit into an environment variable (128 KiB)."""
 AGAIN: Final = "load it again, or change its files or settings, to have it tried once more"
 
 
@@ -49,9 +51,10 @@ class Crashes:
             words.seek(0)
             found = suspects(under_way, words.read())
         for key, suspect in found.items():
-            count, _ = self._counted.get(key.hex(), (0, ""))
+            count, _ = self._counted.pop(key.hex(), (0, ""))
             is_certain = suspect.is_load and len(found) == 1 and not suspect.is_beside_batches
             self._counted[key.hex()] = (MOST if is_certain else count + 1, f"{as_words(status)} while {_how(suspect)}")
+        self._counted = dict([*self._counted.items()][-MOST_KNOWN:])
         return " or ".join(dict.fromkeys(map(_how, found.values())))
 
 

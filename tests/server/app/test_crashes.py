@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from xlaserve.app.crashes import MOST, Crashes
+from xlaserve.app.crashes import MOST, MOST_KNOWN, Crashes
 from xlaserve.config import ModelSettings
 from xlaserve.engine.program import Images, Outputs
-from xlaserve.engine.under_way import UnderWay, create, key_of
+from xlaserve.engine.under_way import STEPS_BYTES, UnderWay, create, key_of
 from xlaserve.processes.role import NO_USE
 
 A, B = (key_of(ModelSettings(name=name, source="fake")) for name in "ab")
@@ -72,6 +72,17 @@ def test_what_crashes_while_it_runs_is_set_aside_after_several_crashes(files: tu
     for count in range(1, MOST + 1):
         run(np.zeros((1, 1, 1, 3), np.uint8))
         assert (crashes.set_aside.keys() == {A}) == (count == MOST)
+
+
+def test_what_is_known_of_crashes_is_bounded_and_the_latest(files: tuple[int, int]) -> None:
+    crashes, under_way = Crashes(), UnderWay(files[0])
+    keys = [key_of(ModelSettings(name=str(number), source="fake")) for number in range(MOST_KNOWN + 2)]
+    for key in (*keys, keys[-MOST_KNOWN]):
+        with under_way.loading(key) as load, load.at("x" * STEPS_BYTES):
+            crashes.note(-signal.SIGSEGV, *files)
+    assert crashes.set_aside.keys() == {*keys[-MOST_KNOWN:]}
+    assert [*crashes.set_aside][-1] == keys[-MOST_KNOWN], "it crashed last"
+    assert len(crashes.text) < 128 * 1024
 
 
 @pytest.mark.parametrize("status", [0, NO_USE, -signal.SIGKILL, -signal.SIGTERM])
