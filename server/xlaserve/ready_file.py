@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,8 @@ class ReadyFile:
             raise ConfigError(f"ready_file: expected a file in a folder that exists, got {self._path}")
         if self._path.is_dir():
             raise ConfigError(f"ready_file: expected a file, got the folder {self._path}")
+        if not _can_be_replaced(self._path):
+            raise ConfigError(f"ready_file: expected a file of its own, got {self._path}, a device, a pipe or a link")
         partial, file = self._written({"pid": self._pid})
         partial.unlink(missing_ok=True)
         os.close(file)
@@ -91,6 +94,14 @@ class ReadyFile:
 
     def _wrong(self, error: OSError) -> ConfigError:
         return ConfigError(f"ready_file: expected a file that can be made, got {self._path}: {error.strerror}")
+
+
+def _can_be_replaced(path: Path) -> bool:
+    """Returns whether there is a file or nothing: as root, a server would remove the system's own /dev/null."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return True
 
 
 def _is_locked(path: Path) -> bool:

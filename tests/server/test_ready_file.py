@@ -57,6 +57,18 @@ def test_the_file_of_a_server_that_runs_stays_and_of_a_killed_one_goes(tmp_path:
     assert not path.exists()
 
 
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_is_no_file_of_its_own_is_refused_and_stays(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "ready"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/proc/self/fd/0")
+    with pytest.raises(ConfigError, match="ready_file: expected a file of its own"):
+        ReadyFile(path).check()
+    assert [*tmp_path.iterdir()] == [path]
+
+
 def test_a_file_that_another_server_has_replaced_is_not_removed(tmp_path: Path) -> None:
     path = tmp_path / "ready"
     before, after = ReadyFile(path), ReadyFile(path)
