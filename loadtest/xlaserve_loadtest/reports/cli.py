@@ -173,9 +173,10 @@ def judge_summary(summary: Summary, conditions: Sequence[Condition], *, these_pr
 
 def check(options: argparse.Namespace, parser: argparse.ArgumentParser, read: Sequence[Path] = ()) -> None:
     """Checks that no report would be written over what is `read`. Ends with status 2 where one would."""
-    sources = {path.absolute() for path in read}
+    sources = {path.resolve() for path in read}
     for path in _written(options):
-        if path.absolute() in sources:
+        # A link to the run is replaced, and not what it leads to; a folder may have several names.
+        if path.parent.resolve() / path.name in sources:
             parser.error(f"{path}: expected a file to write, and it is the run that is read")
 
 

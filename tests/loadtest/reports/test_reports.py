@@ -364,11 +364,14 @@ def test_a_report_is_never_written_over_the_run_that_it_reads(
     compared: NewRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = compared().write()
+    detour = path.parent / "folder" / ".." / path.name
+    detour.parent.parent.mkdir()
     for main, words in ((report.main, [str(path), "--json"]), (compare_cli.main, ["other", str(path), "--junit"])):
-        with pytest.raises(SystemExit) as caught:
-            main([*words, str(path)])
-        assert caught.value.code == 2
-        assert "it is the run that is read" in capsys.readouterr().err
+        for name in (path, detour):
+            with pytest.raises(SystemExit) as caught:
+                main([*words, str(name)])
+            assert caught.value.code == 2
+            assert "it is the run that is read" in capsys.readouterr().err
     assert read_run(path).end
 
 
