@@ -23,6 +23,8 @@ MIN_BATCH: Final = 10
 _UPPER: Final = 19 / 10.117
 """A variance over BATCHES is at most this many times its estimate, with 95% confidence (chi-squared, 19 degrees)."""
 
+_CLUSTERS: Final = 2
+"""Clusters of requests over its own percentile that a batch holds at least where their size can be told from it."""
 _GROWS_AT: Final = 2.33
 """Standard deviations of the number of rises among batches that chance exceeds in 1% of runs."""
 
@@ -109,20 +111,36 @@ def variance_inflation(latencies: NDArray[np.float64], percentile: float) -> flo
     return max(1.0, _UPPER * float(counts.var(ddof=1)) / binomial) if binomial else 1.0
 
 
+def inflation_of_run(latencies: NDArray[np.float64], limit: float, percentile: float) -> float:
+    """Returns how many requests of a run tell as much as one independent request about a limit.
+
+    It is `variance_inflation` or, where latencies do not grow in the run, `inflation_with_spells` if that is less.
+    """
+    found = variance_inflation(latencies, percentile)
+    if latencies.size < BATCHES or grows(latencies):
+        return found
+    return min(found, inflation_with_spells(latencies, limit, percentile))
+
+
 def inflation_with_spells(latencies: NDArray[np.float64], limit: float, percentile: float) -> float:
-    """Returns `variance_inflation` of requests that the run holds all spells of, in which the server is slow.
+    """Returns `variance_inflation` of requests that the run holds all spells of, in which the server is slow; infinity
+    where batches are too short to say.
 
     Requests of a slow spell are over the percentile of the whole run together, however far below the limit, so that
     no run would ever be long enough. So those that are over the limit are counted in BATCHES batches and, for as long
     as they are few, those of each batch that are over its own percentile: half of the batches have at most so much.
     It is for latencies that do not grow in the run.
     """
+    batches = np.array_split(latencies, BATCHES)
     over = np.array([batch.mean() for batch in np.array_split(latencies >= limit, BATCHES)], np.float64)
     share = float(over.mean())
     binomial = share * (1 - share) * BATCHES / latencies.size if latencies.size else 0.0
     at_limit = _UPPER * float(over.var(ddof=1)) / binomial if binomial else 1.0
-    within = [variance_inflation(batch, percentile) for batch in np.array_split(latencies, BATCHES)]
-    return max(1.0, at_limit, float(np.median(within)))
+    within = float(np.median([variance_inflation(batch, percentile) for batch in batches]))
+    # Behind a long queue, a batch may hold a part of one cluster, which looks smaller than it is.
+    if within * _CLUSTERS > latencies.size / BATCHES * (1 - percentile / 100):
+        return math.inf
+    return max(1.0, at_limit, within)
 
 
 def grows(latencies: NDArray[np.float64]) -> bool:

@@ -23,11 +23,9 @@ from xlaserve_loadtest.schedule.early_stopping import (
     BATCHES,
     MIN_BATCH,
     TailCount,
-    grows,
-    inflation_with_spells,
+    inflation_of_run,
     least_requests,
     least_requests_to_pass,
-    variance_inflation,
 )
 
 PRECISION: Final = 0.04
@@ -110,13 +108,10 @@ class TriedRate:
         first_ns, last_ns = window_ns or (0, 0)
         in_window = (rows["end_ns"] >= first_ns) & (rows["end_ns"] < last_ns) & (rows["status"] == Status.OK)
         due = measured.size + dropped
-        inflation = variance_inflation(latencies_ms, slo.percentile)
-        if latencies_ms.size >= BATCHES and not grows(latencies_ms):
-            inflation = min(inflation, inflation_with_spells(latencies_ms, slo.limit_ms, slo.percentile))
         tail = TailCount(
             due,
             int((latencies_ms >= slo.limit_ms).sum()) + dropped,
-            inflation,
+            inflation_of_run(latencies_ms, slo.limit_ms, slo.percentile),
         )
         return cls(rate_per_s, slo, tail, float(in_window.sum()) / due if due else 0.0)
 

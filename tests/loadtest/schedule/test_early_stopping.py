@@ -8,6 +8,7 @@ from tests.loadtest.queues import MM1, quantile
 
 from xlaserve_loadtest.schedule.early_stopping import (
     TailCount,
+    inflation_of_run,
     least_requests_to_pass,
     max_over,
     percentile_estimate,
@@ -84,6 +85,6 @@ def test_a_run_exactly_at_the_limit_seldom_passes(load: float) -> None:
         latencies = MM1(arrivals, random)[500:]
         over = int((latencies > limit).sum())
         naive += TailCount(latencies.size, over, 1.0).is_surely_within(99)
-        passed += TailCount(latencies.size, over, variance_inflation(latencies, 99)).is_surely_within(99)
+        passed += TailCount(latencies.size, over, inflation_of_run(latencies, limit, 99)).is_surely_within(99)
     assert naive >= 30
     assert passed <= 6
