@@ -85,7 +85,7 @@ def judge(own: Side, other: Side, *, unit: Unit, seed: int, paired: bool) -> Jud
     for measure, percentile in _PERCENTILE_MEASURES.items():
         is_known = all(_is_answered(share, percentile) for share in answered)
         ratios[measure] = percentile_ratio(own_ns, other_ns, percentile, paired=paired) if is_known else None
-        if ratios[measure] is not None:
+        if is_known and own_ns and other_ns:
             waits = [at_nearest_rank(np.sort(np.concatenate(side)), percentile) for side in (own_ns, other_ns)]
             whole[measure] = waits[0] / waits[1]
     is_open = own.blocks[0].block.load.type == "open"
@@ -111,7 +111,8 @@ def _by_latency(
 ) -> tuple[Measure, Verdict, str]:
     """Judges by p50 and p99 together: p99 decides where p50 does not, and neither may lose more than the other gains.
 
-    `whole` are ratios of the percentiles of all answers, in which a stall counts that no typical block shows.
+    `whole` are ratios of the percentiles of all answers, in which a stall counts that no typical block shows, and which
+    are known where answers are too few for an interval of p99.
     """
     p50, p99 = ratios["p50"], ratios["p99"]
     verdict, reason = _verdict(p50, "p50", unit)
@@ -119,14 +120,18 @@ def _by_latency(
     if verdict == "inconclusive" and p99 is not None and p99.p_value is not None and p99.p_value <= _CONCLUDED_AT:
         decides = "p99"
         verdict, reason = _verdict(p99, "p99", unit)
-    if verdict == "inconclusive" or p50 is None or p99 is None:
+    if verdict == "inconclusive":
         return decides, verdict, reason
-    other: Estimate = p50 if decides == "p99" else p99
-    for values in ({"p50": p50.value, "p99": p99.value}, whole):
+    typical = {measure: ratio.value for measure, ratio in (("p50", p50), ("p99", p99)) if ratio is not None}
+    for values, of in ((typical, ""), (whole, " over all answers")):
+        if len(values) < len(_PERCENTILE_MEASURES):
+            continue
         both = math.log(values["p50"]) + math.log(values["p99"])
         if (both < 0) != (verdict == "faster"):
-            of = "" if values is not whole else " over all answers"
             return decides, "inconclusive", f"p50 is {values['p50']:.3f} times, but p99 {values['p99']:.3f} times{of}"
+    if p50 is None or p99 is None:
+        return decides, verdict, reason
+    other = p50 if decides == "p99" else p99
     if conclude(other, more_is_faster=False) not in (verdict, "inconclusive"):
         return decides, "inconclusive", f"p50 is {p50.value:.3f} times, but p99 {p99.value:.3f} times"
     return decides, verdict, reason

@@ -309,3 +309,18 @@ def test_p50_and_p99_decide_together_in_an_open_loop(
             file.block(arm, latencies_ms, load=OPEN, due_ns=due_ns, round=turn)
     found = comparisons(file.read())["xla"]
     assert (found.decides, found.verdict) == (decides, verdict)
+
+
+@pytest.mark.parametrize(("slow_ms", "verdict"), [(60.0, "inconclusive"), (8.0, "faster")])
+def test_a_worse_tail_of_few_answers_counts_against_a_better_p50(
+    run_file: NewRun, slow_ms: float, verdict: str
+) -> None:
+    file, random = run_file().header(), np.random.default_rng(0)
+    due_ns = np.arange(50) * 20_000_000
+    for turn in range(8):
+        for arm, mean_ms, tail_ms in (("xla", 8.0, slow_ms), ("graph", 10.0, 10.0)):
+            latencies_ms = np.where(np.arange(50) % 10, mean_ms, tail_ms) * np.exp(random.normal(0, 0.01))
+            file.block(arm, latencies_ms, load=OPEN, due_ns=due_ns, round=turn)
+    found = comparisons(file.read())["xla"]
+    assert found.ratios["p99"] is None
+    assert (found.decides, found.verdict) == ("p50", verdict)
