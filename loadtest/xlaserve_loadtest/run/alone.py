@@ -15,7 +15,7 @@ from xlaserve_loadtest.run.fleet import Fleet
 from xlaserve_loadtest.run.recorder import Recorder
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.targets.target import Array, RequestError, TargetError
-from xlaserve_loadtest.targets.tolerance import are_alike, slack_of
+from xlaserve_loadtest.targets.tolerance import are_alike, slacks_of
 
 MAX_BYTES: Final = 256 * 2**20
 """Memory for outputs in each process that sends, for all arms together; those that would exceed it are not kept."""
@@ -72,8 +72,7 @@ def _covering(requests: Sequence[Request], images: int) -> int:
 
 
 def _are_all_alike(ours: Sequence[Array], theirs: Sequence[Array]) -> bool:
-    slack = slack_of(theirs)
-    return all(are_alike(own, other, slack) for own, other in zip(ours, theirs, strict=True))
+    return all(map(are_alike, ours, theirs, slacks_of([theirs])))
 
 
 def _record(recorder: Recorder, text: str) -> None:

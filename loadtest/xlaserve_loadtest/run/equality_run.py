@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from xlaserve_loadtest.record.lines import Arm, Equality
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import ANY, DTYPES
 from xlaserve_loadtest.targets.target import Array, ModelInfo
-from xlaserve_loadtest.targets.tolerance import RELATIVE, are_alike, are_comparable, are_names, distances, slack_of
+from xlaserve_loadtest.targets.tolerance import RELATIVE, are_alike, are_comparable, are_names, distances, slacks_of
 
 
 def incomparable(own: Sequence[ModelInfo], other: Sequence[ModelInfo]) -> str:
@@ -63,18 +63,20 @@ def compare_outputs(
 
     Equal means that every output of every request is within the tolerance of `targets.tolerance`.
     """
-    largest_absolute = largest_relative = 0.0
-    slack = slack_of(chain.from_iterable(other))
+    largest_relative = 0.0
+    slacks = slacks_of(other)
+    # The largest difference of the output that is furthest off for its tolerance, and that.
+    furthest = (0.0, max(slacks, default=0.0))
     agreements: list[bool] = []
     differing = 0
     for count, own_outputs, other_outputs in zip(images, own, other, strict=True):
-        pairs = list(zip(own_outputs, other_outputs, strict=True))
-        differing += 0 if all(are_alike(*pair, slack) for pair in pairs) else count
-        for ours, theirs in pairs:
+        triples = list(zip(own_outputs, other_outputs, slacks, strict=True))
+        differing += 0 if all(are_alike(*triple) for triple in triples) else count
+        for ours, theirs, slack in triples:
             if are_names(theirs) or not are_comparable(ours, theirs):
                 continue
             difference = distances(ours, theirs)
-            largest_absolute = max(largest_absolute, float(difference.max(initial=0.0)))
+            furthest = max(furthest, (float(difference.max(initial=0.0)), slack), key=_of_tolerance)
             # Below `slack` a number counts as 0 and has no relative difference.
             of = np.maximum(np.abs(theirs), slack if slack else 1.0)
             largest_relative = max(largest_relative, float((difference / of).max(initial=0.0)))
@@ -84,11 +86,19 @@ def compare_outputs(
         arm=arm,
         baseline=baseline,
         images=sum(images),
-        largest_absolute=largest_absolute,
+        largest_absolute=furthest[0],
         largest_relative=largest_relative,
         top1_agreement=sum(agreements) / len(agreements) if agreements else None,
-        tolerance_absolute=slack,
+        tolerance_absolute=furthest[1],
         tolerance_relative=RELATIVE,
         is_equal=not differing,
         differing=differing,
     )
+
+
+def _of_tolerance(furthest: tuple[float, float]) -> float:
+    """Returns a difference as a multiple of the tolerance that stands with it."""
+    largest, slack = furthest
+    if not largest:
+        return 0.0
+    return largest / slack if slack else math.inf

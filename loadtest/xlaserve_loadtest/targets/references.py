@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Final
 
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.targets.target import Array
-from xlaserve_loadtest.targets.tolerance import are_alike, slack_of
+from xlaserve_loadtest.targets.tolerance import are_alike, slacks_of
 
 TIME_SHARE: Final = 0.01
 """Share of a generator's time that it spends on comparing at most: it measures the target, and not itself."""
@@ -27,14 +26,14 @@ class References:
         self._next_s = 0.0
         # By id, which is quick to look up: the requests are kept, so that no other has it.
         self._alone: dict[int, tuple[Request, Sequence[Array]]] = {}
-        self._slack: dict[int, float] = {}
+        self._slacks: dict[int, list[float]] = {}
 
     def learn(self, requests: Sequence[Request], outputs: Sequence[Sequence[Array]]) -> None:
         """Takes the outputs that the first of `requests` got, one request at a time."""
         pairs = list(zip(requests, outputs, strict=False))
         self._alone = {id(request): (request, own) for request, own in pairs}
         for model in {request.model for request, _ in pairs}:
-            self._slack[model] = slack_of(chain.from_iterable(own for request, own in pairs if request.model == model))
+            self._slacks[model] = slacks_of(own for request, own in pairs if request.model == model)
 
     def reset(self) -> None:
         """Counts from 0 again."""
@@ -49,10 +48,7 @@ class References:
         if known is None or (began_s := self._clock()) < self._next_s:
             return ""
         ours, (_, theirs) = outputs(), known
-        slack = self._slack[request.model]
-        is_right = len(ours) == len(theirs) and all(
-            are_alike(own, other, slack) for own, other in zip(ours, theirs, strict=True)
-        )
+        is_right = len(ours) == len(theirs) and all(map(are_alike, ours, theirs, self._slacks[request.model]))
         self.compared += 1
         self.differing += not is_right
         now_s = self._clock()

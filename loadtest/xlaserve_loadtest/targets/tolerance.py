@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -12,15 +12,24 @@ from xlaserve_loadtest.targets.target import Array
 RELATIVE: Final = 0.01
 """Largest relative difference of a number. TensorFloat-32 on a GPU stays below, a wrong answer does not."""
 OF_LARGEST: Final = 0.001
-"""Allowed on top of RELATIVE, as a share of the largest number of all outputs: near 0 rounding may differ."""
+"""Allowed on top of RELATIVE, as a share of the largest number of an output: near 0 rounding may differ."""
 DIFFERING_NAMES: Final = 0.001
 """Share of integers that may differ: rounding decides between two equally likely classes."""
 
 
-def slack_of(outputs: Iterable[Array]) -> float:
-    """Returns the absolute difference that is allowed whatever the number, from all outputs of the reference."""
-    numbers = (output for output in outputs if not are_names(output))
-    return OF_LARGEST * max((float(np.abs(own[np.isfinite(own)]).max(initial=0.0)) for own in numbers), default=0.0)
+def slacks_of(answers: Iterable[Sequence[Array]]) -> list[float]:
+    """Returns the absolute difference that is allowed whatever the number, for each output of the reference.
+
+    Outputs have their own, or scores next to boxes in pixels could be any.
+    """
+    return [
+        0.0 if are_names(outputs[0]) else OF_LARGEST * max(map(_largest, outputs))
+        for outputs in zip(*answers, strict=True)
+    ]
+
+
+def _largest(output: Array) -> float:
+    return float(np.abs(output[np.isfinite(output)]).max(initial=0.0))
 
 
 def are_alike(ours: Array, theirs: Array, slack: float) -> bool:

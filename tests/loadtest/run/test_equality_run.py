@@ -97,3 +97,10 @@ def test_whole_numbers_are_the_same_or_not() -> None:
     hardly[0][0][0, 0, 20] = 9
     assert not compare(hardly, maps).is_equal
     assert compare(maps, maps).top1_agreement is None
+
+
+def test_the_tolerance_is_that_of_the_output_which_is_furthest_off() -> None:
+    boxes = np.array([[[0.0, 0.0, 640.0, 640.0]]])
+    found = compare([[boxes + 0.5, np.array([[0.3]])]], [[boxes, np.array([[0.9]])]])
+    assert not found.is_equal
+    assert (found.largest_absolute, found.tolerance_absolute) == pytest.approx((0.6, 0.0009))

@@ -85,3 +85,12 @@ def test_each_model_of_a_mix_has_a_tolerance_of_its_own() -> None:
     references.learn(own, [[np.array([[1000.0, 0.0]])], [np.array([[1.0, 0.0]])]])
     assert references.fault(own[0], lambda: [np.array([[1000.0, 0.5]])]) == ""
     assert references.fault(own[1], lambda: [np.array([[1.0, 0.5]])])
+
+
+def test_scores_beside_boxes_in_pixels_have_a_tolerance_of_their_own() -> None:
+    boxes = np.array([[[0.0, 0.0, 640.0, 640.0]]])
+    (own,) = requests(1)
+    references = References(Clock())
+    references.learn([own], [[boxes, np.array([[0.9]])]])
+    assert references.fault(own, lambda: [boxes + 0.5, np.array([[0.3]])])
+    assert references.fault(own, lambda: [boxes + 0.5, np.array([[0.9]])]) == ""
