@@ -42,7 +42,8 @@ async def ask_alone(fleet: Fleet, header: Header, images: int, recorder: Recorde
     for arm in arms:
         count = _covering(fleet.requests[arm.name], images)
         try:
-            outputs = await fleet.outputs(arm.name, count, MAX_BYTES // len(arms))
+            # A control gets a copy of its baseline's.
+            outputs = await fleet.outputs(arm.name, count, MAX_BYTES // len(header.arms))
             again = await fleet.outputs(arm.name, 1)
         except RequestError as error:
             if error.status in _FOR_GOOD:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -12,6 +13,8 @@ from xlaserve_loadtest.targets.tolerance import are_alike, slacks_of
 
 TIME_SHARE: Final = 0.01
 """Share of a generator's time that it spends on comparing at most: it measures the target, and not itself."""
+MAX_NUMBERS: Final = 65_536
+"""Numbers of an output that are compared at a time: answers that come meanwhile wait, which their latency shows."""
 
 
 class References:
@@ -48,12 +51,20 @@ class References:
         if known is None or (began_s := self._clock()) < self._next_s:
             return ""
         ours, (_, theirs) = outputs(), known
-        is_right = len(ours) == len(theirs) and all(map(are_alike, ours, theirs, self._slacks[request.model]))
+        is_right = [own.shape for own in ours] == [own.shape for own in theirs] and all(
+            are_alike(self._some(own), self._some(other), slack)
+            for own, other, slack in zip(ours, theirs, self._slacks[request.model], strict=True)
+        )
         self.compared += 1
         self.differing += not is_right
         now_s = self._clock()
         self._next_s = now_s + (now_s - began_s) * (1 / TIME_SHARE - 1)
         return "" if is_right else "expected the outputs that the same request got alone, within the tolerance"
+
+    def _some(self, output: Array) -> Array:
+        """Returns numbers that are evenly spread over an output, and others at the next comparison."""
+        step = math.ceil(output.size / MAX_NUMBERS) or 1
+        return output.reshape(-1)[self.compared % step :: step]
 
 
 NONE: Final = References()

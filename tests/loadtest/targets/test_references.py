@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from xlaserve_loadtest.schedule.payload import Request
-from xlaserve_loadtest.targets.references import TIME_SHARE, References
+from xlaserve_loadtest.targets.references import MAX_NUMBERS, TIME_SHARE, References
 from xlaserve_loadtest.targets.target import Array
 
 
@@ -94,3 +94,15 @@ def test_scores_beside_boxes_in_pixels_have_a_tolerance_of_their_own() -> None:
     references.learn([own], [[boxes, np.array([[0.9]])]])
     assert references.fault(own, lambda: [boxes + 0.5, np.array([[0.3]])])
     assert references.fault(own, lambda: [boxes + 0.5, np.array([[0.9]])]) == ""
+
+
+def test_every_number_of_a_large_output_is_compared_in_turn() -> None:
+    alone = np.ones((3, MAX_NUMBERS))
+    (own,) = requests(1)
+    references = References(Clock())
+    references.learn([own], [[alone]])
+    wrong = alone.copy()
+    wrong[2, -1] = 2.0
+    found = [references.fault(own, lambda: [wrong]) for _ in range(3)]
+    assert [bool(fault) for fault in found].count(True) == 1
+    assert references.fault(own, lambda: [alone[:2]])
