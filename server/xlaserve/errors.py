@@ -7,6 +7,8 @@ The status that each protocol's clients get is in `xlaserve.status`.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 _NO_CAUSE: Final = re.compile(
@@ -102,6 +104,20 @@ class ModelFailed(ModelError):
         super().__init__(message)
         if lacks_mode:
             self.lacks_mode = True
+
+
+@contextmanager
+def failing_on_exit() -> Iterator[None]:
+    """A block in which a model's own code may run: where that calls `sys.exit()`, the model fails and not the server.
+
+    Raises ModelFailed.
+    """
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:  # SystemExit and its like, which an event loop takes for the end of the process
+        raise ModelFailed(f"the model's own code raised {type(error).__name__}: {cause(error)}") from error
 
 
 class ExecutionFailed(ModelError):

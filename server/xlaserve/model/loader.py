@@ -32,7 +32,7 @@ from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.compiler import Timer, compile_threads, fastest, measure, noise, warm_up
 from xlaserve.engine.warmup.kept_costs import corrected
 from xlaserve.engine.warmup.verify import Verifier
-from xlaserve.errors import ModelFailed, ShuttingDown
+from xlaserve.errors import ModelFailed, ShuttingDown, failing_on_exit
 from xlaserve.image import ImageLimits
 from xlaserve.model import fast_decoding, verification
 from xlaserve.model.advice import slower
@@ -211,7 +211,7 @@ class Loader:
         """
 
         def expected() -> R:
-            with at_it, self.expecting(), interpreter.shared():
+            with at_it, self.expecting(), interpreter.shared(), failing_on_exit():
                 return work(*arguments, **named)
 
         self.stop.check()

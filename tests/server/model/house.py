@@ -103,7 +103,7 @@ class House:
         self.programs: list[Program] = []
         self.compile_error: Exception | None = None
         self.compile_errors: dict[tuple[Mode, Bucket], Exception] = {}
-        self.load_errors: dict[str, Exception] = {}
+        self.load_errors: dict[str, BaseException] = {}
         self.read_error: Exception | None = None
         self.compiled: list[tuple[Mode, Bucket]] = []
         self.changes: list[tuple[str, State]] = []

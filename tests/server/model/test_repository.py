@@ -258,6 +258,19 @@ async def test_an_error_without_words_is_a_reason_all_the_same(house: House, err
     assert version.reason.strip()
 
 
+@pytest.mark.parametrize("error", [SystemExit("no licence"), KeyboardInterrupt("no licence")])
+async def test_a_model_whose_code_exits_fails_and_the_server_goes_on(
+    make_house: Callable[..., House], error: BaseException
+) -> None:
+    house = make_house(exit_on_model_failure=False)
+    house.configured = [model("a"), model("b")]
+    house.load_errors["a"] = error
+    await house.repository.load_all()
+    assert house.repository.serving() == {"a": False, "b": True}
+    version, _ = house.repository.index()
+    assert version.reason == f"the model's own code raised {type(error).__name__}: no licence"
+
+
 async def test_start_up_ends_with_the_first_failure(house: House) -> None:
     house.configured = [model("a"), model("b")]
     house.load_errors["a"] = ModelFailed("no")

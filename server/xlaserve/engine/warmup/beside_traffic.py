@@ -21,7 +21,7 @@ from xlaserve.engine.warmup.compiler import MIN_RUNS, At, noise, unnoted
 from xlaserve.engine.warmup.kept_costs import MARGIN, WRONG, excess
 from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.engine.warmup.verify import Verified, Verifier
-from xlaserve.errors import ModelFailed
+from xlaserve.errors import ModelFailed, failing_on_exit
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,8 @@ class BesideTraffic:
 
     def _compile_one(self, mode: Mode, bucket: Bucket) -> tuple[Compilation, Verified | None, Images]:
         """Returns the executable, and images to time it with, which take too long to make for the event loop."""
-        with self.expecting(f"compiling mode {mode}, bucket {bucket}"), interpreter.shared():
+        step = f"compiling mode {mode}, bucket {bucket}"
+        with self.expecting(step), interpreter.shared(), failing_on_exit():
             compilation, verified = self.program.compile(mode, bucket), None
             if self.verifier is not None:
                 again = partial(self.program.compile, mode, bucket)
