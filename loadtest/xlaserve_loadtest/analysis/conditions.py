@@ -131,7 +131,7 @@ def _figures(
         return
     concerned = [point for point in points if condition.arm in (None, point.arm)]
     if not concerned:
-        yield _Figure(None, "", f"{condition.arm or 'nothing'} was not measured")
+        yield _Figure(None, "", f"{condition.arm} was not measured" if condition.arm else "nothing was measured")
     for point in concerned:
         value = value_of(point, condition)
         shown = _why_not(point, condition) if value is None else _shown(value, condition, point)

@@ -216,6 +216,12 @@ def test_a_condition_is_met_where_any_arm_meets_it_or_it_cannot_be_judged(
     assert found.is_judged == ("can't be judged" not in str(found))
 
 
+@pytest.mark.parametrize(("text", "why"), [("p99>1s", "nothing was measured"), ("xla:p99>1s", "xla was not measured")])
+def test_a_run_that_was_cut_off_before_a_block_cannot_be_judged(run_file: NewRun, text: str, why: str) -> None:
+    found = judged(run_file().header(("xla",)).read(), text)
+    assert (found.is_judged, found.found) == (False, why)
+
+
 def test_arms_that_were_not_compared_with_each_other_have_no_bounds_and_no_verdict(run_file: NewRun) -> None:
     file = run_file().header(("xla", "eager", "graph"))
     for _ in range(4):
