@@ -138,7 +138,8 @@ def file(text: str) -> Path:
 def file_to_write(text: str) -> Path:
     """Parses the path of a file in a folder that exists, for argparse."""
     path = Path(text)
-    if not _answers(path.parent.is_dir) or _answers(path.is_dir):
+    is_possible = _answers(lambda: path.exists() or path.parent.is_dir())
+    if not is_possible or _answers(path.is_dir):
         raise argparse.ArgumentTypeError(f"expected a file in a folder that exists, got {text!r}")
     return path
 

@@ -406,5 +406,7 @@ def pytest_runtest_makereport(
         servers = [used["server"]] if "server" in used else []
         for start in ("start_server", "start_module_server"):
             servers += used[start].started if start in used else []
-        report.sections += [(f"server {server.pid}", server.stderr[-TAIL:]) for server in servers]
+        report.sections += [
+            (f"server {server.pid}", server.stderr[-TAIL:]) for server in servers if isinstance(server, Server)
+        ]
     return report

@@ -406,7 +406,7 @@ def test_what_administrators_do_and_are_refused_is_in_the_log(place: Place, lock
     lines = re.findall(line, locked.stderr, re.MULTILINE)
     assert {"RepositoryModelUnload by shop: PERMISSION_DENIED", "load by ops: PERMISSION_DENIED"} <= {*lines}
     assert "load by stranger: UNAUTHENTICATED" in lines
-    assert any(line.startswith("register") and line.endswith("by root: UNIMPLEMENTED") for line in lines)
+    assert any(line.startswith("register") and line.endswith("by root: INVALID_ARGUMENT") for line in lines)
     assert f"load {THEIRS} by root: OK" in lines
     assert f"load {NONE} by root: NOT_FOUND" in lines
     assert sum("unload" in line for line in lines) == 1

@@ -97,6 +97,7 @@ class _Handler(logging.StreamHandler[TextIO]):
     """Writes records to stderr; those of requests that succeeded or were refused as wrong may wait for others."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Writes a record, or leaves it to wait for others, at most HOLD_S of `log_writer`."""
         if record.levelno > logging.INFO or record.name != ACCESS or not isinstance(self.stream, LogWriter):
             super().emit(record)
             return

@@ -234,8 +234,10 @@ def test_a_narrow_precision_is_computed_in_or_it_is_said_that_it_is_not(precisio
     assert [output.dtype for output in narrow] == [output.dtype for output in exact]
     np.testing.assert_allclose(narrow[0], exact[0], atol=0.05)
     differs = any(not np.array_equal(*pair) for pair in zip(narrow, exact, strict=True))
-    said = f"mode openvino computes in float32: this processor has no {precision}"
-    assert compilation.warnings == (() if differs else (said,))
+    said = "mode openvino computes in {}: this processor has no " + precision
+    own, wider = (), (said.format(Precision.FLOAT32),)
+    # A processor with bfloat16 alone computes in that.
+    assert compilation.warnings in ([own, (said.format(Precision.BFLOAT16),)] if differs else [wider])
 
 
 @pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
