@@ -330,7 +330,8 @@ def loads_during_upgrades(round: Round) -> None:
         while not stop.is_set():
             with Client(server.grpc) as client:
                 while True:
-                    outcome, _, details = client.send(f"{INFERENCE}RepositoryModelLoad", load_model).outcome()
+                    loading = client.send(f"{INFERENCE}RepositoryModelLoad", load_model, PATIENCE_S * 3)
+                    outcome, _, details = loading.outcome()  # a server's whole start may come first
                     ended.append((outcome, details))
                     if stop.is_set() or not stays:
                         break
@@ -341,6 +342,7 @@ def loads_during_upgrades(round: Round) -> None:
         try:
             upgrade(server, server.process.pid, "this is the server from now on")
             (successor,) = STARTED.findall(server.log)
+            time.sleep(round.random.uniform(0.0, 3.0))
             upgrade(server, int(successor), "this is the server from now on")
         finally:
             stop.set()

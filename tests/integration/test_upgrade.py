@@ -264,6 +264,11 @@ def test_loads_during_an_upgrade_are_made(start_server: StartServer, tmp_path: P
         unload(clients[1])
         assert states(server)["other", "1"] == "UNLOADED"
         assert load(clients[1], "unknown") == Status.NOT_FOUND
+        second = psutil.Process(upgraded.pid)
+        assert upgrade(second.pid).returncode == 0
+        until(lambda: second not in upgraded.all, "the second server has not ended")
+        assert load(clients[1]) == Status.OK
+        assert states(server)["other", "1"] == "READY", "the third server has not made it"
 
 
 def test_one_process_can_not_be_upgraded(start_server: StartServer) -> None:

@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 
 from xlaserve.app.event_loop import in_background, run_loop
 from xlaserve.app.front import Front
-from xlaserve.app.passed_changes import pass_on, taking
+from xlaserve.app.passed_changes import OtherServer, taking
 from xlaserve.app.remote_engines import RemoteEngines
 from xlaserve.app.stopping import Stopping
 from xlaserve.app.tracing import Tracing
@@ -87,7 +87,7 @@ async def _serve(child: Child, orders: Orders) -> int:
     stopping.listen_for_leave()
     mirror = Mirror(metrics)
     usage = Usage(child.descriptors[USAGE], settings.front_processes, orders.number - 1)
-    engines = RemoteEngines(orders.engines, mirror, metrics, usage, partial(pass_on, orders.successor))
+    engines = RemoteEngines(orders.engines, mirror, metrics, usage, OtherServer(orders.successor).make)
     changes = taking(engines)
     following = in_background(engines.follow(), stopping.crash)
     try:

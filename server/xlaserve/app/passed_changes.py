@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from xlaserve.errors import EngineLost, ModelNotFound, ShuttingDown
+from xlaserve.errors import EngineLost, ModelNotFound, QueueFull, ShuttingDown
 from xlaserve.link import front as link
 from xlaserve.link.arena import PAGE_BYTES
-from xlaserve.link.host import Host
+from xlaserve.link.host import MAX_QUESTIONS, Host
 from xlaserve.protocol.backend import Backend
 
 REACH_S: Final = 10.0
@@ -46,20 +46,33 @@ def taking(backend: Backend) -> Host:
     return Host(make)
 
 
-async def pass_on(address: Path, question: str, arguments: Mapping[str, object]) -> None:
-    """Has the server that listens at `address` make a change, and returns once it has.
+class OtherServer:
+    """The server that has taken this one's place, which takes changes at `address` from a moment after it serves."""
 
-    Raises any error of the change there, EngineLost where that server ends meanwhile, and ShuttingDown where it was not
-    reached, so that nothing was begun.
-    """
-    linked = await _reached(address)
-    try:
-        await linked.ask(question, **arguments)
-    except ModelNotFound:
-        # The other server's own words list models, of which this caller may know only some.
-        raise ModelNotFound(f"no model {str(arguments['name'])[:128]!r} is configured") from None
-    finally:
-        linked.close()
+    def __init__(self, address: Path) -> None:
+        self._address = address
+        self._under_way = 0
+
+    async def make(self, question: str, arguments: Mapping[str, object]) -> None:
+        """Has it make a change, and returns once it has.
+
+        Raises any error of the change there, EngineLost where that server ends meanwhile, ShuttingDown where it is not
+        reached, so that nothing was begun, and QueueFull.
+        """
+        if self._under_way >= MAX_QUESTIONS:
+            raise QueueFull(f"{MAX_QUESTIONS} such calls are under way")
+        self._under_way += 1
+        try:
+            linked = await _reached(self._address)
+            try:
+                await linked.ask(question, **arguments)
+            finally:
+                linked.close()
+        except ModelNotFound:
+            # The other server's own words list models, of which this caller may know only some.
+            raise ModelNotFound(f"no model {str(arguments['name'])[:128]!r} is configured") from None
+        finally:
+            self._under_way -= 1
 
 
 async def refuse(question: str, arguments: Mapping[str, object]) -> None:
@@ -79,6 +92,6 @@ async def _reached(address: Path) -> link.EngineLink:
                 await asyncio.sleep(RETRY_S)
     except TimeoutError:
         log.warning("the server that has taken this one's place can't be reached: a change was refused")
-    except EngineLost:  # its version may speak in another way
-        log.warning("the server that has taken this one's place is not understood: a change was refused")
+    except EngineLost:  # it has just ended, or its version speaks in another way
+        log.warning("the server that has taken this one's place ended the link: a change was refused")
     raise ShuttingDown(REPLACED)

@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 
 from xlaserve.app import passed_changes
-from xlaserve.app.passed_changes import pass_on, taking
-from xlaserve.errors import EngineLost, ModelFailed, ModelNotFound, ShuttingDown, XlaserveError
-from xlaserve.link.host import bound
+from xlaserve.app.passed_changes import OtherServer, taking
+from xlaserve.errors import EngineLost, ModelFailed, ModelNotFound, QueueFull, ShuttingDown, XlaserveError
+from xlaserve.link.host import MAX_QUESTIONS, bound
 
 NAMED: Mapping[str, object] = {"name": "m"}
 pytestmark = pytest.mark.timeout(20)
@@ -67,36 +67,49 @@ async def other(tmp_path: Path) -> AsyncIterator[Other]:
 
 
 async def test_changes_are_made_by_the_other_server(other: Other) -> None:
-    await pass_on(other.address, "load", NAMED)
-    await pass_on(other.address, "update", {"name": "m", "labels": {"stable": "2"}, "versions": ["2", "3"]})
-    await pass_on(other.address, "unload", NAMED)
+    await OtherServer(other.address).make("load", NAMED)
+    await OtherServer(other.address).make("update", {"name": "m", "labels": {"stable": "2"}, "versions": ["2", "3"]})
+    await OtherServer(other.address).make("unload", NAMED)
     assert other.backend.changes == [("load", "m"), ("update", "m", {"stable": "2"}, ["2", "3"]), ("unload", "m")]
 
 
 async def test_a_change_fails_as_in_the_other_server(other: Other) -> None:
     other.backend.error = ModelFailed("model m: no memory")
     with pytest.raises(ModelFailed, match=r"^model m: no memory$"):
-        await pass_on(other.address, "load", NAMED)
+        await OtherServer(other.address).make("load", NAMED)
 
 
 async def test_no_caller_is_told_of_models_of_the_other_server(other: Other) -> None:
     other.backend.error = ModelNotFound("no model 'm'; there are: secret")
     with pytest.raises(ModelNotFound, match=r"^no model 'm' is configured$"):
-        await pass_on(other.address, "unload", NAMED)
+        await OtherServer(other.address).make("unload", NAMED)
 
 
 async def test_a_change_whose_caller_gives_up_is_cancelled_there(other: Other) -> None:
     other.backend.may_end.clear()
-    passing = asyncio.create_task(pass_on(other.address, "load", NAMED))
+    passing = asyncio.create_task(OtherServer(other.address).make("load", NAMED))
     await other.backend.began.wait()
     passing.cancel()
     await asyncio.wait([passing])
     await other.backend.ended.wait()
 
 
+async def test_changes_under_way_are_bounded(other: Other) -> None:
+    server = OtherServer(other.address)
+    other.backend.may_end.clear()
+    passing = [asyncio.create_task(server.make("load", NAMED)) for _ in range(MAX_QUESTIONS)]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        await server.make("load", NAMED)
+    other.backend.may_end.set()
+    await asyncio.gather(*passing)
+    await server.make("load", NAMED)
+    assert len(other.backend.changes) == MAX_QUESTIONS + 1
+
+
 async def test_a_change_is_lost_with_the_other_server(other: Other) -> None:
     other.backend.may_end.clear()
-    passing = asyncio.create_task(pass_on(other.address, "load", NAMED))
+    passing = asyncio.create_task(OtherServer(other.address).make("load", NAMED))
     await other.backend.began.wait()
     await other.host.close()
     with pytest.raises(EngineLost):
@@ -105,7 +118,7 @@ async def test_a_change_is_lost_with_the_other_server(other: Other) -> None:
 
 async def test_an_address_may_lead_to_the_other_server_a_moment_later(other: Other, tmp_path: Path) -> None:
     address = tmp_path / "successor"
-    passing = asyncio.create_task(pass_on(address, "load", NAMED))
+    passing = asyncio.create_task(OtherServer(address).make("load", NAMED))
     await asyncio.sleep(0)
     address.symlink_to(other.address)
     await passing
@@ -119,7 +132,7 @@ async def test_where_no_other_server_answers_nothing_was_begun(
     monkeypatch.setattr(passed_changes, "REACH_S", 0.05)
     address = tmp_path / "successor"
     with bound(address if listens else tmp_path / "elsewhere"), pytest.raises(ShuttingDown, match="was not begun"):
-        await pass_on(address, "load", NAMED)
+        await OtherServer(address).make("load", NAMED)
 
 
 async def test_a_server_that_speaks_in_another_way_has_begun_nothing(tmp_path: Path) -> None:
@@ -135,17 +148,17 @@ async def test_a_server_that_speaks_in_another_way_has_begun_nothing(tmp_path: P
         listener.setblocking(False)
         speaking = asyncio.create_task(speak(listener))
         with pytest.raises(ShuttingDown, match="this change was not begun"):
-            await pass_on(tmp_path / "successor", "load", NAMED)
+            await OtherServer(tmp_path / "successor").make("load", NAMED)
         await speaking
 
 
 async def test_a_change_goes_on_from_server_to_server(other: Other, tmp_path: Path) -> None:
     class Leaving(Backend):
         async def load(self, name: str) -> None:
-            await pass_on(other.address, "load", {"name": name})
+            await OtherServer(other.address).make("load", {"name": name})
 
     host = taking(cast(Any, Leaving()))
     host.listen(bound(tmp_path / "leaving"))
-    await pass_on(tmp_path / "leaving", "load", NAMED)
+    await OtherServer(tmp_path / "leaving").make("load", NAMED)
     assert other.backend.changes == [("load", "m")]
     await host.close()
