@@ -298,6 +298,8 @@ def test_a_dump_is_a_configuration_file(write: Write) -> None:
         ("device: tpu", ["device: ", "one of auto, cpu, gpu, gpu:1", "got 'tpu'"]),
         ("drain_timeout_s: .nan", ["drain_timeout_s: ", "less than or equal to 3600", "got nan"]),
         ("lanes: 0", ["lanes: ", "greater than or equal to 1", "got 0"]),
+        ("fronts: -1", ["configuration: fronts: expected 'auto' or greater than or equal to 0, got -1"]),
+        ("access: 3", ["access: expected a path, got 3"]),
         ("grpc_prot: 1", ["grpc_prot: no such field"]),
         ("models: 3", ["models: expected a list, got 3"]),
         ("models: {name: a}", ["models: expected a list, got {'name': 'a'}"]),
@@ -404,6 +406,8 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
             ["models.0: max_queue_images: expected at least 8, the largest bucket of model m, got 4"],
         ),
         ("buckets: auto, auto_buckets: {max_batch: 6}, max_queue_images: 5", ["expected at least 6, ", "got 5"]),
+        ("buckets: [1.5]", ["models.0.buckets.0: expected a whole number or a list, got 1.5"]),
+        ("versions: [1.5]", ["configuration: models.0.versions.0: expected pattern "]),
         ("preprocess: bgr", ["models.0.preprocess: ", "'caffe' or 'unit'", "got 'bgr'"]),
     ],
 )

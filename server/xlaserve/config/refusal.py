@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final, get_args
 
@@ -22,10 +22,13 @@ LineOf = Callable[[Place], int | None]
 _EXPECTED: Final = {
     "extra_forbidden": "no such field",
     "tuple_type": "expected a list",
-    "named_tuple_type": "expected a list",
+    "named_tuple_type": "expected a whole number or a list",
+    "path_type": "expected a path",
     "model_type": "expected a mapping of fields",
 }
-_PYDANTIC: Final = re.compile("^(Input should be|(Tuple|String) should have)")
+_PYDANTIC: Final = re.compile("^(Input should be|(Tuple|String) should have|String should match)")
+_ALTERNATIVE: Final = re.compile(r"(literal|tuple|function-\w+)\[|constrained-|(str|int|float)$")
+"""How pydantic names the types of which a value may be one, in the place of an error."""
 _CHOICE: Final = re.compile("'([^']*)'")
 
 
@@ -42,15 +45,18 @@ def reasons(
     Names that are nearly right are suggested. `whole` is what all fields together are called. Values may be left out,
     as they may be secrets.
     """
-    details, found = error.errors(include_url=False), []
-    for detail in details:
-        place = detail["loc"]
-        if detail["type"] == "too_short" and any(_is_within(other["loc"], place) for other in details):
+    details: dict[Place, list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        details.setdefault(_place(detail), []).append(detail)
+    found = []
+    for place, of_place in details.items():
+        is_other = of_place[0]["type"] == "too_short" or of_place[0]["loc"] != place  # of the types that it may have
+        if is_other and any(_is_within(other, place) for other in details):
             continue  # only without its values that are wrong
         line = line_of(place)
         where = "" if line is None else f" (line {line})"
         field = ".".join(map(str, place)) or whole
-        found.append(f"{field}: {_reason(detail, kind, shows_values=shows_values)}{where}")
+        found.append(f"{field}: {_reason(of_place, kind, shows_values=shows_values)}{where}")
     return "; ".join(found)
 
 
@@ -75,9 +81,16 @@ def fields_of(kinds: Iterable[object]) -> dict[str, FieldInfo]:
     return {name: field for model in models for name, field in model.model_fields.items()}
 
 
-def _reason(detail: ErrorDetails, kind: type[Frozen], *, shows_values: bool) -> str:
-    place, value = detail["loc"], detail["input"]
-    text = _EXPECTED.get(detail["type"]) or _PYDANTIC.sub("expected", detail["msg"]).removeprefix("Value error, ")
+def _place(detail: ErrorDetails) -> Place:
+    """Returns where a value stands, without the type that it was tried as."""
+    return tuple(part for part in detail["loc"] if isinstance(part, int) or not _ALTERNATIVE.match(part))
+
+
+def _reason(details: Sequence[ErrorDetails], kind: type[Frozen], *, shows_values: bool) -> str:
+    """Returns what is wrong with a value: as each of the types that it may have, where these are several."""
+    detail, *others = details
+    place, value = _place(detail), detail["input"]
+    text = " or ".join([_text(detail), *(_text(other).removeprefix("expected ") for other in others)])
     if detail["type"] == "extra_forbidden":
         return text + did_you_mean(place[-1], _fields_at(kind, place[:-1]))
     is_of_several_fields = detail["type"] == "value_error" and isinstance(value, Mapping)
@@ -85,6 +98,10 @@ def _reason(detail: ErrorDetails, kind: type[Frozen], *, shows_values: bool) -> 
         return text
     choices = _CHOICE.findall(str(detail.get("ctx", {}).get("expected", "")))
     return f"{text}, got {reprlib.repr(value)}{did_you_mean(value, choices)}"
+
+
+def _text(detail: ErrorDetails) -> str:
+    return _EXPECTED.get(detail["type"]) or _PYDANTIC.sub("expected", detail["msg"]).removeprefix("Value error, ")
 
 
 def _fields_at(kind: type[Frozen], place: Place) -> Iterable[str]:
