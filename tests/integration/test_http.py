@@ -197,6 +197,20 @@ def test_models_are_loaded_and_unloaded_but_not_by_web_pages(server: Server) -> 
     assert ask(server, "GET", "/v2/models/noop/ready").status == 200
 
 
+def test_an_image_is_not_answered_by_another_version_than_its_options_name(
+    server: Server, scans: dict[str, bytes]
+) -> None:
+    path, image = "/v1/models/digits:classify", base64.b64encode(scans["3"]).decode()
+    assert ask(server, "POST", f"{path}?version=1", scans["3"]).status == 200
+    for reply in (
+        ask(server, "POST", f"{path}?version=9", scans["3"]),
+        ask(server, "POST", path, json.dumps({"image": image, "version": "canary"}).encode()),
+        ask(server, "POST", path, json.dumps({"image": image, "version": 9}).encode()),
+    ):
+        assert reply.status == 400
+        assert reply.json()["error"].startswith("version: expected ")
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status"),
     [

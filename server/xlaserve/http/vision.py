@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from xlaserve import class_map
 from xlaserve.drawing import MAX_SIDE
 from xlaserve.engine.program import Outputs
-from xlaserve.errors import InvalidArgument
+from xlaserve.errors import InvalidArgument, shown
 from xlaserve.frame import Frame
 from xlaserve.http import pictures
 from xlaserve.http.forms import Form, read_form
@@ -65,6 +65,7 @@ class Vision:
         with self.calls.enter(method, path["model"], version, math.inf) as call:
             form = await read_form(request)
             served = call.served
+            _check_version(form.text("version"), version, served)
             rendered: Rendering | Drawn = rendering(served, form)
             images = form.images
             is_picture = pictures.is_wanted(request.headers)
@@ -83,6 +84,13 @@ class Vision:
             stages = {stage: getattr(timings, stage) for stage in STAGES}
             parts: list[Part] = [to_json(head)[:-1], b',"%b":[' % field.encode(), *separated(answer.rendered)]
             return HttpAnswer([*parts, b'],"timings":', to_json(stages), b"}"])
+
+
+def _check_version(wanted: str, in_path: str, served: Served) -> None:
+    """Refuses a version among the options that is not the one that answers: the path alone chooses that."""
+    if wanted not in ("", in_path, served.settings.version):
+        here = f"/v1/models/{served.settings.name}/versions/NUMBER:METHOD"
+        raise InvalidArgument("version", f"it in the path, as in {here} or .../labels/LABEL:METHOD", shown(wanted))
 
 
 def _drawn(rendering: Rendering | Drawn, images: int) -> Drawn:
