@@ -13,8 +13,8 @@ Headers = Sequence[tuple[bytes, bytes]]
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Of a request's line and headers, and of the trailers and sizes of its chunks beyond as much again as its body."""
 MAX_HEADERS: Final = 100
-HOST: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
-"""The header `host` (RFC 9110, 7.2): no user, path or blank is in it."""
+HOST: Final = re.compile(rb"(\[[A-Za-z0-9.:%_~-]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?")
+"""The header `host` (RFC 9110, 7.2): no user, path or blank is in it, and nothing but a port behind an address."""
 ONCE: Final = frozenset(
     (
         b"host",

@@ -148,6 +148,8 @@ async def test_what_is_no_http_is_refused_in_json(bad: bytes) -> None:
         b"GET / HTTP/1.1\r\nHost: h/other\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: other@h\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: h other\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: [::1].evil.example\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost:80.evil.example\r\n\r\n",
         b"POST / HTTP/1.1\r\nHost: h\r\nContent-Type: a/b\r\nContent-Type: c/d\r\nContent-Length: 0\r\n\r\n",
         b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1;a\na\r\n0\r\n\r\n",
     ],
