@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterable
-from typing import Self
+from typing import Self, TextIO, TypeGuard
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -26,6 +26,8 @@ class WarmUp:
         self._done = 0
         self._has_ended = False
         self._bar: Progress | None = None
+        self._log: list[tuple[logging.StreamHandler[TextIO], TextIO]] = []
+        """Where log lines went before there was a bar."""
         console = Console(stderr=True)
         if console.is_terminal and settings.log_format == "human":
             columns = (TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -34,8 +36,10 @@ class WarmUp:
 
     def __enter__(self) -> Self:
         if self._bar:
-            self._bar.start()
-            _log_to_stderr()
+            self._bar.start()  # redirects sys.stderr, so that what is written there appears above it
+            self._log = [(one, one.stream) for one in logging.getLogger().handlers if _writes_stream(one)]
+            for handler, _ in self._log:
+                handler.setStream(sys.stderr)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -45,8 +49,10 @@ class WarmUp:
         """Takes the bar away; some models may have failed."""
         self._has_ended = True
         if self._bar:
+            for handler, stream in self._log:
+                handler.setStream(stream)
+            self._log = []
             self._bar.stop()
-            _log_to_stderr()
 
     def record(self, entry: Entry) -> None:
         """Shows a program that was compiled. May be called on any thread."""
@@ -67,11 +73,8 @@ class WarmUp:
         )
 
 
-def _log_to_stderr() -> None:
-    """Sends log lines to the current sys.stderr, which the bar redirects so that they appear above it."""
-    for handler in logging.getLogger().handlers:
-        if type(handler) is logging.StreamHandler:
-            handler.setStream(sys.stderr)
+def _writes_stream(handler: logging.Handler) -> TypeGuard[logging.StreamHandler[TextIO]]:
+    return isinstance(handler, logging.StreamHandler)
 
 
 def stdout(width: int, *, markup: bool = True) -> Console:
