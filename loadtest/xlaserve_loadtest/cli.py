@@ -96,11 +96,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 async def _run(session: Session, folder: Path, command: Sequence[str], watch: Watch) -> None:
-    """Runs the session; Ctrl-C and SIGTERM end it cleanly."""
+    """Runs the session; Ctrl-C, SIGTERM and the end of the terminal end it cleanly: servers that it started end too."""
     task = asyncio.create_task(session.run(folder, command))
     watch.on_met = task.cancel
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    ending = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        ending.append(signal.SIGHUP)
+    for number in ending:
         loop.add_signal_handler(number, task.cancel)
     try:
         await task
@@ -108,7 +111,7 @@ async def _run(session: Session, folder: Path, command: Sequence[str], watch: Wa
         # The session had not begun, so it could not end by itself.
         session.interrupted = True
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ending:
             loop.remove_signal_handler(number)
 
 

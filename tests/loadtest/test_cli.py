@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -426,12 +427,24 @@ def test_ctrl_c_prints_the_report_so_far(loadtest: Loadtest, embedded_puppet: Us
     assert ran.end.interrupted
 
 
-def test_sigterm_prints_the_report_so_far_too(loadtest: Loadtest, embedded_puppet: UsePuppet) -> None:
-    embedded_puppet("--interrupt-after", "500", "--interrupt-with", "SIGTERM")
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP"])
+def test_other_signals_print_the_report_so_far_too(loadtest: Loadtest, embedded_puppet: UsePuppet, number: str) -> None:
+    embedded_puppet("--interrupt-after", "500", "--interrupt-with", number)
     ran = loadtest("--mode", "xla", "--duration", "60")
     assert ran.status == 130
     assert len(ran.of("xla")) > 0
     assert ran.end.interrupted
+
+
+def test_a_run_under_nohup_outlives_its_terminal(loadtest: Loadtest, embedded_puppet: UsePuppet) -> None:
+    embedded_puppet("--interrupt-after", "50", "--interrupt-with", "SIGHUP")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        ran = loadtest("--mode", "xla", "--duration", "1")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert ran.status == 0
+    assert not ran.end.interrupted
 
 
 @pytest.mark.parametrize("payload", ["encoded", "pixels"])
