@@ -66,10 +66,12 @@ _PLACEHOLDERS: Final[Mapping[object, str]] = {
     **{AutoBuckets: "", ShadowSettings: "", BucketSettings: "N"},
 }
 INTERRUPTED: Final = 128 + signal.SIGINT
+_STDOUT, _STDERR = 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits: 0 on success, 1 with a message on stderr otherwise."""
+    _hold_standard_files()
     options = vars(parser().parse_args(arguments))
     command: Command = options.pop("command")
     file = options.pop("config", None)
@@ -93,6 +95,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.stderr.flush()
     # Not sys.exit, which waits for a compilation that a signal came into and that nothing can interrupt.
     os._exit(status)
+
+
+def _hold_standard_files() -> None:
+    """Opens /dev/null for those of the files 0 to 2 that are closed: what is opened next would have their numbers, and
+    processes that are started would take it for theirs."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    # Python has none of those that were closed when it began.
+    sys.stdout = sys.stdout or os.fdopen(_STDOUT, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(_STDERR, "w", closefd=False)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -76,6 +76,23 @@ def taken_port() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_server_serves_and_stops_with_standard_files_closed(tmp_path: Path, closed: str) -> None:
+    ready = tmp_path / "ready"
+    command = (*COMMAND, "serve", "--models", NOOP, *ANY_PORTS, "--ready-file", str(ready))
+    with subprocess.Popen(["sh", "-c", f'exec "$0" "$@" {closed}', *command]) as process:
+        try:
+            give_up_at = time.monotonic() + TIMEOUT_S
+            while not ready.exists():
+                assert process.poll() is None
+                assert time.monotonic() < give_up_at
+                time.sleep(0.05)
+            process.terminate()
+            assert process.wait(TIMEOUT_S) == 0
+        finally:
+            process.kill()
+
+
 # Configuration.
 
 

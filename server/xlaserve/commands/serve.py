@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Final
 
 from xlaserve import console
 from xlaserve.app import auto_fronts
@@ -22,8 +20,6 @@ from xlaserve.ready_file import ReadyFile
 from xlaserve.runtimes.watch.stderr_tap import StderrTap
 from xlaserve.telemetry import log_writer
 
-MAX_STANDARD_FILE: Final = 2
-
 
 def run(invocation: Invocation) -> int:
     """Serves until a signal."""
@@ -31,7 +27,6 @@ def run(invocation: Invocation) -> int:
     # may SIGUSR2, which has another one take its place.
     for number in (signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    _hold_standard_files()
     settings = auto_fronts.resolved(invocation.settings)
     if settings.exit_on_model_failure:  # otherwise it is the model that fails
         check_files(settings)
@@ -78,14 +73,6 @@ def run(invocation: Invocation) -> int:
 
 def _read(load: Callable[[], Settings]) -> Settings:
     return auto_fronts.resolved(load())
-
-
-def _hold_standard_files() -> None:
-    """Opens /dev/null for those of the files 0 to 2 that are closed: what is opened next would have their numbers, and
-    processes that are started would take it for theirs."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= MAX_STANDARD_FILE:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
 
 
 COMMAND = Command("serve", "compile every model, then serve until a signal", run)
