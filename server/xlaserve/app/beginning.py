@@ -7,11 +7,13 @@ gives way to `processes.parent`.
 from __future__ import annotations
 
 import faulthandler
+import json
 import logging
 import os
 import signal
 import socket
 import sys
+import time
 import warnings
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
@@ -25,6 +27,7 @@ from xlaserve.engine.under_way import UnderWay
 from xlaserve.errors import ConfigError
 from xlaserve.processes import linux, parent
 from xlaserve.processes.interpreter import PYTHON
+from xlaserve.processes.restarts import RestartPolicy
 from xlaserve.processes.supervisor import as_words
 from xlaserve.ready_file import ReadyFile
 from xlaserve.service_manager import WATCHDOG_PID, ServiceManager
@@ -54,6 +57,15 @@ class Beginning:
     service_manager: ServiceManager = field(default_factory=ServiceManager)
     has_served: bool = False
     """Whether another process of this server was ready before it crashed."""
+    channel: socket.socket | None = None
+    """To the parent, where there is one."""
+
+    def end(self) -> None:
+        """Tells the parent that this process ends by itself, and has said why."""
+        if self.channel is not None:
+            with suppress(OSError):
+                self.channel.send(parent.ENDS)
+            self.channel.close()
 
 
 def begin(ready_file: ReadyFile, environment: MutableMapping[str, str] = os.environ) -> Beginning:
@@ -61,7 +73,7 @@ def begin(ready_file: ReadyFile, environment: MutableMapping[str, str] = os.envi
 
     Raises CrashedError, where the one before ended and no model is known to have caused it.
     """
-    crashes, has_served = _after_crash(ready_file, environment)
+    crashes, ends, has_served = _after_crash(ready_file, environment)
     if not _can_have_parent():
         return Beginning()
     notes, last_words = under_way.create(), os.memfd_create("xlaserve-last-words")
@@ -75,7 +87,7 @@ def begin(ready_file: ReadyFile, environment: MutableMapping[str, str] = os.envi
         warnings.simplefilter("ignore", DeprecationWarning)  # NumPy's threads end at a fork, and begin anew
         server = os.fork()
     if server:
-        environment[LEFT] = f"{notes} {last_words} {crashes.text}"
+        environment[LEFT] = f"{notes} {last_words} {json.dumps(ends, separators=(',', ':'))} {crashes.text}"
         _become_parent(server, [notes, last_words, theirs.fileno()], theirs.fileno())
     if not linux.end_with(this, signal.SIGKILL):
         os._exit(1)
@@ -90,18 +102,23 @@ def begin(ready_file: ReadyFile, environment: MutableMapping[str, str] = os.envi
         pid=this,
         under_way=UnderWay(notes),
         set_aside=crashes.set_aside,
-        service_manager=ServiceManager(channel=ours),
+        service_manager=ServiceManager(channel=ours.dup()),
         has_served=has_served,
+        channel=ours,
     )
 
 
-def _after_crash(ready_file: ReadyFile, environment: MutableMapping[str, str]) -> tuple[Crashes, bool]:
-    """Returns the crashes of this server until now, and whether it has been ready."""
+def _after_crash(ready_file: ReadyFile, environment: MutableMapping[str, str]) -> tuple[Crashes, list[float], bool]:
+    """Returns the crashes of this server until now, when they were within the last minute, in seconds of the monotonic
+    clock, and whether the server has been ready.
+    """
     left, ended = environment.pop(LEFT, ""), environment.pop(parent.ENDED, "")
     if not (left and ended):
-        return Crashes(), False
+        return Crashes(), [], False
     status, was_ready = map(int, ended.split())
-    notes, last_words, known = left.split(" ", 2)
+    notes, last_words, ends_before, known = left.split(" ", 3)
+    now, policy = time.monotonic(), RestartPolicy()
+    ends = [end for end in json.loads(ends_before) if end > now - policy.window_s] + [now]
     crashes = Crashes(known)
     how = crashes.note(status, int(notes), int(last_words))
     os.close(int(notes))
@@ -113,12 +130,16 @@ def _after_crash(ready_file: ReadyFile, environment: MutableMapping[str, str]) -
         if status == -signal.SIGKILL:
             cause = "the kernel does that where memory runs out"
         log.critical("the process that served ended with %s; %s", as_words(status), cause)
-        raise CrashedError(128 - status)
+        raise CrashedError(status if status >= 0 else 128 - status)
+    if len(ends) > policy.most:
+        said = "the process that served ended with %s while %s, and %d others within %g s: the server gives up"
+        log.critical(said, as_words(status), how, policy.most, policy.window_s)
+        raise CrashedError(status if status >= 0 else 128 - status)
     log.error("the process that served ended with %s while %s; another is started", as_words(status), how)
     service_manager = ServiceManager()
     service_manager.tell_restarting()
     service_manager.close()
-    return crashes, bool(was_ready)
+    return crashes, ends, bool(was_ready)
 
 
 def _can_have_parent() -> bool:

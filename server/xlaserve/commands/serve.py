@@ -68,7 +68,10 @@ def run(invocation: Invocation) -> int:
         return crashed.status
     # A model that fails ends a start, and never what was serving.
     own = {"exit_on_model_failure": settings.exit_on_model_failure and not beginning.has_served}
-    return run_loop(serve(settings.model_copy(update=own), beginning))
+    try:
+        return run_loop(serve(settings.model_copy(update=own), beginning))
+    finally:
+        beginning.end()
 
 
 def _read(load: Callable[[], Settings]) -> Settings:

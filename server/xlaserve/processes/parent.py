@@ -3,9 +3,9 @@
 python -I -S parent.py SERVER CHANNEL COMMAND...
 
 SERVER is the number of that process, a child of this one. CHANNEL is the descriptor of a datagram socket over which it
-says what is for the service manager, who listens to this process only. After a crash, and where it is killed, COMMAND
-takes the place of this program. Nothing of the server is imported here, as this process takes memory for as long as
-that one serves.
+says what is for the service manager, who listens to this process only, and ENDS before it ends by itself. Where it ends
+in another way, COMMAND takes the place of this program. Nothing of the server is imported here, as this process takes
+memory for as long as that one serves.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ CRASHES = frozenset(
 """Signals that a process ends by itself with."""
 TOLD = frozenset({*CRASHES, signal.SIGKILL})
 """Signals whose process could not say that it ends, so that COMMAND has to."""
+ENDS = b"ENDS=1"
+"""The message of a server that ends by itself and has said why."""
 STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
 PASSED = frozenset({*STOPS, signal.SIGHUP})
 """Signals that are for the server."""
@@ -51,15 +53,26 @@ def main(arguments: Sequence[str]) -> int:
     with socket.socket(fileno=int(channel)) as messages, _service_manager() as service_manager:
         while messages.fileno() in select.select([pidfd, messages.fileno()], [], [])[0]:
             message = messages.recv(MESSAGE_BYTES)
+            if message == ENDS:
+                is_ending = True
+                continue
             is_ready = is_ready or b"READY=1" in message
             with suppress(OSError):  # nobody listens, or not any more
                 service_manager.send(message)
     status = os.waitstatus_to_exitcode(os.waitpid(int(server), 0)[1])
-    if -status in TOLD and not is_ending:
+    if (-status in TOLD or status >= 0) and not is_ending:
+        _reap()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         os.environ[ENDED] = f"{status} {int(is_ready)}"
         os.execvp(command[0], command)
     return status if status >= 0 else 128 - status
+
+
+def _reap() -> None:
+    """Waits for processes that were left to this one, if it is the first of a container: COMMAND knows none of them."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _service_manager() -> socket.socket:

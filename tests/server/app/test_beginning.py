@@ -16,6 +16,13 @@ from typing import Any
 import psutil
 import pytest
 
+from xlaserve.app.beginning import LEFT, CrashedError, begin
+from xlaserve.engine import under_way
+from xlaserve.engine.under_way import UnderWay
+from xlaserve.processes import parent
+from xlaserve.processes.restarts import RestartPolicy
+from xlaserve.ready_file import ReadyFile
+
 PATIENCE_S = 30.0
 PROGRAM = """
 import ctypes, json, os, signal, sys, time
@@ -105,7 +112,34 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def test_it_ends_as_the_process_that_serves(start: Start) -> None:
-    assert start("os._exit(7)").wait() == 7
+    program = start("beginning.end()\nos._exit(7)")
+    assert program.process.communicate(timeout=PATIENCE_S)[1] == ""
+    assert (program.process.returncode, len(program.said())) == (7, 1)
+
+
+def test_a_process_that_ends_without_a_word_is_told_of(start: Start) -> None:
+    program = start("os._exit(7)")
+    assert "status 7" in program.process.communicate(timeout=PATIENCE_S)[1]
+    assert (program.process.returncode, len(program.said())) == (7, 1)
+
+
+def test_a_model_whose_library_ends_the_process_is_set_aside(start: Start) -> None:
+    program = start(CRASH.replace("ctypes.string_at(0)", "os._exit(3)"))
+    assert program.wait() == 0, program.process.communicate()[1]
+    (reason,) = program.said()[1]["set_aside"]
+    assert "status 3" in reason
+
+
+def test_a_server_that_crashes_again_and_again_gives_up() -> None:
+    notes, last_words = under_way.create(), os.memfd_create("words")
+    load = UnderWay(notes).loading(b"k" * under_way.KEY_BYTES)
+    load.__enter__()
+    ends = json.dumps([time.monotonic()] * RestartPolicy().most, separators=(",", ":"))
+    environment = {LEFT: f"{notes} {last_words} {ends} {{}}", parent.ENDED: f"{-signal.SIGSEGV} 1"}
+    with pytest.raises(CrashedError) as raised:
+        begin(ReadyFile(None), environment)
+    assert raised.value.status == 128 + signal.SIGSEGV
+    assert environment == {}
 
 
 def test_a_process_that_others_kill_is_not_started_again(start: Start) -> None:
