@@ -19,9 +19,15 @@ from xlaserve_proto.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from xlaserve_proto.vision_pb2_grpc import VisionStub
 
 VISION = {"Classify", "Detect", "Embed", "Segment"}
+RPCS = {
+    method.name
+    for file in (pb, vision_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+"""Any of them may be counted: of calls whose message does not arrive."""
 METHODS = {
-    "ModelInfer",
-    "ModelStreamInfer",
+    *RPCS,
     "Predict",
     "Regress",
     "infer",

@@ -98,7 +98,7 @@ def test_a_saved_model_of_keras_2_loads_without_its_optimizer(
         tf.saved_model.save(module, str(tmp_path / "sums"), signatures=module.sums.get_concrete_function(FLOAT32))
     np.testing.assert_allclose(load_scores(settings(str(tmp_path / "sums"))), PIXELS.sum(axis=(1, 2)) * 0.5, rtol=1e-6)
     gc.collect()  # TensorFlow warns of what it has not restored when it forgets the file
-    assert not caplog.records
+    assert not [record for record in caplog.records if "checkpoint" in str(record.msg)]
 
 
 class Counting(tf.Module):
