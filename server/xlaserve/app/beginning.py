@@ -91,7 +91,10 @@ def begin(ready_file: ReadyFile, environment: MutableMapping[str, str] = os.envi
         _become_parent(server, [notes, last_words, theirs.fileno()], theirs.fileno())
     if not linux.end_with(this, signal.SIGKILL):
         os._exit(1)
-    os.setsid()  # what a terminal sends is for the parent to pass on
+    # What a terminal sends is for the parent to pass on. No session of its own: the kernel shares processors out by
+    # sessions, and clients of the same one would take some from the server.
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a terminal may stop who writes from behind
     os.set_inheritable(last_words, False)
     faulthandler.enable(last_words)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, parent.PASSED)
