@@ -18,11 +18,11 @@ _NO_CAUSE: Final = re.compile(
 """How lines of TensorFlow's and Keras's messages begin that say where, and not what."""
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _FOLDERS: Final = re.compile(r"(?<=['\"])/(?:[^/'\"]+/)+|(?<![\w.:/~])/(?:[^\s/'\"]+/)+")
-"""Those of absolute paths; `~/.keras/models` tells nothing of this machine."""
+"""Folders of absolute paths; `~/.keras/models` tells nothing of this machine."""
 _INNER: Final = "Exception encountered: "
-"""What Keras writes before each error that it has met within another, all in one text."""
+"""The text that Keras writes before each error that it has met within another, all in one text."""
 _CONFIG: Final = re.compile(r"\.?\s*Full object config: .*")
-"""What Keras adds to some errors: pages of it."""
+"""The configuration that Keras adds to some errors: pages of it."""
 _LONGEST: Final = 500
 _SHOWN: Final = 48
 """Characters of a value that a refusal shows."""

@@ -23,7 +23,7 @@ TURNS: Final = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What turns an image upright, by its orientation; from 5 on it swaps width and height."""
+"""The operation that turns an image upright, by its orientation; from 5 on it swaps width and height."""
 
 UPRIGHT: Final = 1
 

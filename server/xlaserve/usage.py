@@ -22,7 +22,7 @@ WORD_BYTES: Final = 8
 SECRET_BYTES: Final = 64
 """At the beginning: what names are hashed with, so that nobody can choose ones that meet in one set."""
 HEAD_BYTES: Final = SECRET_BYTES + 2 * WORD_BYTES
-"""What is before the rows: the secret, how many fronts there are, and the stage of an upgrade."""
+"""Bytes before the rows: the secret, how many fronts there are, and the stage of an upgrade."""
 SETS: Final = 1024
 WAYS: Final = 16
 PLACES: Final = SETS * WAYS
@@ -55,9 +55,9 @@ class Upgrade(IntEnum):
 
     NONE = 0
     STARTING = 1
-    """It starts with the models as they are: nothing may change until it is known what has become of it."""
+    """The other server starts with the models as they are: nothing may change until that has ended."""
     DONE = 2
-    """It serves, and this one leaves."""
+    """The other server serves, and this one leaves."""
 
 
 class Amount:

@@ -21,7 +21,7 @@ BLOCKS: Final = 3
 """Connections with a header block without an end."""
 BLOCK_BYTES: Final = 8 * 2**20
 MOST_MIB: Final = 160
-"""What gRPC's core may hold of one such block: it stops to keep headers after some 4 MiB of the smallest ones."""
+"""MiB that gRPC's core may hold of one such block: it stops to keep headers after some 4 MiB of the smallest ones."""
 SMALL_HEADERS: Final = b"\0\x01a\0" * 4000
 """Headers of one letter without a value, which take the most memory for their bytes (RFC 7541, 6.2.2)."""
 WATCH: Final[Message] = health_pb2.HealthCheckRequest()

@@ -111,7 +111,7 @@ def bodies_behind_upgrades(round: Round) -> None:
 
 @attack(allowed={"403"})
 def requests_for_other_hosts(round: Round) -> None:
-    """What a page would send whose own name leads to this machine: refused at each path of both ports."""
+    """Requests that a page would send whose own name leads to this machine: refused at each path of both ports."""
     names = ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "evil.example:8000", "xlaserve")
     paths = ("/", "/v1/status", "/v2", LIVE, "/metrics", "/docs", "/none", "/healthz")
     with serving(round) as client:

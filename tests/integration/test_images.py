@@ -1,4 +1,4 @@
-"""What becomes of images over real sockets, by whatever protocol: `builtin:noop` answers with their pixels."""
+"""Images over real sockets, by whatever protocol: `builtin:noop` answers with their pixels."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ def without_adobe_marker(jpeg: bytes) -> bytes:
 
 
 def test_cmyk_is_taken_for_inverted_with_and_without_adobes_marker() -> None:
-    """As Pillow does; the reasons are in ADR 2. Black and white would change places."""
+    """Pillow's reading; the reasons are in ADR 2. Black and white would change places."""
     marked = encode(UPRIGHT.convert("CMYK"), "JPEG", quality=100)
     bare = without_adobe_marker(marked)
     assert b"Adobe" in marked

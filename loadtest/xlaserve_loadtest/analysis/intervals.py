@@ -32,7 +32,7 @@ _STEPS: Final = 50
 _UNEVEN: Final = 2.5
 """How many times the robust variance a plain one is where a few units make most of it: a server stood still in them."""
 _UNEVEN_CONFIDENCE: Final = 0.99
-"""That of Student's t which gives 95% then: as long as few pauses were seen, the spread is too small."""
+"""The confidence of Student's t that gives 95% then: while few pauses were seen, the spread is too small."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ _WITHHELD_AT: Final = 0.05
 _CONCLUDED_AT: Final = 0.01
 """Probability of a difference in goodput, or in p99, that is a verdict: less, since p50 is judged as well."""
 TWO_PROCESSES: Final = "of these two processes"
-"""What a verdict holds for where each side had one server process: another start may differ by more than blocks do."""
+"""The scope of a verdict where each side had one server process: another start may differ by more than blocks do."""
 MEASURE_NAMES: Final[Mapping[Measure, str]] = {"images_per_s": "images/s", "p50": "p50", "p99": "p99"}
 
 
@@ -58,7 +58,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What was found of one arm over another."""
+    """The comparison of one arm with another."""
 
     ratios: Mapping[Measure, Estimate | None]
     """The ratio of images/s is over the whole time; those of percentiles are of typical blocks."""

@@ -23,7 +23,7 @@ _NOISE: Final = 3.0
 """Standard deviations of the number of arrivals that must be left over: by chance a queue grows, too."""
 
 Amount = Literal["images", "requests", "in time"]
-"""What a rate counts: answered images, answered requests, or requests that were answered within the limit."""
+"""Units that a rate counts: answered images, answered requests, or requests that were answered within the limit."""
 
 
 @dataclass(frozen=True, slots=True)

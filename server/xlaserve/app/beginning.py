@@ -48,7 +48,7 @@ class CrashedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Beginning:
-    """What the process that serves begins with."""
+    """The state that the process which serves begins with."""
 
     pid: int = field(default_factory=os.getpid)
     """The process that whoever started the server knows."""

@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 1.0
 """How often the limits are read."""
 LOOKS: Final = 10
-"""As many of the last looks count: what many messages take while they arrive, for a few seconds, is no other use."""
+"""Number of last looks that count: memory of messages that arrive for a few seconds is no other use."""
 RESIDENT_SHARE: Final = 0.8
 """Share of the usable memory that `max_resident_bytes` is by default."""
 RESERVED_BYTES: Final = 256 * 2**20
-"""What is left of a limit at least: as much may arrive and be copied between two looks."""
+"""Bytes of a limit that are left at least: as much may arrive and be copied between two looks."""
 MESSAGES_SHARE: Final = 1 / 3
 DECODING_SHARE: Final = 1 / 6
 """Shares of the memory that nothing else takes. The rest is for queues, for copies and for the other processes."""

@@ -54,7 +54,7 @@ class OtherServer:
         self._under_way = 0
 
     async def make(self, question: str, arguments: Mapping[str, object]) -> None:
-        """Has it make a change, and returns once it has.
+        """Makes a change in the other server, and returns once it is made.
 
         Raises any error of the change there, EngineLost where that server ends meanwhile, ShuttingDown where it is not
         reached, so that nothing was begun, and QueueFull.

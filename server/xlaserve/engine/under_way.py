@@ -70,7 +70,7 @@ class Load:
 
 
 class UnderWay:
-    """What this process has under way, in a `file` of `create`; by default where nobody reads it.
+    """Loads and batches that this process has under way, in a `file` of `create`; by default where nobody reads it.
 
     Noting it takes no system call.
     """
@@ -126,7 +126,7 @@ class UnderWay:
 
 
 class Suspect(NamedTuple):
-    """What a process that has ended had under way of a version."""
+    """A load or batches of a version that were under way when a process ended."""
 
     is_load: bool
     steps: str = ""

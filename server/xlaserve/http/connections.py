@@ -41,9 +41,9 @@ class Connections(ServerState):
         self.on_failed = on_failed
         """Called with an error for each connection whose bytes are no request."""
         self.idle: dict[Connection, None] = {}
-        """Those whose next request has not begun, or not ended its head; the longest idle first."""
+        """Connections whose next request has not begun, or not ended its head; the longest idle first."""
         self.waiting: dict[Connection, float] = {}
-        """Those whose clients send a body or read an answer, and since when; the longest first."""
+        """Connections whose clients send a body or read an answer, and since when; the longest first."""
         self._clock = clock
         self.is_leaving = False
         """Whether answers to requests that come now end their connections."""

@@ -170,9 +170,9 @@ class _Ended(NamedTuple):
     status: int | None
     """None where it was ended because it starved."""
     said: str
-    """All that it printed on stderr."""
+    """The process's stderr."""
     step: str
-    """What it did last; empty where it has not said."""
+    """The last step of the process; empty where it has told none."""
 
 
 def _lines(file: IO[bytes]) -> list[str]:

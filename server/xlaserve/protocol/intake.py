@@ -65,7 +65,7 @@ class Intake:
 
     @property
     def held_everywhere_bytes(self) -> int:
-        """Those of all fronts."""
+        """Held bytes of all fronts."""
         return self._held_bytes.total
 
     @property

@@ -48,7 +48,7 @@ class RequestContext:
         self.given_id: str = "" if stream is None else stream.given_id
         """The client's id, empty where it gave none."""
         self.warning = ""
-        """What its answer warns of, in ASCII and on one line."""
+        """The warning in its answer, in ASCII and on one line."""
         self._id = "" if stream is None else stream.id
         task = asyncio.current_task()
         self._task = None if task is None else weakref.ref(task)  # a strong one would be a cycle

@@ -72,7 +72,7 @@ Start = Callable[..., "Program"]
 
 
 class Program:
-    """What does `work` in the child."""
+    """A process that does `work` in its child."""
 
     def __init__(self, folder: Path, work: str, **environment: str) -> None:
         self.folder = folder

@@ -31,7 +31,7 @@ def url_safe(data: bytes) -> str:
 
 
 def wrapped(text: str, width: int = 76, end: str = "\n") -> str:
-    """As `base64` and MIME write it, with a line break behind the last line."""
+    """Base64 as `base64` and MIME write it, with a line break behind the last line."""
     return "".join(text[start : start + width] + end for start in range(0, len(text), width))
 
 

@@ -629,7 +629,7 @@ REFUSED = ValueError(
     "Detected unsupported operations: ResizeBicubic (No registered 'ResizeBicubic' OpKernel for XLA_CPU_JIT devices)"
     '{{node a/ResizeBicubic}}\nThe op is created at: \nFile "a/b/own.py", line 3, in shrink\nmuch more'
 )
-"""What TensorFlow says where XLA can't compile a model."""
+"""TensorFlow's error where XLA can't compile a model."""
 
 
 async def test_auto_does_without_xla_where_that_fails_and_says_so_once(house: House) -> None:

@@ -241,7 +241,7 @@ class CachedProgram:
 
     def __post_init__(self) -> None:
         self.described_lowerings = ""
-        """What the cache says that is replaced for XLA."""
+        """The operations that are replaced for XLA, as the cache has them."""
         self.not_kept: set[Mode] = set()
         """Modes of which a program was seen that can't be kept."""
         self._lock = threading.Lock()
