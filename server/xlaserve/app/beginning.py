@@ -133,11 +133,11 @@ def _after_crash(ready_file: ReadyFile, environment: MutableMapping[str, str]) -
         if status == -signal.SIGKILL:
             cause = "the kernel does that where memory runs out"
         log.critical("the process that served ended with %s; %s", as_words(status), cause)
-        raise CrashedError(status if status >= 0 else 128 - status)
+        raise CrashedError(parent.exit_status(status))
     if len(ends) > policy.most:
         said = "the process that served ended with %s while %s, and %d others within %g s: the server gives up"
         log.critical(said, as_words(status), how, policy.most, policy.window_s)
-        raise CrashedError(status if status >= 0 else 128 - status)
+        raise CrashedError(parent.exit_status(status))
     log.error("the process that served ended with %s while %s; another is started", as_words(status), how)
     service_manager = ServiceManager()
     service_manager.tell_restarting()

@@ -65,6 +65,11 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         os.environ[ENDED] = f"{status} {int(is_ready)}"
         os.execvp(command[0], command)
+    return exit_status(status)
+
+
+def exit_status(status: int) -> int:
+    """Returns the status of a process, negative for a signal, as shells give it to who started them."""
     return status if status >= 0 else 128 - status
 
 

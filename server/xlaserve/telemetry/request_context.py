@@ -1,5 +1,5 @@
-"""What names a call in logs and answers, its request id and its trace, from its client's headers or made here; and what
-its answer's headers say besides."""
+"""The request id and the trace of a call, which name it in logs and answers, from its client's headers or made here;
+and the other headers of its answer."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ from xlaserve.http.message import HttpAnswer, Part
 from xlaserve.oracle.virtual_time import VirtualTimeLoop
 from xlaserve.protocol.admission import CROWDED_TRANSFER_S
 
+UPGRADE: dict[str, Any] = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2_settings": "AAMAAABk"}
 LARGE = HttpAnswer([bytes(HIGH_WATER_BYTES + 1), bytes(100)])
 
 
@@ -353,10 +354,11 @@ async def test_a_body_that_ends_early_is_no_request(settled: int) -> None:
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_leave_to_send_a_body_is_given_once_it_is_wanted() -> None:
+@pytest.mark.parametrize("upgrade", [{}, UPGRADE])
+async def test_leave_to_send_a_body_is_given_once_it_is_wanted(upgrade: dict[str, Any]) -> None:
     host = Host()
     client = host.connect()
-    head = request("POST", content_length="3", expect="100-continue")
+    head = request("POST", content_length="3", expect="100-continue", **upgrade)
     client.send(head)
     await settle()
     assert client.received == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -385,7 +387,6 @@ async def test_an_upgrade_is_ignored_and_nothing_behind_it_lost() -> None:
     assert [reply.json()["body"] for reply in client.replies()] == ["", "abc"]
 
 
-UPGRADE: dict[str, Any] = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2_settings": "AAMAAABk"}
 SMUGGLED = request("POST", "/unload", b"abc")
 
 
@@ -410,18 +411,6 @@ async def test_the_body_behind_an_upgrade_is_read_as_a_body(method: str, fields:
     smuggled = SMUGGLED.decode()
     assert [reply.json()["body"] for reply in client.replies()] == [smuggled, smuggled, "last"]
     assert client.is_open
-
-
-@pytest.mark.usefixtures("virtual_time")
-async def test_leave_to_send_the_body_behind_an_upgrade_is_given() -> None:
-    host = Host()
-    client = host.connect()
-    client.send(request("POST", content_length="3", expect="100-continue", **UPGRADE))
-    await settle()
-    assert client.received == b"HTTP/1.1 100 Continue\r\n\r\n"
-    client.send(b"abc")
-    await settle()
-    assert client.replies()[0].json()["body"] == "abc"
 
 
 @pytest.mark.usefixtures("virtual_time")
