@@ -255,7 +255,7 @@ def _sent_from(run: Run) -> Iterator[str]:
 def _doubts(comparison: Comparison) -> Iterator[tuple[str, str]]:
     if comparison.failed:
         yield (
-            "The A/A control failed: the machine was not quiet enough for a verdict",
+            "The A/A control failed: the machine was not quiet enough for small differences",
             f"{comparison.arm} repeats {comparison.baseline} and came out different in {_names(comparison.failed)} "
             f"at {comparison.label}",
         )

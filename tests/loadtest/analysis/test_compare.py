@@ -88,6 +88,14 @@ def test_a_failed_control_takes_the_verdict_back(compared: NewRun) -> None:
     assert required(found["xla"].ratio).value == pytest.approx(2, rel=0.05)
 
 
+def test_a_control_that_fails_by_little_leaves_a_large_difference_its_verdict(compared: NewRun) -> None:
+    found = comparisons(compared(xla_ms=10, graph_ms=20, control_ms=20.4, noise=0.005).read())
+    assert found["graph again"].has_failed
+    assert (found["xla"].verdict, dict(found["xla"].doubts)) == ("faster", {})
+    little = comparisons(compared(xla_ms=19.4, graph_ms=20, control_ms=20.4, noise=0.005).read())["xla"]
+    assert (little.verdict, little.decides in little.doubts) == ("inconclusive", True)
+
+
 def test_two_arms_that_are_the_same_differ_by_what_differs_between_their_processes() -> None:
     verdicts = [Simulated(processes=4).compare(seed)["xla"].verdict for seed in range(100)]
     assert verdicts.count("inconclusive") >= 95
