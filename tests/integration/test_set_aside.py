@@ -48,7 +48,7 @@ load = engine.Engine._load_model
 
 def load_model(self, settings, prepared=None):
     if settings.name == os.environ.get("DEADLY_LOAD"):
-        ctypes.string_at(0)
+        os._exit(0) if os.environ.get("DEADLY_END") == "exit" else ctypes.string_at(0)
     return load(self, settings, prepared)
 
 engine.Engine._load_model = load_model
@@ -61,12 +61,15 @@ def start(
     *models: Any,
     wait: bool = True,
     DEADLY_LOAD: str = "",  # noqa: N803 - an environment variable
+    DEADLY_END: str = "",  # noqa: N803
     **settings: Any,
 ) -> Server:
     (folder / "sitecustomize.py").write_text(DEADLY_NOOP)
     path = f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     config = {**CONFIG, "models": [*CONFIG["models"], *models], **settings}
-    return start_server(config, env={"PYTHONPATH": path, "DEADLY_LOAD": DEADLY_LOAD}, wait=wait)
+    return start_server(
+        config, env={"PYTHONPATH": path, "DEADLY_LOAD": DEADLY_LOAD, "DEADLY_END": DEADLY_END}, wait=wait
+    )
 
 
 def last_address(server: Server) -> str:
@@ -164,6 +167,27 @@ def test_a_model_whose_load_crashes_the_process_is_set_aside_at_the_start(
     assert states(client) == {"noop": "READY", "other": "READY", "deadly": "FAILED"}
     assert crashes(server) == 1
     assert client.ask(1) is Status.OK
+
+
+@pytest.mark.parametrize("fronts", [0, 1])
+def test_a_model_whose_load_ends_the_process_with_status_0_is_set_aside(
+    start_server: StartServer, tmp_path: Path, fronts: int
+) -> None:
+    deadly = {**NOOP, "name": "deadly"}
+    server = start(
+        start_server,
+        tmp_path,
+        deadly,
+        DEADLY_LOAD="deadly",
+        DEADLY_END="exit",
+        fronts=fronts,
+        exit_on_model_failure=False,
+    )
+    client = NoopClient(server.grpc)
+    assert states(client) == {"noop": "READY", "other": "READY", "deadly": "FAILED"}
+    (failed,) = (one for one in index(client) if one.name == "deadly")
+    assert "status 0" in failed.reason
+    assert server.stop() == 0
 
 
 def test_one_process_that_a_model_crashes_serves_the_others(start_server: StartServer, tmp_path: Path) -> None:

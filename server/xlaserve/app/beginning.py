@@ -28,7 +28,7 @@ from xlaserve.errors import ConfigError
 from xlaserve.processes import linux, parent
 from xlaserve.processes.interpreter import PYTHON
 from xlaserve.processes.restarts import RestartPolicy
-from xlaserve.processes.supervisor import as_words
+from xlaserve.processes.supervisor import FAILED, as_words
 from xlaserve.ready_file import ReadyFile
 from xlaserve.service_manager import WATCHDOG_PID, ServiceManager
 
@@ -133,16 +133,21 @@ def _after_crash(ready_file: ReadyFile, environment: MutableMapping[str, str]) -
         if status == -signal.SIGKILL:
             cause = "the kernel does that where memory runs out"
         log.critical("the process that served ended with %s; %s", as_words(status), cause)
-        raise CrashedError(parent.exit_status(status))
+        raise CrashedError(_crash_status(status))
     if len(ends) > policy.most:
         said = "the process that served ended with %s while %s, and %d others within %g s: the server gives up"
         log.critical(said, as_words(status), how, policy.most, policy.window_s)
-        raise CrashedError(parent.exit_status(status))
+        raise CrashedError(_crash_status(status))
     log.error("the process that served ended with %s while %s; another is started", as_words(status), how)
     service_manager = ServiceManager()
     service_manager.tell_restarting()
     service_manager.close()
     return crashes, ends, bool(was_ready)
+
+
+def _crash_status(status: int) -> int:
+    """Returns the exit status for a crash: never 0, at which a service manager would not start the server again."""
+    return parent.exit_status(status) or FAILED
 
 
 def _can_have_parent() -> bool:

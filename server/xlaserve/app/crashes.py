@@ -6,7 +6,7 @@ import json
 from typing import Final
 
 from xlaserve.engine.under_way import Suspect, suspects
-from xlaserve.processes.parent import CRASHES
+from xlaserve.processes.parent import CRASHES, STOPS, exit_status
 from xlaserve.processes.role import NO_USE
 from xlaserve.processes.supervisor import as_words
 
@@ -14,6 +14,8 @@ MOST: Final = 3
 """A version that may have crashed as many processes is not loaded any more."""
 MOST_KNOWN: Final = 100
 """Versions that are known, those that crashed last: `text` has to fit into an environment variable (128 KiB)."""
+AT_ONCE: Final = frozenset(exit_status(-number) for number in STOPS)
+"""Statuses of a process that was told again and again to end, and did so at once."""
 AGAIN: Final = "load it again, or change its files or settings, to have it tried once more"
 
 
@@ -40,12 +42,14 @@ class Crashes:
             if count >= MOST
         }
 
-    def note(self, status: int, under_way: int, last_words: int) -> str:
+    def note(self, status: int, under_way: int, last_words: int, *, has_said_so: bool = False) -> str:
         """Notes the end of a process, which has left two files; returns what may have ended it, empty where nothing.
 
-        What is loaded alone, and beside no batches, is loaded in the same way each time, so that once is enough.
+        A process that ends without having said so (`has_said_so`) was ended by a library, with 0 perhaps, or by others,
+        with a signal that no process ends itself with. What is loaded alone, and beside no batches, is loaded in the
+        same way each time, so that once is enough.
         """
-        if -status not in CRASHES and not (status > 0 and status != NO_USE):
+        if not (_is_failure(status) if has_said_so else _is_crash(status)):
             return ""
         with open(last_words, errors="replace", closefd=False) as words:
             words.seek(0)
@@ -56,6 +60,14 @@ class Crashes:
             self._counted[key.hex()] = (MOST if is_certain else count + 1, f"{as_words(status)} while {_how(suspect)}")
         self._counted = dict([*self._counted.items()][-MOST_KNOWN:])
         return " or ".join(dict.fromkeys(map(_how, found.values())))
+
+
+def _is_crash(status: int) -> bool:
+    return -status in CRASHES or (status >= 0 and status not in AT_ONCE)
+
+
+def _is_failure(status: int) -> bool:
+    return status > 0 and status != NO_USE
 
 
 def _how(suspect: Suspect) -> str:

@@ -75,6 +75,8 @@ class Engines:
         """By role, the process number of the one that fills it, or did last."""
         self._files: dict[int, tuple[int, ...]] = {}
         """By process number, what it notes what it has under way in, and its last words."""
+        self._announced: set[int] = set()
+        """Process numbers of those that have said that they end."""
         self._own_files: tuple[int, ...] = ()
         """Of an engine that is about to be started."""
         self._crashes = Crashes()
@@ -104,13 +106,20 @@ class Engines:
         self._sockets[process.pid] = self._socket
         self._files[process.pid], self._own_files = self._own_files, ()
 
+    def announced_end(self, process: Process) -> None:
+        """Notes that an engine ends as it was told to, or for a reason that it has logged."""
+        self._announced.add(process.pid)
+
     def ended(self, process: Process, status: int) -> bool:
-        """Notes what an engine had under way when it crashed; returns whether that may have been it."""
+        """Notes what an engine that filled its role had under way when it crashed; returns whether that may have been
+        it."""
         is_filling = process.pid in self._filling.values()  # fronts go on to look for that one's socket
         if not is_filling and process.pid in self._sockets:
             self._sockets.pop(process.pid).unlink(missing_ok=True)
         under_way, last_words = self._files.pop(process.pid)
-        how = self._crashes.note(status, under_way, last_words)
+        has_said_so = process.pid in self._announced
+        self._announced.discard(process.pid)
+        how = self._crashes.note(status, under_way, last_words, has_said_so=has_said_so) if is_filling else ""
         os.close(under_way)
         os.close(last_words)
         if how:

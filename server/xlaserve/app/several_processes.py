@@ -339,13 +339,18 @@ class Server(Watcher):
         if self._successor is not None:
             self._successor.pass_news()
 
+    def ends(self, role: Role, process: Process) -> None:
+        """Notes that an engine has not crashed."""
+        if is_engine(role.name):
+            self._engines.ends(process)
+
     def ended(self, role: Role, process: Process, status: int, was_ready: bool) -> None:
         """Notes that the role is not filled, and what a front had in use is not."""
         is_filling = not is_engine(role.name) or process is self._serving_engines.get(role.name)
         if is_filling:
             self._ready.pop(role.name, None)
             self._reloading.discard(role.name)
-        if is_engine(role.name) and self._engines.ended(process, status if is_filling else 0):
+        if is_engine(role.name) and self._engines.ended(process, status):
             self._supervisor.forgive(role.name)
         if status == AT_ONCE:
             self._at_once = status

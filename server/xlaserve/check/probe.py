@@ -62,6 +62,7 @@ def main() -> None:
             Probe(assignment, folder, write).check()
     except XlaserveError as error:
         write({"failure": str(error)})
+    write({"is_done": True})
     sys.stderr.flush()
     os._exit(0)  # not to wait for TensorFlow's threads
 

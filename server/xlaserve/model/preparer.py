@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 PROCESS: Final = (sys.executable, "-P", "-m", "xlaserve.model.preparer_process")
 STEP: Final = "xlaserve is "
 """How lines on its stdout begin that say what it does from now on, such as `compiling mode xla, bucket 2x8x8`."""
+DONE: Final = "done"
+"""The last step. A process that ends without it was ended by what it ran, whatever its status."""
 PREFIX: Final = "xlaserve-prepared-"
 """How the names of its folders begin."""
 POLL_S: Final = 0.2
@@ -127,11 +129,12 @@ class Preparer:
         status, said = ended.status, ended.said
         assert status is not None
         log.debug("model %s: prepared with status %d: %s", model.title, status, said)
-        if status < 0:
+        if status < 0 or (status == 0 and ended.step != DONE):
             if self._stop.wait(POLL_S):  # what ends the server may also end all that it has started
                 self._stop.check()
             step = f" while {ended.step}" if ended.step else ""
-            raise ModelFailed(f"the process that compiles it was ended by signal {-status}{step}")
+            how = f"was ended by signal {-status}" if status else "ended by itself with status 0"
+            raise ModelFailed(f"the process that compiles it {how}{step}")
         if status:
             _warn(model, said.rpartition("\n")[2] or f"exit status {status}")
         return status == 0

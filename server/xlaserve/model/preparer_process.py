@@ -15,7 +15,7 @@ from xlaserve.cache.cache import CompileCache
 from xlaserve.config import Settings
 from xlaserve.errors import ModelFailed, XlaserveError
 from xlaserve.model import catalog, verification
-from xlaserve.model.preparer import STEP
+from xlaserve.model.preparer import DONE, STEP
 from xlaserve.runtimes.tf import persistent_cache
 from xlaserve.runtimes.tf.device import configure
 from xlaserve.telemetry.logs import quiet_tensorflow
@@ -53,6 +53,7 @@ def main() -> None:
                 raise
         if not isinstance(model.program, cached.CachedProgram) or model.program.not_kept:
             raise ModelFailed("its programs can't be kept")
+    _tell(DONE)
 
 
 def _tell(step: str) -> None:

@@ -127,8 +127,10 @@ class Child:
         self._tell(Kind.NEWS, b"")
 
     def close(self) -> None:
-        """Shows the metrics for the last time, so that nothing that was counted is lost, and sends what is left."""
+        """Shows the metrics for the last time, so that nothing that was counted is lost, says that this process ends,
+        and sends what is left."""
         self._tell_metrics()
+        self._tell(Kind.ENDS, b"")
         with self._changed:
             self._changed.wait_for(lambda: self.is_cut_off or not (self._unsent or self._is_sending), CLOSE_S)
             self._is_closing = True

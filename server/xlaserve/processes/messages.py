@@ -31,6 +31,8 @@ class Kind(IntEnum):
     """Of the process: another one shall take its place, and begin with what follows. It is told the OUTCOME."""
     NEWS = 5
     """Of the process: it was told to read the configuration again, and leaves that to the one in its place."""
+    ENDS = 8
+    """Of the process, the last: it ends because it was told to, or for a reason that it has logged."""
     ASK = 6
     """Of the supervisor: the metrics shall be shown."""
     OUTCOME = 7

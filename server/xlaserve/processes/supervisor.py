@@ -82,6 +82,9 @@ class Watcher:
     def keeps(self, role: Role, process: Process, content: bytes) -> None:
         """The process that fills the role says what the next one is to begin with if it ends unasked."""
 
+    def announced_end(self, role: Role, process: Process) -> None:
+        """The process is about to end, as it says. One that ends without a word was ended by something in it."""
+
     def reloading(self) -> None:
         """Processes are about to be told to read the configuration again."""
 
@@ -441,6 +444,9 @@ class Supervisor:
             case Kind.SUCCEED:
                 for watcher in self._watchers:
                     watcher.asked_for_successor(post.role, process, content)
+            case Kind.ENDS:
+                for watcher in self._watchers:
+                    watcher.announced_end(post.role, process)
             case Kind.NEWS:
                 self._tell_news(post)
 

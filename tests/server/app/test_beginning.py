@@ -49,6 +49,7 @@ said = {
 with (folder / "said").open("a") as file:
     file.write(json.dumps(said) + "\\n")
 exec(sys.argv[2])
+beginning.end()
 """
 CRASH = """
 (folder / "ready").touch()
@@ -123,11 +124,18 @@ def test_a_process_that_ends_without_a_word_is_told_of(start: Start) -> None:
     assert (program.process.returncode, len(program.said())) == (7, 1)
 
 
-def test_a_model_whose_library_ends_the_process_is_set_aside(start: Start) -> None:
-    program = start(CRASH.replace("ctypes.string_at(0)", "os._exit(3)"))
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_model_whose_library_ends_the_process_is_set_aside(start: Start, status: int) -> None:
+    program = start(CRASH.replace("ctypes.string_at(0)", f"os._exit({status})"))
     assert program.wait() == 0, program.process.communicate()[1]
     (reason,) = program.said()[1]["set_aside"]
-    assert "status 3" in reason
+    assert f"status {status}" in reason
+
+
+def test_an_end_with_status_0_that_no_model_has_caused_is_a_failure(start: Start) -> None:
+    program = start("os._exit(0)")
+    assert "status 0" in program.process.communicate(timeout=PATIENCE_S)[1]
+    assert (program.process.returncode, len(program.said())) == (1, 1)
 
 
 def test_a_server_that_crashes_again_and_again_gives_up() -> None:

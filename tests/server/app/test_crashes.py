@@ -85,12 +85,30 @@ def test_what_is_known_of_crashes_is_bounded_and_the_latest(files: tuple[int, in
     assert len(crashes.text) < 128 * 1024
 
 
-@pytest.mark.parametrize("status", [0, NO_USE, -signal.SIGKILL, -signal.SIGTERM])
-def test_other_ends_than_crashes_set_nothing_aside(status: int, files: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("status", "has_said_so"),
+    [
+        (0, True),
+        (NO_USE, True),
+        (-signal.SIGKILL, False),
+        (-signal.SIGTERM, False),
+        (128 + signal.SIGTERM, False),
+        (128 + signal.SIGINT, False),
+    ],
+)
+def test_other_ends_than_crashes_set_nothing_aside(status: int, has_said_so: bool, files: tuple[int, int]) -> None:
     crashes = Crashes()
     with UnderWay(files[0]).loading(A):
-        assert not crashes.note(status, *files)
+        assert not crashes.note(status, *files, has_said_so=has_said_so)
     assert crashes.set_aside == {}
+
+
+@pytest.mark.parametrize("status", [0, 1, NO_USE])
+def test_an_end_without_a_word_is_a_crash_whatever_its_status(status: int, files: tuple[int, int]) -> None:
+    crashes = Crashes()
+    with UnderWay(files[0]).loading(A) as load, load.at(STEP):
+        assert STEP in crashes.note(status, *files)
+    assert f"status {status}" in crashes.set_aside[A]
 
 
 def test_a_crash_with_nothing_under_way_has_no_known_cause(files: tuple[int, int]) -> None:

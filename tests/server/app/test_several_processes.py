@@ -20,12 +20,14 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from xlaserve.app import several_processes
+from xlaserve.app.engine_process import UNDER_WAY
 from xlaserve.app.engines import ENGINE, FOLDERS, Engines, folder_of_engines
 from xlaserve.app.front_process import Orders
 from xlaserve.app.several_processes import FRONT, SPARE_LOOK_S, SPARES, Server
 from xlaserve.app.succession import Start
 from xlaserve.app.upgrade import Changes, Predecessor
 from xlaserve.config import ModelSettings, Settings
+from xlaserve.engine.under_way import KEY_BYTES, UnderWay
 from xlaserve.errors import ConfigError
 from xlaserve.oracle.capacity import TYPICAL, US_PER_S
 from xlaserve.processes import process
@@ -413,6 +415,22 @@ def test_the_folder_of_a_supervisor_that_was_killed_is_removed(monkeypatch: pyte
         (left / "engine-0").touch()
         held = folder_of_engines(other)
         assert {held, folder_of_engines(stack)} == {*Path(temporary).iterdir()}
+
+
+@pytest.mark.parametrize("has_said_so", [False, True])
+def test_an_engine_has_crashed_unless_it_has_said_that_it_ends(has_said_so: bool) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        engines = Engines(Settings(), Settings, Path(temporary), lambda: True)
+        opened = engines.roles[0].connect()
+        process = cast(Process, SimpleNamespace(pid=1))
+        engines.began(process)
+        engines.filled(engines.roles[0], process)
+        with UnderWay(opened[UNDER_WAY]).loading(b"k" * KEY_BYTES):
+            if has_said_so:
+                engines.ends(process)
+            assert engines.ended(process, 0) is not has_said_so
+        for file in opened.values():
+            os.close(file)
 
 
 def test_engines_that_fail_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:

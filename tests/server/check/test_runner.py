@@ -39,7 +39,7 @@ def check(behaviour: str, timeout_s: float = 30.0) -> Checked:
 
 
 def test_what_the_process_finds_out_is_kept() -> None:
-    found = check('say(task="classification", size=[224, 224])')
+    found = check('say(task="classification", size=[224, 224], is_done=True)')
     assert found.failure is None
     assert (found.name, found.source, found.task, found.size) == ("m", "builtin:noop", "classification", (224, 224))
     assert [program.run_ms for program in found.programs] == [2.0]
@@ -50,6 +50,7 @@ def test_what_the_process_finds_out_is_kept() -> None:
     [
         ("os.kill(os.getpid(), signal.SIGSEGV)", "its process died: killed by SIGSEGV, at xla 8x224x224"),
         ("sys.exit('out of memory')", "its process died: exit status 1: out of memory, at xla 8x224x224"),
+        ("os._exit(0)", "its process died: exit status 0, at xla 8x224x224"),
         ("print('half a li', end='', flush=True); os._exit(3)", "its process died: exit status 3, at xla 8x224x224"),
     ],
 )

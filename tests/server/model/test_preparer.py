@@ -36,6 +36,8 @@ MODEL = ModelSettings(name="digits", source="builtin:digits", buckets=(BucketSet
 DEVICE = Device("cpu", "a processor", 2, 1)
 READ = "import json, os, pathlib, sys; s = json.loads(sys.stdin.readline()); f = pathlib.Path(s['compile_cache']);"
 
+DONE = "\nprint('xlaserve is done', flush=True)"
+
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Preparer]:
@@ -45,7 +47,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Prepa
     monkeypatch.setenv("XLA_FLAGS", "")
 
     def make(script: str, kept: CompileCache | None = None) -> Preparer:
-        return Preparer(Settings(), DEVICE, Stop(), kept, (sys.executable, "-c", READ + script))
+        return Preparer(Settings(), DEVICE, Stop(), kept, (sys.executable, "-c", f"{READ}{script}{DONE}"))
 
     return make
 
@@ -214,6 +216,15 @@ async def test_a_process_that_is_killed_fails_the_model(make: Callable[..., Prep
     # By the kernel, for lack of memory: loading the model here would end the server.
     with pytest.raises(ModelFailed, match="signal 9"):
         async with make("os.kill(os.getpid(), 9)").prepare(MODEL):
+            pass
+
+
+@pytest.mark.parametrize("end", ["sys.exit()", "os._exit(0)"])
+async def test_a_process_that_a_library_ends_with_status_0_fails_the_model(
+    make: Callable[..., Preparer], end: str
+) -> None:
+    with pytest.raises(ModelFailed, match=r"with status 0 while building the model$"):
+        async with make(f"print('xlaserve is building the model', flush=True); {end}").prepare(MODEL):
             pass
 
 

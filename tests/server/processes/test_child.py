@@ -176,6 +176,12 @@ def test_a_supervisor_that_does_not_read_holds_up_nobody_and_nothing_is_lost(par
     kill.assert_not_called()
 
 
+def test_that_it_ends_is_the_last_that_it_says(parent: Parent) -> None:
+    parent.child.keep(b"kept")
+    parent.child.close()
+    assert [parent.hear()[0] for _ in range(3)] == [Kind.KEEP, Kind.METRICS, Kind.ENDS]
+
+
 def test_a_process_that_can_t_speak_with_its_supervisor_any_more_is_told_to_end(parent: Parent, kill: Mock) -> None:
     parent.channel.shutdown(socket.SHUT_RDWR)
     parent.child.keep(b"kept")
