@@ -181,6 +181,16 @@ def test_a_server_that_ends_takes_the_one_along_that_starts_and_one_that_is_kill
     assert NoopClient(upgraded.server.grpc).ask(7) == Status.OK
 
 
+def test_a_second_upgrade_is_refused_while_one_is_under_way(upgraded: Upgraded) -> None:
+    successor = upgraded.begin()
+    second = upgrade(upgraded.server.pid)
+    assert second.returncode == 1
+    assert f"to process {successor.pid}" in second.stderr
+    assert second.stdout == ""
+    upgraded.release()
+    until(lambda: upgraded.pid == successor.pid, "the first upgrade did not go on")
+
+
 def test_a_server_goes_on_where_another_one_cannot_serve(upgraded: Upgraded) -> None:
     server, said = upgraded.server, json.loads(upgraded.server.config_file.read_text())
     broken = {**NOOP, "source": "builtin:unknown"}

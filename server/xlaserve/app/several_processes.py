@@ -42,6 +42,8 @@ from xlaserve.usage import Upgrade, Usage
 
 FRONT: Final = "front {}"
 PORTS: Final = ("grpc_port", "http_port")
+UPGRADING: Final = "upgrading"
+"""The name of a server's process from when it is asked for another server until that serves or has failed."""
 LEAVING: Final = "xlaserve leaving"
 """What `ps` shows of a server whose place another one has taken."""
 SPARE_LOOK_S: Final = 0.25
@@ -281,20 +283,29 @@ class Server(Watcher):
             log.error("upgrade: who has started this server would take it for ended (upgrades: false); nothing is done")
         elif self._usage.upgrade is not Upgrade.NONE:
             number = "another server" if self._successor is None else f"process {self._successor.pid}"
-            log.warning("upgrade: %s is starting already", number)
+            log.warning("upgrade: %s is starting already; nothing more is done", number)
         else:
             self._usage.upgrade = Upgrade.STARTING
             self._do(self._hand_over())
 
     async def _hand_over(self) -> None:
         """Starts another server, and leaves once that serves. Clients change no models meanwhile."""
-        if await self._has_successor():
-            self._usage.upgrade = Upgrade.DONE
-            self._leave()
-        elif not self._is_stopping:
-            self._successor, self._usage.upgrade = None, Upgrade.NONE
-            if self._grows:
-                self._grow()
+        is_ready = False
+        try:
+            with linux.named(UPGRADING):
+                is_ready = await self._has_successor()
+        except Exception:
+            log.exception("upgrade: an error of this server, which goes on")
+            if self._successor is not None:
+                await self._successor.end()
+        finally:
+            if is_ready:
+                self._usage.upgrade = Upgrade.DONE
+                self._leave()
+            elif not self._is_stopping:
+                self._successor, self._usage.upgrade = None, Upgrade.NONE
+                if self._grows:
+                    self._grow()
 
     async def _has_successor(self) -> bool:
         """Starts another server, and returns whether it serves."""
@@ -324,12 +335,13 @@ class Server(Watcher):
         assert self._successor is not None
         log.info("upgrade: process %d serves, this one leaves", self._successor.pid)
         self._has_handed_over = True
-        self._service_manager.tell_main(self._successor.pid)
-        linux.set_title(LEAVING, LEAVING)
-        self._successor.go()
-        if self._metrics_endpoint is not None:
-            self._metrics_endpoint.leave()
-        self._supervisor.leave()
+        with ExitStack() as stack:  # an error keeps none of the steps that follow from being taken
+            stack.callback(self._supervisor.leave)
+            if self._metrics_endpoint is not None:
+                stack.callback(self._metrics_endpoint.leave)
+            stack.callback(self._successor.go)
+            self._service_manager.tell_main(self._successor.pid)
+            linux.set_title(LEAVING, LEAVING)
 
     def reloading(self) -> None:
         """Tells who started the server; that it has happened is told once the engine says so."""
@@ -339,10 +351,10 @@ class Server(Watcher):
         if self._successor is not None:
             self._successor.pass_news()
 
-    def ends(self, role: Role, process: Process) -> None:
+    def announced_end(self, role: Role, process: Process) -> None:
         """Notes that an engine has not crashed."""
         if is_engine(role.name):
-            self._engines.ends(process)
+            self._engines.announced_end(process)
 
     def ended(self, role: Role, process: Process, status: int, was_ready: bool) -> None:
         """Notes that the role is not filled, and what a front had in use is not."""

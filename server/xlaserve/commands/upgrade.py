@@ -8,14 +8,15 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 import psutil
 
-from xlaserve.app.several_processes import LEAVING
+from xlaserve.app.several_processes import LEAVING, UPGRADING
 from xlaserve.app.upgrade import CHANGES_S
 from xlaserve.commands.command import FAILED, Command, Invocation
 from xlaserve.errors import XlaserveError
@@ -39,6 +40,7 @@ def run(invocation: Invocation) -> int:
         server = psutil.Process(pid)
         if not _listens_for_it(pid):
             raise CannotUpgrade(f"expected a server with fronts, which process {pid} is not: see the setting `fronts`")
+        _expect_no_upgrade(server)
         before = {child.pid for child in server.children()}
         server.send_signal(signal.SIGUSR2)
         successor = _successor(server, before)
@@ -95,15 +97,42 @@ def _listens_for_it(pid: int) -> bool:
     return False
 
 
-def _successor(server: psutil.Process, before: set[int]) -> psutil.Process | None:
+def _expect_no_upgrade(server: psutil.Process) -> None:
+    """Raises CannotUpgrade where another server is about to take its place already."""
+    if successor := _other_server(server, ()):
+        began = datetime.fromtimestamp(successor.create_time(), UTC).isoformat(" ", "seconds")
+        to = f" since {began}, to process {successor.pid}"
+    elif _is_upgrading(server):
+        to = ", and waits for changes of models to be made"
+    else:
+        return
+    raise CannotUpgrade(f"an upgrade of process {server.pid} is under way{to}: wait for its end")
+
+
+def _is_upgrading(server: psutil.Process) -> bool:
+    return psutil.Process(server.pid).name() == UPGRADING  # a new object: each reads the name once
+
+
+def _successor(server: psutil.Process, before: Collection[int]) -> psutil.Process | None:
     """Returns the server that it starts, None where it starts none."""
     until = time.monotonic() + BEGIN_S
+    has_begun = False
     while time.monotonic() < until and server.is_running():
-        for child in server.children():
-            title = _title(child)  # empty where it has just ended
-            if child.pid not in before and title and not OWN.match(title):
-                return child
+        had_begun, has_begun = has_begun, _is_upgrading(server)
+        if successor := _other_server(server, before):
+            return successor
+        if had_begun and not has_begun:
+            break
         time.sleep(POLL_S)
+    return None
+
+
+def _other_server(server: psutil.Process, before: Collection[int]) -> psutil.Process | None:
+    """Returns its child that is a server, and none of those `before`; None where it has none."""
+    for child in server.children():
+        title = _title(child)  # empty where it has just ended
+        if child.pid not in before and title and not OWN.match(title):
+            return child
     return None
 
 

@@ -62,9 +62,20 @@ def fork_sibling() -> int | None:
     return middle
 
 
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """Has `ps` show `name` as the command meanwhile. Call it on the main thread, whose name is that of the process."""
+    before = Path("/proc/self/comm").read_text().rstrip("\n")
+    _set_name(name)
+    try:
+        yield
+    finally:
+        _set_name(before)
+
+
 def set_title(title: str, name: str) -> None:
     """Has `ps` show `title` in place of the command line, as far as there is room for it, and `name` as the command."""
-    _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:NAME_BYTES]))
+    _set_name(name)
     # What follows the command's name in brackets, which may have brackets and spaces of its own.
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     start, end = (int(fields[field - 3]) for field in (_ARG_START, _ARG_END))
@@ -72,6 +83,10 @@ def set_title(title: str, name: str) -> None:
     if start and text:
         ctypes.memset(start, 0, end - start)
         ctypes.memmove(start, text, len(text))
+
+
+def _set_name(name: str) -> None:
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:NAME_BYTES]))
 
 
 def _prctl(option: int, value: int | ctypes.c_char_p) -> None:

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock, Mock
 
+import psutil
 import pytest
 
 from xlaserve.app import several_processes
@@ -30,7 +31,7 @@ from xlaserve.config import ModelSettings, Settings
 from xlaserve.engine.under_way import KEY_BYTES, UnderWay
 from xlaserve.errors import ConfigError
 from xlaserve.oracle.capacity import TYPICAL, US_PER_S
-from xlaserve.processes import process
+from xlaserve.processes import linux, process
 from xlaserve.processes.process import Launcher
 from xlaserve.processes.role import Role
 from xlaserve.processes.supervisor import Process, Supervisor
@@ -185,6 +186,41 @@ async def test_none_is_added_while_another_server_starts_but_once_that_has_faile
     await asyncio.wait_for(handing_over, PATIENCE_S)
     assert [role.name for role in world.added] == ["front 2", "front 3", "front 4"]
     assert world.server._usage.upgrade is Upgrade.NONE
+    world.server._service_manager.close()
+
+
+@pytest.mark.parametrize("fails", ["start", "is_ready"])
+async def test_an_error_during_an_upgrade_leaves_a_server_that_can_be_upgraded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: str
+) -> None:
+    world = GrowingWorld(monkeypatch)
+    world.server._metrics_endpoint, world.server._regions = None, 0
+    end = AsyncMock(return_value="ended with status 0")
+    other = SimpleNamespace(pid=7, is_ready=AsyncMock(side_effect=KeyError("unforeseen")), end=end)
+    start = Mock(return_value=other) if fails == "is_ready" else Mock(side_effect=KeyError("unforeseen"))
+    monkeypatch.setattr(several_processes, "Successor", start)
+    named = psutil.Process().name()
+    world.server._was_ready = True
+    for tried in (1, 2):
+        world.server._upgrade()
+        await asyncio.wait_for(asyncio.gather(*world.server._starting), PATIENCE_S)
+        assert world.server._usage.upgrade is Upgrade.NONE
+        assert (start.call_count, end.call_count) == (tried, tried if fails == "is_ready" else 0)
+        assert psutil.Process().name() == named
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["'unforeseen'"] * 2
+    world.server._service_manager.close()
+
+
+async def test_an_error_on_leaving_keeps_no_server_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = GrowingWorld(monkeypatch)
+    monkeypatch.setattr(linux, "set_title", Mock(side_effect=OSError("no /proc")))
+    leave, successor = Mock(), Mock()
+    world.server._successor = successor
+    world.server._metrics_endpoint, world.server._supervisor = None, cast(Any, SimpleNamespace(leave=leave))
+    with pytest.raises(OSError, match="no /proc"):
+        world.server._leave()
+    leave.assert_called_once_with()
+    successor.go.assert_called_once_with()
     world.server._service_manager.close()
 
 
@@ -427,7 +463,7 @@ def test_an_engine_has_crashed_unless_it_has_said_that_it_ends(has_said_so: bool
         engines.filled(engines.roles[0], process)
         with UnderWay(opened[UNDER_WAY]).loading(b"k" * KEY_BYTES):
             if has_said_so:
-                engines.ends(process)
+                engines.announced_end(process)
             assert engines.ended(process, 0) is not has_said_so
         for file in opened.values():
             os.close(file)

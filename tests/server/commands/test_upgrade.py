@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
 from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
+import pytest
 
-from xlaserve.commands.upgrade import _successor
+from xlaserve.app.several_processes import UPGRADING
+from xlaserve.commands.upgrade import CannotUpgrade, _expect_no_upgrade, _successor
+from xlaserve.processes import linux
 from xlaserve.processes.interpreter import PROCESS
 
 
@@ -24,5 +29,35 @@ def test_a_front_that_is_replaced_meanwhile_is_not_taken_for_the_server_that_sta
         process(14, "xlaserve front 2", ""),
     ]
     looks = iter([others, [*others, successor]])
-    server = SimpleNamespace(is_running=lambda: True, children=lambda: next(looks))
+    server = SimpleNamespace(pid=os.getpid(), is_running=lambda: True, children=lambda: next(looks))
     assert _successor(cast(psutil.Process, server), {11}) is successor
+
+
+def test_an_upgrade_that_ends_without_another_server_is_not_waited_for() -> None:
+    upgrading = linux.named(UPGRADING)
+    upgrading.__enter__()
+    looks = 0
+
+    def children() -> list[Any]:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            upgrading.__exit__(None, None, None)
+        return []
+
+    server = SimpleNamespace(pid=os.getpid(), is_running=lambda: True, children=children)
+    assert _successor(cast(psutil.Process, server), set()) is None
+    assert looks == 3
+
+
+def test_a_second_upgrade_is_told_of_the_first() -> None:
+    successor = process(15, "/venv/bin/python", "/venv/bin/xlaserve", "serve")
+    successor.create_time = lambda: 1_700_000_000.0
+    children = [process(11, "xlaserve front 1", ""), successor]
+    server = cast(psutil.Process, SimpleNamespace(pid=os.getpid(), children=lambda: children))
+    with pytest.raises(CannotUpgrade, match=re.escape("since 2023-11-14 22:13:20+00:00, to process 15")):
+        _expect_no_upgrade(server)
+    children.remove(successor)
+    _expect_no_upgrade(server)
+    with linux.named(UPGRADING), pytest.raises(CannotUpgrade, match="is under way"):
+        _expect_no_upgrade(server)
