@@ -68,6 +68,15 @@ class Beginning:
             self.channel.close()
 
 
+def end_at_sigterm() -> None:
+    """Has SIGTERM end this process from now on, until something else acts on it: what has come after a crash as well.
+
+    By default, no signal ends a process that is the first one of a container.
+    """
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(parent.exit_status(-number)))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, parent.STOPS)
+
+
 def begin(ready_file: ReadyFile, environment: MutableMapping[str, str] = os.environ) -> Beginning:
     """Returns in another process, whose parent this one becomes; or here, where the system can't do that.
 
@@ -94,6 +103,7 @@ def begin(ready_file: ReadyFile, environment: MutableMapping[str, str] = os.envi
     # What a terminal sends is for the parent to pass on. No session of its own: the kernel shares processors out by
     # sessions, and clients of the same one would take some from the server.
     os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it is no container's first process
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a terminal may stop who writes from behind
     os.set_inheritable(last_words, False)
     faulthandler.enable(last_words)

@@ -9,7 +9,7 @@ from functools import partial
 
 from xlaserve import console
 from xlaserve.app import auto_fronts
-from xlaserve.app.beginning import Beginning, CrashedError, begin
+from xlaserve.app.beginning import Beginning, CrashedError, begin, end_at_sigterm
 from xlaserve.app.event_loop import run_loop
 from xlaserve.app.upgrade import Predecessor
 from xlaserve.commands.command import Command, Invocation
@@ -27,6 +27,7 @@ def run(invocation: Invocation) -> int:
     # may SIGUSR2, which has another one take its place.
     for number in (signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
+    end_at_sigterm()
     settings = auto_fronts.resolved(invocation.settings)
     if settings.exit_on_model_failure:  # otherwise it is the model that fails
         check_files(settings)

@@ -60,6 +60,9 @@ def main(arguments: Sequence[str]) -> int:
             with suppress(OSError):  # nobody listens, or not any more
                 service_manager.send(message)
     status = os.waitstatus_to_exitcode(os.waitpid(int(server), 0)[1])
+    # For COMMAND, once it can act on them: the first process of a container has no default action for them. What has
+    # come until now is known below.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     if (-status in TOLD or status >= 0) and not is_ending:
         _reap()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,17 @@ PATIENCE_S = 30.0
 PROGRAM = """
 import ctypes, json, os, signal, sys, time
 from pathlib import Path
-from xlaserve.app.beginning import CrashedError, begin
+from xlaserve.app.beginning import CrashedError, begin, end_at_sigterm
 from xlaserve.config import ModelSettings
 from xlaserve.engine.under_way import key_of
 from xlaserve.ready_file import ReadyFile
 
 folder = Path(sys.argv[1])
+if (folder / "said").exists() and (folder / "held").exists():  # as while it is imported again
+    (folder / "imports").touch()
+    while (folder / "held").exists():
+        time.sleep(0.01)
+end_at_sigterm()
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as some programs that start others leave it
 try:
@@ -69,15 +74,17 @@ while signal.SIGTERM not in heard:
     time.sleep(0.01)
 """
 
+CONTAINER = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
+"""Has a program be the first process of its own numbers."""
 Start = Callable[..., "Program"]
 
 
 class Program:
     """A process that does `work` in its child."""
 
-    def __init__(self, folder: Path, work: str, **environment: str) -> None:
+    def __init__(self, folder: Path, work: str, *before: str, **environment: str) -> None:
         self.folder = folder
-        command = [sys.executable, "-c", PROGRAM, str(folder), work]
+        command = [*before, sys.executable, "-c", PROGRAM, str(folder), work]
         self.process = subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}, start_new_session=True
         )
@@ -102,8 +109,8 @@ class Program:
 def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Program] = []
 
-    def start(work: str, **environment: str) -> Program:
-        started.append(Program(tmp_path, work, **environment))
+    def start(work: str, *before: str, **environment: str) -> Program:
+        started.append(Program(tmp_path, work, *before, **environment))
         return started[-1]
 
     yield start
@@ -202,6 +209,22 @@ def test_a_crash_on_the_way_to_the_end_starts_nothing(start: Start) -> None:
     program.wait_for((program.folder / "waits").exists)
     program.process.send_signal(signal.SIGTERM)
     assert program.wait() == 128 + signal.SIGSEGV
+    assert len(program.said()) == 1
+
+
+@pytest.mark.parametrize("before", [(), CONTAINER], ids=["", "container"])
+def test_sigterm_while_it_starts_again_after_a_crash_ends_it(
+    start: Start, tmp_path: Path, before: Sequence[str]
+) -> None:
+    if before and subprocess.run([*before, "true"], check=False, stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("this system lets nobody have processes of his own numbers")
+    (tmp_path / "held").touch()
+    program = start(CRASH, *before)
+    program.wait_for((tmp_path / "imports").exists)
+    (server,) = psutil.Process(program.process.pid).children() if before else [program.process]
+    server.send_signal(signal.SIGTERM)
+    (tmp_path / "held").unlink()
+    assert program.wait() == 128 + signal.SIGTERM
     assert len(program.said()) == 1
 
 
