@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
+import pytest
+
 from xlaserve.config import ModelSettings, model_files
+from xlaserve.config.stamp import Stamp
 
 
 def test_files_are_found_through_links_and_not_in_circles(tmp_path: Path) -> None:
@@ -34,3 +38,27 @@ def test_a_file_that_is_replaced_by_one_of_its_size_and_time_is_another_state(tm
         other.replace(file)
         assert model_files.state(settings) != before
         before = model_files.state(settings)
+
+
+def test_a_file_that_is_written_again_with_its_size_and_time_is_another_state(tmp_path: Path) -> None:
+    source = tmp_path / "model.keras"
+    source.write_text("1")
+    settings = ModelSettings(name="a", source=str(source))
+    before, seen = model_files.state(settings), source.stat()
+    give_up_at = time.monotonic() + 30
+    while source.stat().st_ctime_ns == seen.st_ctime_ns:  # until the clock of the file system has gone on
+        assert time.monotonic() < give_up_at
+        source.write_text("2")
+        os.utime(source, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    after = source.stat()
+    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (seen.st_ino, seen.st_size, seen.st_mtime_ns)
+    assert model_files.state(settings) != before
+
+
+@pytest.mark.parametrize(
+    ("modified_s", "changed_s", "shows"),
+    [(1, 1, True), (1, 99, False), (99, 1, False), (1, 200, False), (98, 97, False)],
+)
+def test_a_change_soon_after_another_may_not_show(modified_s: int, changed_s: int, shows: bool) -> None:
+    stamp = Stamp(1, 2, 3, modified_s * 10**9, changed_s * 10**9)
+    assert stamp.shows_changes_after(100 * 10**9) is shows

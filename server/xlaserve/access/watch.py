@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Final
 
+from xlaserve.config.stamp import Stamp
 from xlaserve.errors import ConfigError
 
 LOOK_S: Final = 2.0
@@ -73,9 +74,8 @@ class Watch:
         return [*map(_stamp, self._files)]
 
 
-def _stamp(file: Path) -> tuple[int, int, int] | None:
+def _stamp(file: Path) -> Stamp | None:
     try:
-        stat = file.stat()
+        return Stamp.of(file)
     except OSError:  # `read` says what is wrong, if it still needs that file
         return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino

@@ -7,9 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from xlaserve.config.model import ModelSettings
+from xlaserve.config.stamp import Stamp
 
-File = tuple[str, int, int, int, int]
-"""A path, the device and number of the file there, its size in bytes, and when it was changed, in nanoseconds."""
+File = tuple[str, Stamp]
+"""A path, and the state of the file there."""
 
 
 def named_paths(settings: ModelSettings) -> list[Path]:
@@ -41,6 +42,5 @@ def state(settings: ModelSettings) -> frozenset[File]:
         # Files may be removed meanwhile.
         with suppress(OSError):
             for file in files_at(path):
-                stat = file.stat()
-                found.add((str(file), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+                found.add((str(file), Stamp.of(file)))
     return frozenset(found)

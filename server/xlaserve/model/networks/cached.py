@@ -95,6 +95,7 @@ def network(cache: CompileCache, device: Device, settings: ModelSettings, build:
     Nothing is kept where the model's files were changed meanwhile. Raises what `build` raises.
     """
     persistent_cache.sweep()  # what models that are not kept have left
+    began_ns, files = time.time_ns(), model_files.state(settings)  # before they are read
     try:
         model = identity(settings)
         folder = None if model is None else cache.folder(device, model)
@@ -104,6 +105,9 @@ def network(cache: CompileCache, device: Device, settings: ModelSettings, build:
         return build()
 
     def is_unchanged() -> bool:
+        is_known = all(stamp.shows_changes_after(began_ns) for _, stamp in files)
+        if is_known and model_files.state(settings) == files:
+            return True  # reading large weights again would take seconds
         try:
             return identity(settings) == model
         except OSError:

@@ -6,12 +6,14 @@ import logging
 import os
 import shutil
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ import tensorflow as tf
 from tests.required import required
 
 from xlaserve.cache.cache import CompileCache
+from xlaserve.cache.environment import digest
 from xlaserve.cache.records import SUFFIX, Folder
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Precision
 from xlaserve.config.model import TRAITS, ModeTraits
@@ -544,6 +547,35 @@ def test_nothing_is_kept_of_files_that_were_replaced_while_they_were_loaded(
     file.write_text("old")  # rolled back
     rolled_back = scores(cached.network(open_cache(), DEVICE, settings, Source(2.0)))
     np.testing.assert_allclose(rolled_back * 1.5, of_new, rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_files_are_read_again_after_a_build_only_where_they_may_have_changed(
+    is_settled: bool,
+    is_replaced: bool,
+    open_cache: Callable[..., CompileCache],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "model.keras"
+    file.write_text("old")
+    if is_settled:
+        later_ns = time.time_ns() + 60 * 10**9
+        monkeypatch.setattr(time, "time_ns", lambda: later_ns)
+    reads = Mock(wraps=digest)
+    monkeypatch.setattr(cached, "digest", reads)
+
+    def build() -> Network:
+        if is_replaced:
+            (other := tmp_path / "other").write_text("new")
+            os.utime(other, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
+            other.replace(file)
+        return Source(2.0)()
+
+    cached.network(open_cache(), DEVICE, ModelSettings(name="model", source=str(file)), build)
+    assert reads.call_count == (1 if is_settled and not is_replaced else 2)
+    assert bool([*(tmp_path / "cache").rglob(f"*{SUFFIX}")]) is not is_replaced
 
 
 def test_kept_programs_are_not_mixed_with_those_of_files_that_replaced_theirs(
