@@ -43,6 +43,9 @@ _NUMBERS: Final = {3: "H", 4: "I", 5: "II", 6: "b", 8: "h", 9: "i", 10: "ii", 11
 _TEXTS: Final = (1, 2, 7)
 """TIFF's kinds of single bytes, which Pillow takes for text: an orientation that is one turns nothing."""
 
+_SIZES: Final = {**{kind: struct.calcsize(f"={_NUMBERS[kind]}") for kind in _NUMBERS}, **dict.fromkeys(_TEXTS, 1)}
+"""The bytes of one value of each kind that Pillow knows."""
+
 _XMP_VALUE: Final = 'tiff:Orientation(="|>)([0-9])'
 _IN_TEXT: Final = re.compile(_XMP_VALUE)
 _IN_BYTES: Final = re.compile(_XMP_VALUE.encode())
@@ -74,7 +77,11 @@ def _from_hexadecimal(profile: str) -> bytes | None:
 
 
 def _in_exif(exif: bytes) -> float | None:
-    """Returns the value of the tag, 0 where it is none that Pillow takes for a number; None where there is no tag."""
+    """Returns the value of the tag, 0 where it is none that Pillow takes for a number; None where there is no tag.
+
+    Of a damaged table, as much counts as Pillow reads: up to an entry that is cut off or whose value lies behind the
+    end, without values that together are longer than all of it.
+    """
     tiff = _PREFIX.sub(b"", exif)
     order = _ORDERS.get(tiff[:4])
     if order is None:
@@ -82,23 +89,35 @@ def _in_exif(exif: bytes) -> float | None:
     try:
         (start,) = struct.unpack_from(f"{order}I", tiff, 4)
         (entries,) = struct.unpack_from(f"{order}H", tiff, start)
+        loaded: set[int] = set()
+        elsewhere_bytes = 0
         for entry in range(start + 2, start + 2 + 12 * entries, 12):
-            tag, kind, count = struct.unpack_from(f"{order}HHI", tiff, entry)
-            if tag != _TAG or not count or (kind not in _NUMBERS and kind not in _TEXTS):
+            tag, kind, count, inline = struct.unpack_from(f"{order}HHI4s", tiff, entry)
+            if tag in loaded or kind not in _SIZES:
                 continue
-            number = order + _NUMBERS.get(kind, "B")
-            # What is longer than four bytes lies elsewhere; only the first of several counts.
-            length = count * struct.calcsize(number)
-            at = entry + 8 if length <= 4 else struct.unpack_from(f"{order}I", tiff, entry + 8)[0]
+            length, at = count * _SIZES[kind], entry + 8
+            if length > len(inline):  # it lies elsewhere
+                elsewhere_bytes += length
+                if elsewhere_bytes > len(tiff):
+                    continue
+                (at,) = struct.unpack(f"{order}I", inline)
             if at + length > len(tiff):
-                continue
-            if kind in _TEXTS:
-                return 0
-            value, *denominator = struct.unpack_from(number, tiff, at)
-            return float(value / (denominator[0] or float("nan"))) if denominator else float(value)
+                return None
+            if length and tag != _TAG:
+                loaded.add(tag)
+            elif length:
+                return _value(order, kind, tiff, at)
     except struct.error:
         pass
     return None
+
+
+def _value(order: str, kind: int, tiff: bytes, at: int) -> float:
+    """Returns the first number of a value, 0 where Pillow takes it for text."""
+    if kind in _TEXTS:
+        return 0
+    value, *denominator = struct.unpack_from(order + _NUMBERS[kind], tiff, at)
+    return float(value / (denominator[0] or float("nan"))) if denominator else float(value)
 
 
 def _in_xmp(xmp: str | bytes | None) -> int | None:

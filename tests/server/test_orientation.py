@@ -190,6 +190,38 @@ def test_fractions_turn_as_in_pillow(kind: str, values: tuple[float, ...]) -> No
     assert_as_pillow(data)
 
 
+def table(*entries: tuple[int, int, int, bytes], end: bytes = bytes(4)) -> bytes:
+    """EXIF of entries: a tag, a kind, a count, and the value or where it lies."""
+    said = b"".join(struct.pack("<HHI", *entry) + inline.ljust(4, b"\0") for *entry, inline in entries)
+    return b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<H", len(entries)) + said + end
+
+
+TURNED: Final = (0x0112, 3, 1, b"\6")
+
+
+@pytest.mark.filterwarnings(r"ignore::UserWarning:PIL\.")  # as the server has it
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        pytest.param(table((0x011A, 5, 1, b"\xff"), TURNED), 3, id="a value before it lies behind the end"),
+        pytest.param(table((0x0110, 2, 8, b"\x26"), TURNED, end=bytes(11)), 3, id="a value before it is cut off"),
+        pytest.param(table((0x0110, 2, 999, b"\x08"), TURNED), 6, id="a value before it is longer than all"),
+        pytest.param(table(*[(tag, 2, 30, b"\0") for tag in (270, 271)], TURNED), 6, id="values overlap"),
+        pytest.param(table((0x0110, 99, 1, b"\xff"), TURNED), 6, id="an entry before it is of no kind"),
+        pytest.param(table((0x0112, 3, 0, b"\3"), TURNED), 6, id="the first has no value"),
+        pytest.param(table(TURNED, (0x011A, 5, 1, b"\xff")), 6, id="a value after it lies behind the end"),
+        pytest.param(table((0x0112, 5, 1, b"\xff"), TURNED), 3, id="its own value lies behind the end"),
+        pytest.param(table(TURNED, end=b"")[:-1], 3, id="its own entry is cut off"),
+        pytest.param(table(TURNED, end=b""), 6, id="nothing follows"),
+    ],
+)
+def test_of_damaged_exif_as_much_counts_as_in_pillow(kind: str, said: bytes, expected: int) -> None:
+    data = BOTH[kind](said, xmp(3))
+    assert found(data) == expected
+    assert_as_pillow(data)
+
+
 @given(
     exifs=st.none() | st.builds(exif, st.integers(0, 9), kind=st.sampled_from([1, 2, 3, 4, 7, 8])),
     said=st.lists(
