@@ -143,6 +143,8 @@ class Connection(HttpToolsProtocol):
         check_head(self.parser.get_method(), self.url, self.headers, self.parser.get_http_version())
         if self.parser.should_upgrade():
             return  # `_feed` has the head read again
+        # A client of HTTP/1.0 knows no 100 (Continue), and would take it for the answer.
+        self.expect_100_continue &= self.parser.get_http_version() != "1.0"
         self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
         super().on_headers_complete()
         self._is_in_head, self._is_in_body = False, True

@@ -368,6 +368,20 @@ async def test_leave_to_send_a_body_is_given_once_it_is_wanted(upgrade: dict[str
 
 
 @pytest.mark.usefixtures("virtual_time")
+async def test_a_client_of_http_1_0_is_given_no_leave_to_send_a_body() -> None:
+    host = Host()
+    client = host.connect()
+    head = request("POST", content_length="3", expect="100-continue").replace(b"HTTP/1.1", b"HTTP/1.0")
+    client.send(head)
+    await settle()
+    assert client.received == b""
+    client.send(b"abc")
+    await settle()
+    assert client.replies()[0].json()["body"] == "abc"
+    assert not client.is_open
+
+
+@pytest.mark.usefixtures("virtual_time")
 async def test_a_connection_ends_where_a_body_was_not_let_in() -> None:
     host = Host()
     client = host.connect()
