@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,8 @@ from xlaserve.engine import memory
 from xlaserve.engine.program import Executable, Images, IsLowered, Outputs, run_batch
 from xlaserve.engine.warmup.compiler import noise
 from xlaserve.engine.warmup.difference import relative
-from xlaserve.errors import XlaserveError
+from xlaserve.engine.warmup.verify import Verifier
+from xlaserve.errors import ModelFailed, XlaserveError
 from xlaserve.inspection import buffers, dump
 from xlaserve.model import catalog
 from xlaserve.model.catalog import Model
@@ -106,6 +108,7 @@ class Probe:
 
     def _check_arm(self, model: Model, mode: Mode, arm: str) -> None:
         image = noise(model.buckets[0]._replace(batch=1))
+        rows = Verifier(task=model.task, reference=None, buckets=(), batch_dependence="allow")  # compares nothing
         slowest_s = 0.0
         # Eager is what the others are compared with, and nobody serves in it.
         for bucket in model.buckets[:1] if mode is Mode.EAGER else model.buckets:
@@ -113,20 +116,26 @@ class Probe:
             if slowest_s > SLOW_S:
                 program = CheckedProgram(arm=arm, batch=bucket.batch, skipped=f"a smaller batch took {slowest_s:.0f} s")
             else:
-                program = self._try(model, mode, arm, bucket, np.repeat(image, bucket.batch, axis=0))
+                program = self._try(model, mode, arm, bucket, np.repeat(image, bucket.batch, axis=0), rows=rows)
             slowest_s = max(slowest_s, (program.run_ms or 0.0) / 1000)
             self._write({"program": program.model_dump(mode="json")})
 
-    def _try(self, model: Model, mode: Mode, arm: str, bucket: Bucket, images: Images) -> CheckedProgram:
+    def _try(
+        self, model: Model, mode: Mode, arm: str, bucket: Bucket, images: Images, *, rows: Verifier
+    ) -> CheckedProgram:
+        """Tries a program with `images`, and with those of warm-up, for each of which `rows` wants a row."""
         before, dumped = memory.resident_bytes(), dump.compiled(self._folder)
         with suppress(OSError):  # the peak is then that of the whole process
             memory.forget_peak()
         try:
             compilation = model.program.compile(mode, bucket)
             seconds, outputs = _run(compilation.executable, images)
+            peak_bytes = max(0, memory.peak_bytes() - before)
+            rows.admit(mode, bucket, compilation, partial(model.program.compile, mode, bucket))
+        except ModelFailed as error:
+            return CheckedProgram(arm=arm, batch=bucket.batch, refusal=Refusal(message=str(error)))
         except Exception as error:
             return CheckedProgram(arm=arm, batch=bucket.batch, refusal=explain(error))
-        peak_bytes = max(0, memory.peak_bytes() - before)
         apart: tuple[float | None, float | None] = (None, None)
         if mode is Mode.EAGER:
             self._eager = outputs

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,7 +13,10 @@ from xlaserve.check.probe import difference
 from xlaserve.check.record import Assignment
 from xlaserve.config import Mode, ModelSettings, Settings
 from xlaserve.engine.program import Compilation, Images, Outputs
-from xlaserve.model import catalog
+from xlaserve.engine.warmup.compiler import warm_up
+from xlaserve.engine.warmup.ledger import Ledger
+from xlaserve.errors import ModelFailed
+from xlaserve.model import catalog, verification
 from xlaserve.model.sources.noop import NoopProgram
 from xlaserve.model.task import Detection, Segmentation
 
@@ -121,3 +126,36 @@ def test_a_program_that_gives_nan_where_eager_does_not_is_refused(
     eager, *others = (line["program"] for line in said if "program" in line)
     assert eager["refusal"] is None
     assert {other["refusal"]["message"] for other in others} == {"gives NaN or infinity where eager does not"}
+
+
+@pytest.mark.parametrize("level", [0, 127, 255])
+def test_a_program_with_no_row_for_an_image_of_one_colour_is_refused_as_at_warm_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, level: int
+) -> None:
+    whole = NoopProgram.compile
+
+    def compile(self: NoopProgram, mode: Mode, bucket: Any) -> Compilation:
+        compilation = whole(self, mode, bucket)
+
+        def run(images: Images) -> Outputs:
+            return tuple(output[(images != level).any(axis=(1, 2, 3))] for output in compilation.executable(images))
+
+        return Compilation(run, 0.0, 0.0)
+
+    monkeypatch.setattr(NoopProgram, "compile", compile)
+    said = probed(tmp_path, Mode.GRAPH)
+    one, four = (line["program"] for line in said if "program" in line)
+    loaded = model()
+    for program, bucket in zip((one, four), loaded.buckets, strict=True):
+        with pytest.raises(ModelFailed) as raised:
+            warm_up(
+                program=loaded.program,
+                modes=[Mode.GRAPH],
+                buckets=[bucket],
+                timer=Mock(),
+                ledger=Ledger("m", "1"),
+                stop=threading.Event(),
+                verifier=verification.verifier(loaded, has_tf32=False, warn=Mock()),
+            )
+        assert program["refusal"]["message"] == str(raised.value)
+        assert f"expected {bucket.batch} row" in program["refusal"]["message"]
