@@ -40,7 +40,7 @@ def test_a_file_that_is_replaced_by_one_of_its_size_and_time_is_another_state(tm
         before = model_files.state(settings)
 
 
-def test_a_file_that_is_written_again_with_its_size_and_time_is_another_state(tmp_path: Path) -> None:
+def test_a_file_written_in_place_with_its_size_and_time_is_another_state(tmp_path: Path) -> None:
     source = tmp_path / "model.keras"
     source.write_text("1")
     settings = ModelSettings(name="a", source=str(source))

@@ -129,7 +129,7 @@ def test_a_program_that_gives_nan_where_eager_does_not_is_refused(
 
 
 @pytest.mark.parametrize("level", [0, 127, 255])
-def test_a_program_with_no_row_for_an_image_of_one_colour_is_refused_as_at_warm_up(
+def test_a_program_is_refused_for_its_rows_as_at_warm_up(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, level: int
 ) -> None:
     whole = NoopProgram.compile

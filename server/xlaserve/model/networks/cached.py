@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 NETWORK: Final = "network"
 WEIGHTS: Final = "weights"
 MODULE: Final = "module"
+LOWERINGS: Final = "lowerings"
+"""What is replaced in a program; not there in programs that an earlier version has kept."""
 _IRRELEVANT: Final = {
     "name",
     "version",
@@ -245,9 +247,11 @@ class CachedProgram:
 
     def __post_init__(self) -> None:
         self.described_lowerings = ""
-        """The operations that are replaced for XLA, as the cache has them."""
+        """The operations that are replaced for XLA, as the cache has them of the first size that was compiled."""
         self.not_kept: set[Mode] = set()
         """Modes of which a program was seen that can't be kept."""
+        self._loaded_lowerings: dict[tuple[int, int], str] = {}
+        """By height and width, those of programs that were loaded."""
         self._lock = threading.Lock()
         self._weights: dict[str, tuple[tf.Tensor, ...]] = {}
         self._graphs: dict[str, _KeptGraph | None] = {}
@@ -305,8 +309,13 @@ class CachedProgram:
             graph.dismantle()
 
     def lowerings(self, bucket: Bucket) -> str:
-        """Returns what is replaced for XLA, as far as the network was built: nothing that has failed."""
-        return self._program.lowerings(bucket) if "built" in self.__dict__ else self.described_lowerings
+        """Returns what is replaced for XLA in images of the bucket's size: nothing where that has failed."""
+        is_built = "built" in self.__dict__
+        if self._unlowered(bucket) is not None or (is_built and self._program.unlowered(bucket) is not None):
+            return ""
+        if (loaded := self._loaded_lowerings.get((bucket.height, bucket.width))) is not None:
+            return loaded
+        return self._program.lowerings(bucket) if is_built else self.described_lowerings
 
     def any_size(self) -> Executable:
         """Makes what runs images of any size. It is not cached, so that the source has to build the network."""
@@ -325,7 +334,7 @@ class CachedProgram:
         if name not in self._forgotten:
             compilation = self.folder.read(name, lambda record: self._load(name, record, bucket, cost))
             if compilation is not None:
-                return compilation if unlowered is None else replace(compilation, warnings=(unlowered,))
+                return compilation
         if unlowered is not None:
             self._program.leave_unlowered(bucket, unlowered)
         if not self.cache.is_filling:
@@ -336,22 +345,21 @@ class CachedProgram:
     def _make(self, mode: Mode, bucket: Bucket, cost: Cost | None) -> Compilation:
         """Compiles and keeps a program; one that can't be kept is compiled as usual."""
         program = self._program  # its errors are the model's own
+        unlowered = program.unlowered(bucket)
         compilation = None
         if mode not in self.not_kept:
             try:
                 compilation = self._compile_and_keep(program, mode, bucket, cost)
             except Exception as error:
                 compilation = program.compile_once(mode, bucket)
+                if program.unlowered(bucket) != unlowered:  # it was the lowerings, as another thread has found out
+                    return self._make(mode, bucket, cost)
                 self._give_up(mode, self._program_name(mode, bucket), error)
         if compilation is None:
             compilation = program.compile_once(mode, bucket)
-        if (reason := program.unlowered(bucket)) is None:
-            return compilation
-        if self._unlowered(bucket) is None:
-            self.folder.write(_unlowered_name(bucket), {"reason": reason}, {})
-            self.built = replace(self.built, lowerings="")
-            self.folder.write(NETWORK, _description(self.built), {})
-        return replace(compilation, warnings=tuple(dict.fromkeys((*compilation.warnings, reason))))
+        if unlowered is not None and self._unlowered(bucket) is None:
+            self.folder.write(_unlowered_name(bucket), {"reason": unlowered}, {})
+        return compilation
 
     def _unlowered(self, bucket: Bucket) -> str | None:
         """Returns why images of the bucket's size are not lowered, where an earlier start has found that out."""
@@ -399,13 +407,13 @@ class CachedProgram:
         self, program: TensorFlowProgram, mode: Mode, bucket: Bucket, cost: Cost | None
     ) -> Compilation:
         began = time.perf_counter()
-        function = program.trace(mode, bucket)
+        lowered = program.lowered(mode, bucket)
         if program.assigns_variables:
             raise ValueError("it assigns variables")
-        traced = stablehlo.export(function, (*bucket, CHANNELS))
+        traced = stablehlo.export(lowered.in_parts(bucket), (*bucket, CHANNELS))
         compilation, executables = self._run(traced, bucket, began, cost)
-        self._keep(self._program_name(mode, bucket), traced, executables)
-        return compilation
+        self._keep(self._program_name(mode, bucket), traced, executables, lowered.text)
+        return replace(compilation, warnings=lowered.warnings)
 
     def _program_name(self, mode: Mode, bucket: Bucket) -> str:
         # Lanes of one thread may have a batch divided; on a GPU none is.
@@ -436,9 +444,19 @@ class CachedProgram:
         persistent_cache.put(blobs)
         compilation, compiled = self._run(traced, bucket, began, cost)
         from_cache = compiled.keys() <= blobs.keys()
+        lowerings = header.get(LOWERINGS)
         if not from_cache:
-            self._keep(name, traced, compiled)
-        return replace(compilation, from_cache=from_cache, forget=partial(self._forget, name))
+            self._keep(name, traced, compiled, lowerings)
+        # Another program of its size may have failed with lowerings, and this one not.
+        warning = None if lowerings else self._unlowered(bucket)
+        if lowerings is not None:
+            self._loaded_lowerings[bucket.height, bucket.width] = lowerings
+        return replace(
+            compilation,
+            warnings=() if warning is None else (warning,),
+            from_cache=from_cache,
+            forget=partial(self._forget, name),
+        )
 
     def _forget(self, name: str) -> None:
         self._graphs.pop(name, None)
@@ -456,10 +474,13 @@ class CachedProgram:
             executables = persistent_cache.take(traced.name)  # one that can't be loaded fails the next try as well
         return compilation, executables
 
-    def _keep(self, name: str, traced: stablehlo.TracedFunction, executables: Mapping[str, bytes]) -> None:
+    def _keep(
+        self, name: str, traced: stablehlo.TracedFunction, executables: Mapping[str, bytes], lowerings: str | None
+    ) -> None:
         header = {
             "weights": self._keep_weights(traced.arguments),
             "outputs": [(output.dtype.name, output.shape.as_list()) for output in traced.outputs],
+            LOWERINGS: lowerings,
         }
         self.folder.write(name, header, {MODULE: traced.module, **executables})
 

@@ -50,6 +50,17 @@ class Lowered(NamedTuple):
     """Which lowering made the operations whose names begin so."""
     divided: Callable[[Forward, Bucket], Forward] = lambda forward, bucket: forward
     """Returns what computes the batches of a bucket as `forward` does, in parts where that is faster."""
+    failed: str | None = None
+    """Why nothing is replaced, where programs with lowerings have failed."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Of what is compiled of it."""
+        return () if self.failed is None else (self.failed,)
+
+    def in_parts(self, bucket: Bucket) -> Forward:
+        """Returns what runs the batches of a bucket."""
+        return self.divided(self.forward, bucket)
 
     def blamed(self, error: Exception) -> str:
         """Returns the lowering whose operations `error` names, or all."""
@@ -132,7 +143,8 @@ class TensorFlowProgram:
             self._gives_up_lowerings(bucket, error)
             return make()
 
-        has_lowerings = was_lowered and self._replaced(bucket) is not None
+        # Another thread may have given them up since this one was made.
+        has_lowerings = was_lowered and (self.unlowered(bucket) is not None or self._replaced(bucket) is not None)
         return replace(compilation, unlowered=without_lowerings) if has_lowerings else compilation
 
     def _gives_up_lowerings(self, bucket: Bucket, error: Exception) -> bool:
@@ -141,7 +153,7 @@ class TensorFlowProgram:
             return True
         lowered = self._replaced(bucket)
         if lowered is None:
-            return False
+            return self.unlowered(bucket) is not None
         size = f"{bucket.height}x{bucket.width}"
         reason = f"a program failed with {lowered.blamed(error)}: {cause(error)}"
         self.leave_unlowered(bucket, f"XLA runs {size} without lowerings, as {reason}")
@@ -149,9 +161,7 @@ class TensorFlowProgram:
 
     def _replaced(self, bucket: Bucket) -> Lowered | None:
         """Returns what XLA runs in the place of the model; None where it runs the model as it is."""
-        if self._lower is None:
-            return None
-        lowered = self._lowered_at(bucket.height, bucket.width, self._lower)
+        lowered = self.lowered(Mode.XLA, bucket)
         return None if lowered.forward is self._any_batch[bucket.height, bucket.width] else lowered
 
     def leave_unlowered(self, bucket: Bucket, reason: str) -> None:
@@ -196,23 +206,23 @@ class TensorFlowProgram:
 
     def trace(self, mode: Mode, bucket: Bucket) -> Forward:
         """Returns the function that `mode` runs for `bucket`."""
-        if mode is Mode.XLA and self._lower is not None:
-            lowered = self._lowered_at(bucket.height, bucket.width, self._lower)
-            return lowered.divided(lowered.forward, bucket)
-        with self._tracing:
-            return self._traced(bucket.height, bucket.width)
+        return self.lowered(mode, bucket).in_parts(bucket)
 
     def lowerings(self, bucket: Bucket) -> str:
         """Returns what is replaced for XLA, and how often: `depthwise 17`. Empty where nothing is."""
-        return self._lowered_at(bucket.height, bucket.width, self._lower).text if self._lower is not None else ""
+        return self.lowered(Mode.XLA, bucket).text if self._lower is not None else ""
 
-    def _lowered_at(self, height: int, width: int, lower: Lower) -> Lowered:
+    def lowered(self, mode: Mode, bucket: Bucket) -> Lowered:
+        """Returns what `mode` runs for images of the bucket's size now: another thread may give up its lowerings."""
+        size = (bucket.height, bucket.width)
         with self._tracing:
-            if (height, width) not in self._lowered:
-                traced = self._traced(height, width)
-                is_left = (height, width) in self._unlowered
-                self._lowered[height, width] = Lowered(traced, "") if is_left else lower(traced)
-            return self._lowered[height, width]
+            traced = self._traced(*size)
+            if mode is not Mode.XLA or self._lower is None:
+                return Lowered(traced, "")
+            if size not in self._lowered:
+                failed = self._unlowered.get(size)
+                self._lowered[size] = self._lower(traced) if failed is None else Lowered(traced, "", failed=failed)
+            return self._lowered[size]
 
     def _traced(self, height: int, width: int) -> Forward:
         # Python walks the model once for all modes and batch sizes, which takes as long as compiling it; a bucket then
@@ -284,8 +294,6 @@ class TensorFlowProgram:
 
     def _warnings(self, mode: Mode, bucket: Bucket) -> tuple[str, ...]:
         warnings = []
-        if mode is Mode.XLA and (reason := self.unlowered(bucket)):
-            warnings.append(reason)
         if self.assigns_variables:
             warnings.append(ASSIGNS_VARIABLES)
         if reason := self._unfreezable.get((mode, bucket.height, bucket.width)):
@@ -293,9 +301,11 @@ class TensorFlowProgram:
         return tuple(warnings)
 
     def _jit(self, mode: Mode, bucket: Bucket) -> Executable:
-        function = Function(_concrete(self.trace(mode, bucket), (*bucket, CHANNELS), jit_compile=True))
-        self._compiled.append(function)
-        return function
+        lowered = self.lowered(mode, bucket)
+        function = _concrete(lowered.in_parts(bucket), (*bucket, CHANNELS), jit_compile=True)
+        compiled = Function(function, lowered.warnings)
+        self._compiled.append(compiled)
+        return compiled
 
     def _graph(self, mode: Mode, bucket: Bucket) -> Executable:
         size = (mode, bucket.height, bucket.width)
@@ -358,10 +368,9 @@ def run_first(
         executable(blank)
         run_s = time.perf_counter() - compiled
     trim_heap()
-    warnings: tuple[str, ...] = ()
+    warnings = prepared.warnings if isinstance(prepared, CompiledModel | Function) else ()
     if isinstance(prepared, CompiledModel):
         traced -= prepared.compile_s
-        warnings = prepared.warnings
     compile_s = max(0.0, compiled - traced - runs * run_s)
     return Compilation(executable, traced - began, compile_s, warnings)
 
@@ -412,10 +421,11 @@ def _concrete(function: Forward, shape: tuple[int | None, ...], *, jit_compile: 
 
 
 class Function:
-    """Calls a function of tensors with arrays."""
+    """Calls a function of tensors with arrays. `warnings` are for the users of what it answers."""
 
-    def __init__(self, function: Forward) -> None:
+    def __init__(self, function: Forward, warnings: tuple[str, ...] = ()) -> None:
         self.function = function
+        self.warnings = warnings
         self._call = _flat(function) if isinstance(function, tf.types.experimental.ConcreteFunction) else function
 
     def release_graph(self) -> None:

@@ -9,10 +9,11 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 from unittest.mock import Mock
 
 import numpy as np
@@ -147,13 +148,14 @@ def test_lowerings_that_have_failed_are_not_tried_again(
     compiled = []
     for source in (first := Lowerable(fails), second := Lowerable(fails)):
         network = cached.network(open_cache(), DEVICE, settings, source)
-        assert network.lowerings == ("stem 1" if source is first else "")
+        assert network.lowerings == "stem 1", "as its source has them, whatever has failed in one size"
+        assert isinstance(network.program, IsLowered)
+        assert network.program.lowerings(BUCKET) == ("stem 1" if source is first else "")
         verifier = Verifier(task=network.task, reference=network.reference, buckets=[BUCKET])
         make = partial(network.program.compile, Mode.XLA, BUCKET)
         compilation, verified = verifier.admit(Mode.XLA, BUCKET, make(), make)
         assert verified.fault is None
         np.testing.assert_allclose(answers(compilation), expected, rtol=1e-6)
-        assert isinstance(network.program, IsLowered)
         assert network.program.lowerings(BUCKET) == ""
         compilation.keep_cost(COST)
         compiled.append(compilation)
@@ -164,6 +166,48 @@ def test_lowerings_that_have_failed_are_not_tried_again(
     (warning,) = compiled[0].warnings
     assert warning.startswith("XLA runs 4x5 without lowerings, as a program failed with stem 1: ")
     assert [compilation.cost for compilation in compiled] == [None, COST]
+
+
+ELSEWHERE: Final = Bucket(1, 6, 7)
+"""A bucket of another size than BUCKET's."""
+
+
+class LowerableElsewhere(Lowerable):
+    """The same, with a lowering that XLA can compile for sizes other than BUCKET's."""
+
+    def _lower(self, function: Any) -> Lowered:
+        self._fails = function.inputs[0].shape[1] == BUCKET.height
+        return super()._lower(function)
+
+
+def test_lowerings_that_fail_in_one_size_stay_in_the_others(
+    open_cache: Callable[..., CompileCache], tmp_path: Path
+) -> None:
+    settings = SETTINGS.model_copy(update={"name": "lowered", "source": "keras.applications:ResNet101"})
+    for source in (LowerableElsewhere(fails=True), again := LowerableElsewhere(fails=True)):
+        network = cached.network(open_cache(), DEVICE, settings, source)
+        with ThreadPoolExecutor(2) as pool:
+            failed, other = pool.map(partial(network.program.compile, Mode.XLA), (BUCKET, ELSEWHERE))
+        assert isinstance(network.program, IsLowered)
+        assert [network.program.lowerings(bucket) for bucket in (BUCKET, ELSEWHERE)] == ["", "stem 1"]
+        assert network.lowerings == "stem 1"
+        assert [warning.startswith("XLA runs 4x5 without") for warning in failed.warnings] == [True]
+        assert other.warnings == ()
+        assert (other.executable(np.zeros((*ELSEWHERE, 3), np.uint8))[0] >= 100).all(), "the lowering adds to it"
+    assert (again.built, failed.from_cache, other.from_cache) == (0, True, True)
+
+
+def test_a_kept_program_with_lowerings_is_not_said_to_have_none(
+    open_cache: Callable[..., CompileCache],
+) -> None:
+    settings = SETTINGS.model_copy(update={"name": "lowered", "source": "keras.applications:ResNet101"})
+    single = BUCKET._replace(batch=1)
+    first = cached.network(open_cache(), DEVICE, settings, Lowerable(fails=False))
+    assert first.program.compile(Mode.XLA, single).warnings == ()
+    wrong = first.program.compile(Mode.XLA, BUCKET)
+    assert required(wrong.unlowered)(ModelFailed("it computes something else")).warnings
+    second = cached.network(open_cache(), DEVICE, settings, Source(2.0))
+    assert [len(second.program.compile(Mode.XLA, bucket).warnings) for bucket in (single, BUCKET)] == [0, 1]
 
 
 @pytest.mark.parametrize("task", [Classification(7), Detection(3, ("a", "b", "c"), max_detections=9)])
@@ -551,7 +595,7 @@ def test_nothing_is_kept_of_files_that_were_replaced_while_they_were_loaded(
 
 @pytest.mark.parametrize("is_settled", [True, False])
 @pytest.mark.parametrize("is_replaced", [True, False])
-def test_files_are_read_again_after_a_build_only_where_they_may_have_changed(
+def test_files_are_read_again_after_a_build_if_they_may_have_changed(
     is_settled: bool,
     is_replaced: bool,
     open_cache: Callable[..., CompileCache],

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from numpy.typing import NDArray
 from tensorflow.compiler.tf2xla.python import xla
+from tests.required import required
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.program import Compilation
@@ -182,6 +183,34 @@ def test_programs_that_fail_at_the_same_time_are_all_made_without_lowerings() ->
     with ThreadPoolExecutor(2) as pool:
         made = list(pool.map(lambda bucket: program.with_fallback(bucket, partial(make, bucket)), buckets))
     assert [len(compilation.warnings) for compilation in made] == [1, 1]
+
+
+def test_what_was_lowered_before_another_failed_can_be_made_without() -> None:
+    program = TensorFlowProgram(sums, doubled)
+
+    def make() -> Compilation:
+        made = program.compile_once(Mode.XLA, BUCKET)
+        program.leave_unlowered(BUCKET, "another failed")  # on another thread
+        return made
+
+    compilation = program.with_fallback(BUCKET, make)
+    assert compilation.warnings == (), "it is lowered"
+    again = required(compilation.unlowered)(ModelFailed("it computes something else"))
+    assert again.warnings == ("another failed",)
+    pixels = images(3)
+    np.testing.assert_allclose(compilation.executable(pixels)[0], 2 * again.executable(pixels)[0])
+
+
+def test_lowerings_that_another_thread_gives_up_meanwhile_fail_nothing() -> None:
+    program = TensorFlowProgram(sums, failing)
+    replaced = program._replaced
+
+    def overtaken(bucket: Bucket) -> Lowered | None:
+        program.leave_unlowered(bucket, "another failed")
+        return replaced(bucket)
+
+    program._replaced = overtaken  # type: ignore[method-assign]
+    assert program.compile(Mode.XLA, BUCKET).warnings == ("another failed",)
 
 
 def test_an_operation_that_xla_lacks_is_blamed_on_the_line_that_made_it_whatever_is_lowered() -> None:
