@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 from tests.attack import http1, samples
+from tests.attack.client import PATIENCE_S
 from tests.attack.connections import SHORT_CONNECTIONS, check_serving, serving
 from tests.attack.registry import OK, Round, attack
 
@@ -254,6 +255,21 @@ def http_garbage(round: Round) -> None:
                 check_serving(round, client)
             if number % (SHORT_CONNECTIONS if round.is_short else CONNECTIONS) == 0:
                 held.close()
+
+
+@attack(allowed={"400"})
+def http_1_0_expects_leave(round: Round) -> None:
+    """HTTP/1.0 with `Expect: 100-continue`, whose bodies come later: the first that is sent back is the answer."""
+    head = f"POST {NOOP} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n".encode()
+    with serving(round) as client:
+        while round.has_time:
+            with http1.Connection(round.server.http) as connection:
+                connection.send(head)
+                time.sleep(round.random.uniform(0.0, 0.05))
+                connection.send(b"{}")
+                outcome, wrong = connection.outcome(within_s=PATIENCE_S)
+                round.count(outcome, "HTTP/1.0 that expects leave", wrong=wrong)
+        check_serving(round, client)
 
 
 @attack(allowed={OK, CLOSED, "429"}, most_mib=1000)

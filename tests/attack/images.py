@@ -50,6 +50,13 @@ def _exif(orientation: int, *, order: str = "<", kind: int = 3, count: int = 1, 
     return b"Exif\0\0" + start + struct.pack(f"{order}I", offset) + struct.pack(f"{order}H", 1) + entry + bytes(4)
 
 
+def _behind_damage(orientation: int) -> bytes:
+    """Returns EXIF whose table no reader has to follow up to the orientation: a value before it lies behind the end."""
+    entries = ((0x011A, 5, 1, 0xFFFF), (0x0112, 3, 1, orientation))
+    table = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    return b"Exif\0\0II*\0" + struct.pack("<IH", 8, len(entries)) + table + bytes(4)
+
+
 def _profile(exif: bytes) -> str:
     """Returns EXIF as ImageMagick writes it into a PNG."""
     return f"\nexif\n{len(exif):8}\n{exif.hex()}\n"
@@ -97,6 +104,7 @@ def same_digit(digit: int) -> Iterator[tuple[str, bytes]]:
     for turn, way in ((3, Image.Transpose.ROTATE_180), (6, Image.Transpose.ROTATE_90), (8, Image.Transpose.ROTATE_270)):
         yield f"EXIF {turn}", encode(scan.transpose(way), "JPEG", quality=95, exif=_exif(turn))
         yield f"EXIF {turn}, big-endian", encode(scan.transpose(way), "JPEG", quality=95, exif=_exif(turn, order=">"))
+        yield f"EXIF {turn} behind damage", encode(scan, "JPEG", quality=95, exif=_behind_damage(turn))
 
 
 def _many_scans(count: int) -> bytes:
