@@ -70,9 +70,13 @@ def run(invocation: Invocation) -> int:
     # A model that fails ends a start, and never what was serving.
     own = {"exit_on_model_failure": settings.exit_on_model_failure and not beginning.has_served}
     try:
-        return run_loop(serve(settings.model_copy(update=own), beginning))
-    finally:
+        status = run_loop(serve(settings.model_copy(update=own), beginning))
+    except (Exception, KeyboardInterrupt):
         beginning.end()
+        raise
+    # Not after SystemExit, which no code of the server raises: that is a crash.
+    beginning.end()
+    return status
 
 
 def _read(load: Callable[[], Settings]) -> Settings:

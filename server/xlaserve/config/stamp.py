@@ -14,7 +14,7 @@ class Stamp(NamedTuple):
 
     device: int
     number: int
-    """Of the file on its device."""
+    """The number of the file on its device."""
     size_bytes: int
     modified_ns: int
     """When its content was changed, which programs that copy files set to the time of the original."""

@@ -55,11 +55,11 @@ class Lowered(NamedTuple):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Of what is compiled of it."""
+        """The warnings for users of a program that is compiled of it."""
         return () if self.failed is None else (self.failed,)
 
     def in_parts(self, bucket: Bucket) -> Forward:
-        """Returns what runs the batches of a bucket."""
+        """Returns the function that runs batches of a bucket."""
         return self.divided(self.forward, bucket)
 
     def blamed(self, error: Exception) -> str:
