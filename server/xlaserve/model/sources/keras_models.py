@@ -105,8 +105,15 @@ def _input(model: Any) -> TensorShape:
         return TensorShape(inputs[0].shape, inputs[0].dtype)
     # A model with a `call` of its own knows the shape that it was built with.
     shape = (model.get_build_config() or {}).get("input_shape") if not inputs else None
+    if inputs:
+        raise ModelFailed(f"source: expected a model of one input, got {len(inputs)}")
+    if shape is None:
+        raise ModelFailed(
+            "source: expected a model that was built, got one that has seen no input; begin it with"
+            " keras.Input((height, width, 3)), or call it on images once, before model.save(...)"
+        )
     if not isinstance(shape, (list, tuple)) or len(shape) != 4:
-        raise ModelFailed(f"source: expected a model of one input, got {len(inputs) or 'one that was not built'}")
+        raise ModelFailed(f"source: expected a model of one input [n, height, width, channels], got {shape}")
     return TensorShape((None, *shape[1:]), "float32")
 
 

@@ -285,6 +285,14 @@ def test_a_model_of_another_kind_fails_with_what_it_is(keras_file: SaveKeras, ti
     )
 
 
+@pytest.mark.filterwarnings("ignore:You are saving a model that has not yet been built")
+def test_a_model_that_was_never_built_fails_with_how_to_build_it(keras_file: SaveKeras) -> None:
+    unbuilt = keras.Sequential([keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(3)])
+    said = reason(from_file(keras_file(unbuilt)))
+    assert said.startswith("source: expected a model that was built")
+    assert "keras.Input((height, width, 3))" in said
+
+
 def test_what_is_no_model_fails_with_its_name_and_not_its_folder(tmp_path: Path) -> None:
     file = tmp_path / "text.keras"
     file.write_text("not a model")
