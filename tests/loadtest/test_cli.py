@@ -680,7 +680,7 @@ def test_a_model_that_there_is_none_of_is_refused_before_a_server_starts(
 ) -> None:
     ran = loadtest("--model", "nosuch,digits", *how)
     assert (ran.status, ran.out, ran.record) == (1, "", None)
-    assert ran.err.startswith("loadtest: --model nosuch,digits: configuration: models.0.source: expected one of ")
+    assert ran.err.startswith("loadtest: --model nosuch,digits: configuration: model nosuch: source: expected one of ")
     assert ran.err.endswith(", got builtin:nosuch\n")
 
 

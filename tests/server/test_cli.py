@@ -125,9 +125,9 @@ def test_without_show_the_configuration_is_only_checked() -> None:
 @pytest.mark.parametrize(
     ("arguments", "env", "says"),
     [
-        (["--grpc-port", "high"], {}, ("grpc_port", "'high'", "integer")),
+        (["--grpc-port", "high"], {}, ("grpc_port", "'high'", "whole number")),
         (["--config", "/nonexistent/file.yaml"], {}, ("/nonexistent/file.yaml", "can't be read")),
-        (["--models", "[{name: a}]"], {}, ("models.0.source: Field required",)),
+        (["--models", "[{name: a}]"], {}, ("model a: source: expected a value, got none",)),
         ([], {"XLASERVE_LANES": "many"}, ("lanes", "'many'")),
     ],
 )
@@ -170,7 +170,7 @@ def test_files_that_are_not_there_are_refused_before_anything_is_loaded(command:
     file = tmp_path / "config.yaml"
     file.write_text("models: [{name: a, source: 'builtin:noop'}, {name: b, source: b.keras, labels: b.txt}]")
     done = xlaserve(command, "--config", file)
-    assert_refused(done, f"models.1.source: expected an existing path, got {tmp_path / 'b.keras'}", "models.1.labels: ")
+    assert_refused(done, f"model b: source: expected an existing path, got {tmp_path / 'b.keras'}", "model b: labels: ")
     assert "loading" not in done.stderr
 
 

@@ -91,7 +91,7 @@ def test_a_saved_model_is_no_folder_of_versions(cats: Path) -> None:
         ({"versions": [1, 3]}, "versions: expected some of 1, 2, 10, got 3"),
         ({"version": 2}, "version: expected `versions`, as its source is a folder of versions"),
         ({"version_labels": {"stable": 3}}, "expected folders of the versions that are named, got none for 3"),
-        ({"version_labels": {"2": 2}}, "version_labels.0.0"),
+        ({"version_labels": {"2": 2}}, "version_labels.2"),
         ({"routing": {"canary": 5}}, r"routing: expected labels or versions \(10\), got canary"),
         ({"routing": {"1": 60, "2": 50}}, "expected percentages of 100 together at most"),
     ],
@@ -148,7 +148,7 @@ def test_what_is_no_version_and_no_label_is_refused_alike_wherever_it_stands(fie
     value = {"version": wrong} if field == "shadow" else {wrong: 5}
     with pytest.raises(ConfigError, match=r"expected a version's number, or a label: .*, got") as refused:
         load(flags={"models": [entry(1, **{field: value})]}, environ={})
-    assert str(refused.value).count("models.0") == 1
+    assert str(refused.value).count("; ") == 0
 
 
 def test_a_version_without_the_others_refers_to_none_of_them() -> None:

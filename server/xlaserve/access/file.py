@@ -120,7 +120,7 @@ def read(path: Path) -> AccessFile:
             values = {**values, "tokens": {**tokens, "jwks": path.parent / str(tokens["jwks"])}}
         return AccessFile.model_validate(values)
     except ValidationError as error:  # without what was given, which may be a key
-        wrong = reasons(error, AccessFile, lines_of(path), whole="file", shows_values=False)
+        wrong = reasons(error, AccessFile, line_of=lines_of(path), whole="file", shows_values=False)
         raise ConfigError(f"access: {path}: {wrong}") from None
     except OSError as error:
         raise ConfigError(f"access: {path} can't be read: {error.strerror}") from None

@@ -52,15 +52,15 @@ def load(
         def line_of(place: Place) -> int | None:
             return None if lines is None or not place or place[0] in given else lines(place)
 
-        raise ConfigError(f"configuration: {reasons(error, Settings, line_of)}") from None
+        raise ConfigError(f"configuration: {reasons(error, Settings, values, line_of)}") from None
 
 
 def check_files(settings: Settings) -> None:
     """Raises ConfigError, naming every model file that is missing or of the wrong kind."""
     try:
         wrong = [
-            f"models.{index}.{field}: expected {expected}, got {got}"
-            for index, model in enumerate(settings.models)
+            f"model {model.title}: {field}: expected {expected}, got {got}"
+            for model in settings.models
             for field, expected, got in _missing(model)
         ]
     except OSError as error:  # a folder that may not be looked into

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
+MAPPING: Final = "mapping_type"
+"""The type of the error for what is no mapping."""
 KeyT = TypeVar("KeyT", bound=str)
 ValueT = TypeVar("ValueT")
 
 
 def _pairs(value: Any) -> Any:
     if not isinstance(value, (Mapping, list, tuple)):
-        raise ValueError("expected a mapping")
+        raise PydanticCustomError(MAPPING, "expected a mapping")
     return tuple(value.items()) if isinstance(value, Mapping) else value
 
 

@@ -249,7 +249,7 @@ class ShadowSettings(Frozen):
 class ModelSettings(Frozen):
     """One model to serve."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", examples=["resnet-50"])
     """What requests call it."""
     source: Annotated[str, OrPath(sources.looks_like_path)]
     """Where it comes from: `keras.applications:<Name>`, `keras_cv:<Backbone>`, `keras_cv:<Head>-<Backbone>`,
@@ -259,18 +259,18 @@ class ModelSettings(Frozen):
     task: Literal["auto", TaskName] = "auto"
     """What its outputs mean; `auto` tells by the source, or by the names and shapes of its outputs. `embedding` makes
     Keras Applications, KerasCV's backbones and KerasHub's classifiers give their pooled features."""
-    version: Number = "1"
+    version: Number = Field("1", examples=[2])
     """What requests may call its version; a number. Models of one name are its versions, which serve at the same
     time."""
     versions: str | tuple[Number, ...] | None = None
     """Where the source is a folder of versions, `1/`, `2/` and so on, with a SavedModel or a file each: those to
     serve, as `latest 2`, `all` or a list such as `[1, 3]`; `latest 1` by default. Those that `version_labels` or
     `routing` name are served as well."""
-    version_labels: Pairs[Label, Number] = ()
+    version_labels: Pairs[Label, Number] = Field((), examples=[{"stable": 2, "canary": 3}])
     """Names of versions, which requests may use in place of numbers: `{stable: 2, canary: 3}`. `stable` answers
     requests without a version; where there is none or it is not ready, the highest version that is ready does. For all
     versions of the model: set at one of them. Labels move without a reload."""
-    routing: Pairs[VersionOrLabel, Percentage] = ()
+    routing: Pairs[VersionOrLabel, Percentage] = Field((), examples=[{"canary": 5}])
     """Percentages of the requests without a version that labels or versions answer: `{canary: 5}`. Requests with the
     same id go to the same version. For all versions of the model, as `version_labels`."""
     weights: Annotated[str | None, OrPath(sources.is_weights_path)] = None
@@ -288,7 +288,7 @@ class ModelSettings(Frozen):
     `torch` to 0..1 and then by ImageNet's mean and deviation, `caffe` reorders to BGR and subtracts ImageNet's mean,
     `none` passes 0..255. `auto` is what Keras, KerasCV or KerasHub define for the family or the preset, and `none` for
     other sources."""
-    input_size: tuple[int, int] | None = None
+    input_size: tuple[int, int] | None = Field(None, examples=[[224, 224]])
     """Height and width, for a model that takes several; the model's own by default."""
     fit: Fit | None = None
     """How encoded images come to have the model's size: `resize` stretches them, `letterbox` keeps their aspect ratio,
@@ -333,18 +333,18 @@ class ModelSettings(Frozen):
     bounding_box_format: BoxFormat = "xyxy"
     """For detectors from files and SavedModels: what their boxes are. `rel_` is relative to the image's size, the
     others are in pixels."""
-    output_names: Pairs[OutputRole, str] = ()
+    output_names: Pairs[OutputRole, str] = Field((), examples=[{"scores": "logits"}])
     """For files and SavedModels with several outputs: the model's own name for `scores`, `class_map`, `embedding`, or a
     detector's `boxes`, `scores`, `classes` and `count`."""
     signature: str | None = None
     """For SavedModels: the signature to run; `serving_default` or the only one by default."""
-    custom_objects: Pairs[str, str] = ()
+    custom_objects: Pairs[str, str] = Field((), examples=[{"Patches": "my_package.layers:Patches"}])
     """For `.keras` files: where the classes and functions that Keras doesn't know are, as
     `{Name: package.module:Name}`. Importing a module runs it."""
     safe_mode: bool = True
     """For `.keras` files: whether to refuse those that hold Python code. `false` runs it: only for files that you
     trust."""
-    modes: tuple[Mode, ...] = Field((Mode.XLA,), min_length=1)
+    modes: tuple[Mode, ...] = Field((Mode.XLA,), min_length=1, examples=[["xla", "graph"]])
     """The modes that it offers; each is compiled and warmed for every bucket. `auto` also has `xla`, `graph` and,
     where it is installed, `openvino` compiled, and runs each bucket in the fastest."""
     precision: Precision = Precision.FLOAT32
@@ -363,7 +363,7 @@ class ModelSettings(Frozen):
     batch_dependence: Literal["single", "refuse", "allow"] = "single"
     """What becomes of a model whose answer to an image depends on the other images of its batch, as one does that takes
     a mean over the batch: `single` serves it in batches of one, `refuse` fails it, `allow` serves it as any other."""
-    disable_lowerings: tuple[Lowering, ...] = ()
+    disable_lowerings: tuple[Lowering, ...] = Field((), examples=[["winograd"]])
     """On a CPU, XLA runs some operations of models in another form, which is faster and gives the same result up to
     rounding: `float32` (of models that compute in less), `depthwise`, `grouped`, `stem`, `pointwise`, `small`,
     `winograd`, `normalization`, `pooling`, `resize` and `micro_batches`. Those named here are left as they are."""
@@ -373,10 +373,10 @@ class ModelSettings(Frozen):
     """The input shapes to compile: batch sizes such as `8`, or `[batch, height, width]`. Requests are padded to the
     cheapest of them, or split. `auto` measures candidates at warm-up, in the default mode, and keeps the set with the
     least expected cost."""
-    auto_buckets: AutoBuckets = AutoBuckets()
+    auto_buckets: AutoBuckets = Field(AutoBuckets(), examples=[{"max_batch": 16}])
     """How `buckets: auto` chooses: `max_batch` (16), `max_buckets` (6), `max_compile_s` (300), `max_memory_mib` and
     `demand`."""
-    resolutions: tuple[tuple[int, int], ...] = ()
+    resolutions: tuple[tuple[int, int], ...] = Field((), examples=[[[224, 224]]])
     """Heights and widths that plain batch sizes and `auto` are compiled for, where the model takes several; instead of
     `input_size`."""
     unmatched: Literal["reject", "background"] = "reject"
@@ -387,7 +387,7 @@ class ModelSettings(Frozen):
     max_queue_delay_ms: float = Field(0.0, ge=0, le=10_000)
     """How long an incomplete batch may wait for more images while a lane is free. 0: an idle device never waits. Raise
     it only where throughput at low load matters more than latency."""
-    shadow: ShadowSettings | None = None
+    shadow: ShadowSettings | None = Field(None, examples=[{"version": "canary", "share": 0.01}])
     """Runs a share of the requests in another version or mode as well, once they are answered and while the device is
     idle, and compares answers and latency: `version`, `mode` and `share` (0.01). `xlaserve compare-versions` shows what
     was found."""

@@ -59,10 +59,10 @@ class Settings(Frozen):
     access: Path | None = None
     """A file that says who may call, and what each may do: by API keys, certificates and tokens. It is read again when
     it changes. Without it anybody may call."""
-    cors_origins: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = Field((), examples=[["https://example.org"]])
     """Origins whose web pages may call over HTTP, such as `https://example.org`; `*` for all, which still can't change
     models. Pages of others may send requests, and browsers keep the answers from them."""
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = Field((), examples=[["xlaserve.default.svc"]])
     """Names by which clients and proxies call over HTTP, such as `xlaserve.default.svc`, or `*` for any. Requests for
     other names, as the header `host` has them, are refused: by them, web pages of others would reach this machine (DNS
     rebinding). Addresses, `localhost` and `host` always pass. Without it names are checked only where `host` is
@@ -230,7 +230,9 @@ class Settings(Frozen):
     """Count what XLA itself says it compiles, and log what it compiles while serving as an error. What libraries write
     to stderr then goes through a small process next to the server; all but XLA's events comes out unchanged."""
 
-    models: tuple[ModelSettings, ...] = BUILTIN_MODELS
+    models: tuple[ModelSettings, ...] = Field(
+        BUILTIN_MODELS, examples=[[{"name": "digits", "source": "builtin:digits"}]]
+    )
     """The models to serve; `builtin:digits` by default."""
 
     @property

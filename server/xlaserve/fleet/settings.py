@@ -117,7 +117,7 @@ def load(file: Path) -> FleetSettings:
     try:
         settings = FleetSettings.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"fleet {file}: {reasons(error, FleetSettings, lines_of(file))}") from None
+        raise ConfigError(f"fleet {file}: {reasons(error, FleetSettings, values, lines_of(file))}") from None
     given = settings.server_settings()
     if settings.ray != LOCAL and given.is_loopback and "host" in given.model_fields_set:
         expected = "expected an address that other machines reach, or none for that of the node"

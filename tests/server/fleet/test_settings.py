@@ -35,8 +35,8 @@ def test_paths_are_taken_from_the_folder_of_the_file_that_they_stand_in(tmp_path
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({}, "server: Field required"),
-        ({"server": NOOP, "cores": 0}, "cores: expected greater than or equal to 1, got 0"),
+        ({}, "server: expected a value, got none"),
+        ({"server": NOOP, "cores": 0}, "cores: expected at least 1, got 0"),
         ({"server": NOOP, "gpu": 1}, "gpu: no such field"),
         ({"server": NOOP, "min_servers": 4, "max_servers": 2}, "max_servers: expected at least min_servers, 4, got 2"),
         ({"server": NOOP, "name": "a b"}, "name: "),
