@@ -9,6 +9,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NoReturn, Self
@@ -37,6 +38,8 @@ from xlaserve_loadtest.record.lines import (
 )
 
 _GZIP: Final = 16 + zlib.MAX_WBITS
+_MAX_LISTED: Final = 5
+"""Run files that an error names."""
 
 
 class RunFileError(Exception):
@@ -98,6 +101,10 @@ def read_run(path: Path) -> Run:
     """
     try:
         data = path.read_bytes()
+    except IsADirectoryError:
+        raise _no_run(path, "a folder") from None
+    except FileNotFoundError:
+        raise _no_run(path, "no such file") from None
     except OSError as error:
         raise RunFileError(f"{path}: {error.strerror}") from None
     lines = list(_parse(path, data))
@@ -120,6 +127,17 @@ def read_run(path: Path) -> Run:
         end=next((line for line in rest if isinstance(line, End)), None),
         generators=tuple(line for line in rest if isinstance(line, GeneratorLine)),
     )
+
+
+def _no_run(path: Path, got: str) -> RunFileError:
+    """Returns the error for what is no run file; it names the newest of those in the folder."""
+    where = path if path.is_dir() else path.parent
+    found: list[tuple[float, str]] = []
+    with suppress(OSError):  # a folder that is not there, or that may not be listed
+        found = sorted(((file.stat().st_mtime, file.name) for file in where.glob(f"*{SUFFIX}")), reverse=True)
+    more = f" and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
+    listed = ", ".join(name for _, name in found[:_MAX_LISTED]) + more or "none"
+    return RunFileError(f"{path}: expected a run file, NAME{SUFFIX}, got {got}; run files in {where}: {listed}")
 
 
 def _check_order(path: Path, header: Header, rest: Sequence[Line]) -> None:
@@ -210,6 +228,8 @@ def _as_json(line: Line) -> dict[str, Any]:
 def _parse(path: Path, data: bytes) -> Iterator[Line]:
     if data.startswith(b"\x1f\x8b"):
         data = _unpacked(path, data)
+    if data and not data.startswith(b"{"):
+        raise _no_run(path, "another file")
     # What stands after the last end of line was cut off.
     *lines, rest = data.split(b"\n")
     is_over = False
@@ -217,13 +237,7 @@ def _parse(path: Path, data: bytes) -> Iterator[Line]:
         where = f"{path}: line {number}"
         if is_over:
             raise RunFileError(f"{where}: follows the end of the run; expected one run in a file")
-        try:
-            document = json.loads(text, parse_constant=_no_number)
-        except (ValueError, RecursionError):
-            raise RunFileError(f"{where}: not JSON; is this a run file?") from None
-        kind = document.get("kind") if isinstance(document, dict) else None
-        if not isinstance(kind, str):
-            raise RunFileError(f"{where}: expected an object with a kind; is this a run file?")
+        document, kind = _document(path, number, text)
         if kind not in _ADAPTERS:
             if number == 1:
                 raise RunFileError(f"{where}: expected a header, got {kind}")
@@ -246,6 +260,20 @@ def _parse(path: Path, data: bytes) -> Iterator[Line]:
 
     if is_over and rest:
         raise RunFileError(f"{path}: {len(rest):,} bytes follow the end of the run; expected one run in a file")
+
+
+def _document(path: Path, number: int, text: bytes) -> tuple[dict[str, Any], str]:
+    """Returns the object that a line holds, and its kind."""
+    try:
+        document = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        document = None
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if isinstance(document, dict) and isinstance(kind, str):
+        return document, kind
+    if number == 1:
+        raise _no_run(path, "another file") from None
+    raise RunFileError(f"{path}: line {number}: expected JSON of a kind, got something else: the file is damaged")
 
 
 def _unpacked(path: Path, data: bytes) -> bytes:

@@ -176,12 +176,8 @@ def _example(kind: type[Frozen], place: Place) -> str:
     field = _fields_at(kind, place[: names[-1]]).get(name := str(place[names[-1]]))
     if field is None or not field.examples:
         return ""
-    return (
-        ", as in "
-        + yaml.safe_dump({name: field.examples[0]}, default_flow_style=True, sort_keys=False, width=math.inf).strip()[
-            1:-1
-        ]
-    )
+    text = yaml.safe_dump({name: field.examples[0]}, default_flow_style=True, sort_keys=False, width=math.inf)
+    return f", as in {text.strip()[1:-1]}"
 
 
 def _fields_at(kind: type[Frozen], place: Place) -> Mapping[str, FieldInfo]:

@@ -4,6 +4,7 @@ import gzip
 import json
 import zlib
 from pathlib import Path
+from types import ModuleType
 
 import grpc
 import numpy as np
@@ -29,7 +30,8 @@ from xlaserve_loadtest.record.lines import (
     ServerUse,
     Status,
 )
-from xlaserve_loadtest.record.run_file import RunFileError, RunWriter, read_run
+from xlaserve_loadtest.record.run_file import RunFileError, RunWriter, new_file, read_run
+from xlaserve_loadtest.reports import cli, compare_cli
 
 
 def read_text(path: Path, *lines: str) -> Run:
@@ -158,18 +160,19 @@ BLOCK = (
     ("lines", "message"),
     [
         ([], "empty; nothing was recorded"),
-        (["hello"], "line 1: not JSON; is this a run file?"),
-        (["[1]"], "line 1: expected an object with a kind"),
+        (["hello"], "expected a run file, NAME.run.jsonl.gz, got another file"),
+        (["{"], "expected a run file, NAME.run.jsonl.gz, got another file"),
+        (['{"a": 1}'], "expected a run file, NAME.run.jsonl.gz, got another file"),
         (['{"kind": "end", "interrupted": false, "complete": true}'], "line 1: expected a header, got end"),
         (['{"kind": "header", "schema": "xlaserve.loadtest.run/9"}'], "schema 'xlaserve.loadtest.run/9' is not known"),
         (['{"kind": "header"}'], "line 1: header: started_at: field required"),
-        (["HEADER", '{"kind": "event", "at_ns": NaN, "what": "note", "text": ""}'], "line 2: not JSON"),
-        (["[" * 100_000], "line 1: not JSON"),
+        (["HEADER", '{"kind": "event", "at_ns": NaN, "what": "note", "text": ""}'], "line 2: expected JSON"),
+        (["HEADER", "[" * 100_000], "line 2: expected JSON"),
         (["HEADER", "HEADER"], "a second header; expected one run"),
         (["HEADER", BLOCK.replace("xla", "ghost")], "block 0: the header names no arm 'ghost'"),
         (["HEADER", BLOCK, BLOCK], "block 0: there are two of this index"),
         (['{"kind": "poem"}'], "line 1: expected a header, got poem"),
-        (["HEADER", "{}"], "line 2: expected an object with a kind"),
+        (["HEADER", "{}"], "line 2: expected JSON of a kind"),
         (["HEADER", '{"kind": "end", "interrupted": "maybe", "complete": true}'], "line 2: end: interrupted: "),
         (["HEADER", '{"kind": "event", "at_ns": 1, "what": 1, "text": ""}'], "line 2: event: what: "),
     ],
@@ -215,8 +218,24 @@ def test_a_damaged_or_missing_file_is_refused(run_file: NewRun, tmp_path: Path) 
     path.write_bytes(data)
     with pytest.raises(RunFileError, match="damaged"):
         read_run(path)
-    with pytest.raises(RunFileError, match="No such file"):
+    with pytest.raises(RunFileError, match="got no such file"):
         read_run(tmp_path / "none")
+
+
+@pytest.mark.parametrize("command", [cli, compare_cli])
+@pytest.mark.parametrize("name", ["", "page.html", "gone.run.jsonl.gz"])
+def test_what_is_no_run_file_is_refused_with_those_that_lie_there(
+    command: ModuleType, name: str, run_file: NewRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "page.html").write_text("<html>")
+    for number in range(7):
+        new_file(tmp_path, "a" if number else "first")
+    assert command.main([str(tmp_path / name)] * (1 if command is cli else 2)) == 1
+    said = capsys.readouterr().err
+    assert "expected a run file, NAME.run.jsonl.gz, got " in said
+    assert said.count(".run.jsonl.gz") - said.count("NAME.run") - said.count("gone.run") == 5
+    assert f"run files in {tmp_path}: " in said
+    assert " and 2 more" in said
 
 
 def test_every_status_survives(run_file: NewRun) -> None:

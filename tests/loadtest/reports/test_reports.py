@@ -356,7 +356,7 @@ def test_no_file_of_an_earlier_report_survives_a_run_that_can_not_be_read(
     assert {name for name, path in out.items() if path.exists()} == {"junit"}
     (case,) = ElementTree.parse(out["junit"]).iter("testcase")
     assert (case.attrib["name"], case[0].tag) == (junit.COMPLETE, "error")
-    assert "No such file" in case[0].attrib["message"]
+    assert "got no such file" in case[0].attrib["message"]
     assert steps.read_text() == "of an earlier run"
 
 
