@@ -203,8 +203,10 @@ def shown(value: object) -> str:
         return repr(value[:_SHOWN])
     if isinstance(value, (bool, int, float)):
         return repr(value)[:_SHOWN]
-    kinds = {type(None): "nothing", list: "a list", dict: "an object"}
-    return kinds.get(type(value), "another value")
+    if isinstance(value, (list, dict)):
+        kind = "list" if isinstance(value, list) else "object"
+        return f"{'a' if kind == 'list' else 'an'} {kind}" if value else f"an empty {kind}"
+    return "nothing" if value is None else "another value"
 
 
 def cause(error: BaseException) -> str:

@@ -47,13 +47,18 @@ def object_of(fields: Mapping[str, Any], key: str) -> Json:
     return value
 
 
-def objects(fields: Mapping[str, Any], key: str) -> Sequence[Json]:
-    """Returns a list of objects, an empty one where there is none."""
+def objects(fields: Mapping[str, Any], key: str, most: int = MAX_LISTED) -> Sequence[Json]:
+    """Returns a list of at most `most` objects, an empty one where there is none."""
     value = fields.get(key)
     if value is None:
         return []
-    if not isinstance(value, list) or len(value) > MAX_LISTED or not all(isinstance(one, dict) for one in value):
-        raise InvalidArgument(key, f"a list of at most {MAX_LISTED} JSON objects", _kind(value))
+    if not isinstance(value, list):
+        raise InvalidArgument(key, "a list of JSON objects", shown(value))
+    if len(value) > most:
+        raise InvalidArgument(key, f"at most {most} JSON objects", len(value))
+    for index, one in enumerate(value):
+        if not isinstance(one, dict):
+            raise InvalidArgument(f"{key}[{index}]", "a JSON object", shown(one))
     return value
 
 

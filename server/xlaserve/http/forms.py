@@ -25,6 +25,7 @@ IMAGES: Final = ("image", "images")
 """Names of fields that hold images."""
 MAX_OPTIONS: Final = 64
 MAX_OPTION_BYTES: Final = 256
+MAX_COUNT: Final = 2**31 - 1
 MAX_BOUNDARY: Final = 70
 MAX_TYPE_LENGTH: Final = 512
 """Characters of a Content-Type: `email` takes a second for one of 64 KiB that is made for it."""
@@ -62,8 +63,8 @@ class Form:
             count = int(value) if _is_short(value) or type(value) is int else -1
         except ValueError:
             count = -1
-        if not 0 <= count < 2**31:
-            raise InvalidArgument(name, "an integer from 0 on", shown(value))
+        if not 0 <= count <= MAX_COUNT:
+            raise InvalidArgument(name, f"an integer from 0 to {MAX_COUNT}", shown(value))
         return count
 
     def number(self, name: str, default: float) -> float:

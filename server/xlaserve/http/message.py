@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from xlaserve.errors import InvalidArgument, MessageTooLarge
+from xlaserve.errors import InvalidArgument, MessageTooLarge, shown
 from xlaserve.http import json_numbers
 from xlaserve.interpreter import on_thread
 
@@ -44,7 +44,7 @@ class HttpRequest:
             return {}
         value = _loads(data) if len(data) <= MAX_INLINE_BYTES else await self._read(data)
         if not isinstance(value, dict):
-            raise InvalidArgument("body", "a JSON object", type(value).__name__)
+            raise InvalidArgument("body", "a JSON object", shown(value))
         return value
 
     async def _read(self, data: memoryview) -> Any:

@@ -7,7 +7,8 @@ In the binary tensor extension a header says how many bytes of the body are JSON
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -30,6 +31,9 @@ BINARY_SIZE: Final = "binary_data_size"
 BINARY: Final = "binary_data"
 MAX_DIGITS: Final = 20
 ALL_BINARY: Final = "binary_data_output"
+ADDRESS: Final = re.compile(r"(https?|file|s3|gs)://", re.IGNORECASE)
+_LISTED: Final = {list, int, float, NumberArray, np.ndarray}
+"""Types of which lists of numbers are."""
 DATATYPES: Final = {np.dtype(np.float32): "FP32", np.dtype(np.int32): "INT32", np.dtype(np.uint8): "UINT8"}
 """By an output's NumPy type."""
 
@@ -102,8 +106,8 @@ class ListedPixels(NamedTuple):
 
 def to_array(value: object, where: str, expected: str) -> NDArray[Any]:
     """Returns numbers as JSON lists them, nested or flat. Raises InvalidArgument for all else."""
-    if not _holds_numbers(value):  # of strings NumPy would make all as long as the longest
-        raise InvalidArgument(where, expected, "something else")
+    for stranger in _strangers(value):  # of strings NumPy would make all as long as the longest
+        raise InvalidArgument(where, expected, shown(stranger))
     try:
         values = np.asarray(value)
     except ValueError:
@@ -113,19 +117,19 @@ def to_array(value: object, where: str, expected: str) -> NDArray[Any]:
     return values
 
 
-def _holds_numbers(value: object) -> bool:
+def _strangers(value: object) -> Iterator[object]:
+    """Yields values that are neither numbers nor lists of them, as soon as one is found."""
     left = [value]
     while left:
         one = left.pop()
         if isinstance(one, list):
             kinds = {*map(type, one)}
-            if not kinds <= {list, int, float, NumberArray, np.ndarray}:
-                return False
-            if list in kinds:
+            if not kinds <= _LISTED:
+                yield next(inner for inner in one if type(inner) not in _LISTED)
+            elif list in kinds:
                 left += one
         elif not isinstance(one, (int, float, NumberArray, np.ndarray)):
-            return False
-    return True
+            yield one
 
 
 class InferBody(NamedTuple):
@@ -192,7 +196,7 @@ def _output(output: Json, is_binary: bool) -> JsonOutput:
 def images(data: object, where: str) -> list[Encoded]:
     """Returns images that stand in base64, in a list or a list of lists. Raises InvalidArgument."""
     if not isinstance(data, list):
-        raise InvalidArgument(where, "a list of images in base64", type(data).__name__)
+        raise InvalidArgument(where, "a list of images in base64", shown(data))
     flat = chain.from_iterable(data) if all(isinstance(one, list) for one in data) else data
     return [image(one, f"{where}[{index}]") for index, one in enumerate(flat)]
 
@@ -203,7 +207,9 @@ def image(value: object, where: str) -> Encoded:
     if isinstance(text, memoryview):  # decoded already, as it is long
         return text
     if not isinstance(text, str):
-        raise InvalidArgument(where, "an image in base64", type(text).__name__)
+        raise InvalidArgument(where, "an image in base64", shown(value))
+    if ADDRESS.match(text):
+        raise InvalidArgument(where, EXPECTED, f"an address, and the server fetches none: {shown(text)}")
     try:
         return decoded(text.encode("latin-1", "replace"))
     except NotBase64 as error:

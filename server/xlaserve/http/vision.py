@@ -71,8 +71,10 @@ class Vision:
             is_picture = pictures.is_wanted(request.headers)
             if is_picture:
                 rendered = _drawn(rendered, len(images))
-            if not 1 <= len(images) <= MAX_IMAGES:
-                raise InvalidArgument("image", f"at least one and at most {MAX_IMAGES}", len(images))
+            if not images:
+                raise InvalidArgument("image", "one as the body, or named image in a form or in JSON", "none")
+            if len(images) > MAX_IMAGES:
+                raise InvalidArgument("image", f"at most {MAX_IMAGES}", len(images))
             until = min(call.deadline, call.began + form.timeout_s())
             priority = check_priority(form.count("priority"), "priority")
             answer = await call.run(Request(form.text("mode"), images, until, rendered, priority))

@@ -159,8 +159,8 @@ def test_a_timeout_counts_from_when_the_call_began() -> None:
         (infer_body(parameters={"binary_data_output": 1}), "parameters.binary_data_output"),
         (infer_body(parameters={"sequence_id": 7}), "sequences"),
         (infer_body(inputs={}), "inputs: expected a list"),
-        (infer_body(inputs=[{}] * 10_000), "inputs: expected a list of at most"),
-        (infer_body(inputs=[3]), "inputs: expected a list"),
+        (infer_body(inputs=[{}] * 10_000), "inputs: expected at most 64 JSON objects, got 10000"),
+        (infer_body(inputs=[3]), "inputs[0]: expected a JSON object, got 3"),
         (infer_body(outputs=[{}]), "outputs.name: expected a string, got nothing"),
         (infer_body(outputs=[{"name": "nope"}]), "outputs: expected scores"),
         (infer_body(outputs=[{"name": "scores", "parameters": {"binary_data": 1}}]), "parameters.binary_data"),
@@ -185,7 +185,12 @@ def test_a_timeout_counts_from_when_the_call_began() -> None:
         (with_tensor(name="image", datatype="BYTES", shape=[1], data=["&&&"]), "base64"),
         (with_tensor(name="image", datatype="BYTES", shape=[1], data=[3]), "base64"),
         (with_tensor(name="image", datatype="BYTES", shape=[1], data=[{}]), "base64"),
-        (with_tensor(name="image", datatype="BYTES", shape=[1], data="abcd"), "list"),
+        (with_tensor(name="image", datatype="BYTES", shape=[1], data="abcd"), "list of images in base64, got 'abcd'"),
+        (
+            with_tensor(name="image", datatype="BYTES", shape=[1], data=[None]),
+            "data of image[0]: expected an image in base64, got nothing",
+        ),
+        (with_tensor(data=[1, "2"] * 6), "got '2'"),
         (with_tensor(name="image", datatype="BYTES", shape=[2], data=["YWJj"]), "1 elements"),
     ],
 )
@@ -380,6 +385,27 @@ def test_any_bytes_are_a_form_or_refused(body: bytes, boundary: str, disposition
                 form_of(sent, content_type=content_type.encode("latin-1", "replace").decode("latin-1"))
             except RequestError as error:
                 assert len(str(error)) < 800
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "x", None, [], True, 2**31, "", "-1"])
+def test_a_count_that_is_none_is_refused_with_its_bounds(value: object) -> None:
+    with pytest.raises(InvalidArgument, match=r"^top_k: expected an integer from 0 to 2147483647, got "):
+        form_of(json.dumps({"top_k": value}).encode(), content_type="application/json").count("top_k")
+
+
+@pytest.mark.parametrize(
+    ("image", "said"),
+    [
+        (None, "image: expected an image in base64, got nothing"),
+        ({}, "image: expected an image in base64, got an empty object"),
+        (3, "image: expected an image in base64, got 3"),
+        ([None], r"image\[0\]: expected an image in base64, got nothing"),
+        ("https://example.org/a.png", "image: expected base64, .*got an address, and the server fetches none"),
+    ],
+)
+def test_what_came_in_place_of_an_image_is_said(image: object, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        form_of(json.dumps({"image": image}).encode(), content_type="application/json")
 
 
 def test_a_query_is_bounded() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import re
 from typing import Any
 
 import numpy as np
@@ -84,14 +85,14 @@ def test_a_request_in_rows_is_known_as_such() -> None:
         ({"instances": [], "inputs": []}, "body"),
         ({"instances": []}, "instances"),
         ({"instances": 7}, "instances"),
-        ({"instances": [b64(IMAGE), 7]}, "image"),
-        ({"instances": [{"image": b64(IMAGE)}, {"pixels": 7}]}, "instances"),
-        ({"instances": ["text"]}, "pixels"),
-        ({"instances": [{"b64": "#"}]}, "image[0].b64"),
-        ({"instances": [{"image": 7}]}, "image"),
-        ({"inputs": {"pixels": [[1], [1, 2]]}}, "pixels"),
-        ({"inputs": {"pixels": [[1] * 999, "text"]}}, "pixels"),
-        ({"instances": [{"pixels": [1] * 999}, {"pixels": [1] * 1000}]}, "pixels"),
+        ({"instances": [b64(IMAGE), 7]}, "instances[1]"),
+        ({"instances": [{"image": b64(IMAGE)}, {"pixels": 7}]}, "instances[1]"),
+        ({"instances": ["text"]}, "instances"),
+        ({"instances": [{"b64": "#"}]}, "instances[0].b64"),
+        ({"instances": [{"image": 7}]}, "instances[0].image"),
+        ({"inputs": {"pixels": [[1], [1, 2]]}}, "inputs.pixels"),
+        ({"inputs": {"pixels": [[1] * 999, "text"]}}, "inputs.pixels"),
+        ({"instances": [{"pixels": [1] * 999}, {"pixels": [1] * 1000}]}, "instances.pixels"),
         ({"inputs": {"pixels": SMALL[0].tolist()}}, "pixels.shape"),
         ({"inputs": {"pixels": SMALL.tolist(), "image": [b64(IMAGE)]}}, "inputs"),
         ({"inputs": {"other": SMALL.tolist()}}, "inputs"),
@@ -106,6 +107,39 @@ def test_what_is_wrong_is_named(body: object, field: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         images(body)
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"instances": []}, "instances: expected a list of at least one image, got an empty list"),
+        ({"instances": [{}]}, "instances: expected 'pixels' or 'image' by name, got an empty object"),
+        ({"inputs": {}}, "inputs: expected 'pixels' or 'image' by name, got an empty object"),
+        ({"instances": ["text"]}, "got 'text'"),
+        ({"instances": [[[["a"]]]]}, "got 'a'"),
+        ({"instances": [None]}, "got nothing"),
+        ({"instances": [{"image": None}]}, 'instances[0].image: expected {"b64": ...}, got nothing'),
+        ({"instances": [{"image": {}}]}, 'instances[0].image: expected {"b64": ...}, got an empty object'),
+        ({"instances": [{"image": {"b65": ""}}]}, "got an object of 'b65'"),
+        ({"inputs": {"image": None}}, 'inputs.image: expected a list of {"b64": ...}, got nothing'),
+        ({"inputs": {"image": [b64(IMAGE), {}]}}, 'inputs.image[1]: expected {"b64": ...}, got an empty object'),
+        ({"instances": [{"b64": None}]}, "instances[0].b64: expected an image in base64, got "),
+        ({"instances": [{"b64": "https://example.org/a.png"}]}, "got an address, and the server fetches none"),
+        (
+            {"instances": [{"image": b64(IMAGE)}, {"imag": 1}]},
+            "instances[1]: expected an object of 'image', as in instances[0], got an object of 'imag'",
+        ),
+    ],
+)
+def test_what_came_is_said_in_the_words_of_json(body: object, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(said)):
+        images(body)
+
+
+def test_an_input_by_its_other_name_is_refused_by_that_name() -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        images({"inputs": {"flowers": ["text"]}}, "flowers")
+    assert refused.value.field == "inputs.flowers"
 
 
 def request(body: bytes) -> HttpRequest:
@@ -124,3 +158,19 @@ def test_examples_hold_one_image_each() -> None:
     for wrong in wrongs:
         with pytest.raises(InvalidArgument):
             serving_body.examples(wrong)
+    assert len(serving_body.examples({"examples": [{"image": b64(IMAGE)}] * 100})) == 100
+
+
+@pytest.mark.parametrize(
+    ("examples", "said"),
+    [
+        (3, "examples: expected a list of JSON objects, got 3"),
+        ([], "examples: expected at least one and at most 4096, got none"),
+        ([{"image": b64(IMAGE)}, {"imag": 1}], 'examples[1].image: expected {"b64": ...}, got an object without image'),
+        ([{"image": None}], 'examples[0].image: expected {"b64": ...}, got nothing'),
+        ([{"image": b64(IMAGE)}] * 4097, "examples: expected at most 4096 JSON objects, got 4097"),
+    ],
+)
+def test_the_example_that_is_wrong_is_named(examples: object, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(said)):
+        serving_body.examples({"examples": examples})
