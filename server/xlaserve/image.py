@@ -19,7 +19,7 @@ from __future__ import annotations
 import io
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -55,6 +55,8 @@ GREY16_WARNING: Final = (
     " choose with the model's setting grey16"
 )
 
+_MAX_NAMED: Final = 8
+"""Images that a warning names."""
 _FAST_SCALE: Final = 2
 """How many times the size that it is brought to an image keeps at least, where the decoder reduces it."""
 
@@ -105,6 +107,16 @@ class _Opened(NamedTuple):
     height: int
     box: Box | None
     """Where the image lies in what will be decoded; None where that is the whole of it."""
+
+
+def of_images(warning: str, rows: Iterable[int], images: int) -> str:
+    """Returns a warning that names which of a request's images it is about, counted from 0."""
+    if images == 1:
+        return warning
+    first, *rest = sorted(rows)
+    named = [f"images[{row}]" for row in (first, *rest[: _MAX_NAMED - 1])]
+    more = f" and {len(rest) + 1 - _MAX_NAMED} more" if len(rest) >= _MAX_NAMED else ""
+    return f"{', '.join(named)}{more}: {warning}"
 
 
 def decode(

@@ -22,7 +22,7 @@ from xlaserve.engine.model_engine import Admitted
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import InvalidArgument, RequestError
 from xlaserve.frame import Frame, whole, within
-from xlaserve.image import Encoded, ImageLimits, Place, check_pixels, decode
+from xlaserve.image import Encoded, ImageLimits, Place, check_pixels, decode, of_images
 from xlaserve.model.version import Served
 from xlaserve.runtimes.tf.device import usable_cores
 from xlaserve.timings import Timings
@@ -257,7 +257,7 @@ class Pipeline:
         allocate = admitted.buffer if len(served.inputs) == 1 else _allocate
         pixels = {size: allocate((len(encoded), *size, CHANNELS)) for size in served.inputs}
         place: Place = served.place
-        settings, warnings = served.settings, set[str]()
+        settings, warned = served.settings, defaultdict[str, list[int]](list)
 
         def decode_row(row: int) -> Frame:
             try:
@@ -270,7 +270,7 @@ class Pipeline:
                 raise
             pixels[frame.input_height, frame.input_width][row] = image
             if warning:
-                warnings.add(warning)
+                warned[warning].append(row)
             return frame
 
         model = settings.name
@@ -284,9 +284,10 @@ class Pipeline:
         rows: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for row, frame in enumerate(frames):
             rows[frame.input_height, frame.input_width].append(row)
+        warning = "; ".join(of_images(said, images, len(encoded)) for said, images in warned.items())
         if len(rows) == 1:
             (size,) = rows
-            return [Group(range(len(encoded)), pixels[size])], frames, "; ".join(warnings)
+            return [Group(range(len(encoded)), pixels[size])], frames, warning
         chosen = list(rows.items())
 
         def select(group: int) -> Group:
@@ -294,7 +295,7 @@ class Pipeline:
             return Group(images, pixels[size][images])
 
         groups = await self._threads.map(model, select, len(chosen), deadline)
-        return groups, frames, "; ".join(warnings)
+        return groups, frames, warning
 
     async def _put_together(self, served: Served, images: int, batches: list[BatchRows], deadline: float) -> Outputs:
         """Returns the outputs of all images. Copies them on the threads where they are large, and empties `batches`."""

@@ -386,7 +386,11 @@ async def test_an_answer_warns_of_16_bit_grey_until_the_model_says_what_it_means
     unset = make_served(batcher, (4, 6))
     answer = await pipe.run(unset, Request("", [png(7), png16(4095), png16(4095)], DEADLINE))
     assert levels(answer) == [7, 15, 15]
-    assert answer.warning == image.GREY16_WARNING
+    assert answer.warning == f"images[1], images[2]: {image.GREY16_WARNING}"
+    alone = await pipe.run(unset, Request("", [png16(4095)], DEADLINE))
+    assert alone.warning == image.GREY16_WARNING
+    many = await pipe.run(unset, Request("", [png(7), *[png16(4095)] * 12], DEADLINE))
+    assert many.warning == f"{', '.join(f'images[{row}]' for row in range(1, 9))} and 4 more: {image.GREY16_WARNING}"
     assert (await pipe.run(unset, Request("", [png(7)], DEADLINE))).warning == ""
     chosen: dict[Grey16 | Window, int] = {Grey16.HIGH_BYTE: 15, Grey16.LARGEST: 255, (0, 8190): 128}
     for grey16, level in chosen.items():
