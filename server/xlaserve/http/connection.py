@@ -23,7 +23,7 @@ from xlaserve.access.address import network_of
 from xlaserve.access.certificates import names_of
 from xlaserve.errors import InvalidArgument, MessageTooLarge
 from xlaserve.http.connections import CLOSE, Connections
-from xlaserve.http.head import MAX_HEAD_BYTES, MAX_HEADERS, Ambiguous, TooMuch, check_head, without_upgrade
+from xlaserve.http.head import MAX_HEAD_BYTES, MAX_HEADERS, Ambiguous, TooMuch, check_head, unreadable, without_upgrade
 from xlaserve.telemetry import request_context
 from xlaserve.telemetry.tracing import Endpoint
 
@@ -267,7 +267,7 @@ class Connection(HttpToolsProtocol):
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
             except httptools.HttpParserError as error:
-                self._refuse(error.__context__ or error)
+                self._refuse(error.__context__ or Ambiguous(unreadable(str(error), data)))
             else:
                 return
 

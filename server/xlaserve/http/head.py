@@ -30,6 +30,17 @@ ONCE: Final = frozenset(
 """Headers that a request has once at most, as nobody knows which of two is meant."""
 
 
+_TLS: Final = b"\x16\x03"
+"""How a handshake of TLS begins."""
+_UNREADABLE: Final = {
+    "Duplicate Content-Length": "content-length: expected one, got two",  # equal ones too: RFC 9110, 8.6, allows either
+    "can't be present with": "content-length and transfer-encoding: expected one of them, got both",
+    "Pause on PRI": "expected HTTP/1.1, got HTTP/2, as gRPC speaks it: that is for the port grpc_port",
+    "Content-Length": "content-length: expected a number of bytes, got another text",
+}
+"""What is wrong, by parts of what llhttp says."""
+
+
 class TooMuch(XlaserveError):
     """A request's head, or what surrounds its body, is larger than any honest one's. Ends the connection."""
 
@@ -60,6 +71,13 @@ def check_head(method: bytes, target: bytes, headers: Headers, version: str) -> 
         (encoding,) = (value for name, value in headers if name == b"transfer-encoding")
         if version != "1.1" or encoding.strip().lower() != b"chunked":
             raise Ambiguous("transfer-encoding: expected chunked, in HTTP/1.1")
+
+
+def unreadable(reason: str, data: bytes) -> str:
+    """Returns what is wrong with bytes that the parser refused; `reason` is what it says of them."""
+    if data.startswith(_TLS):
+        return "expected plain HTTP, got TLS: this server has no tls_certificate, use http:// in place of https://"
+    return next((said for part, said in _UNREADABLE.items() if part in reason), f"not HTTP/1.1: {reason}")
 
 
 def authority_of(target: bytes) -> bytes:

@@ -112,7 +112,9 @@ async def test_what_is_no_http_is_refused_in_json(bad: bytes) -> None:
     client.send(bad)
     await settle()
     (reply,) = client.replies()
-    assert (reply.status, reply.json()) == (400, {"error": "not HTTP/1.1"})
+    assert reply.status == 400
+    said = reply.json()["error"]
+    assert "grpc_port" in said if bad.startswith(b"PRI") else said.startswith("not HTTP/1.1: ")
     assert not client.is_open
 
 
@@ -164,6 +166,44 @@ async def test_ambiguous_and_broken_heads_are_refused(head: bytes) -> None:
     assert [reply.status for reply in client.replies()] == [400]
     assert not client.is_open
     assert not host.method.requests
+
+
+LENGTH = "content-length: expected a number of bytes, got another text"
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (b"Content-Length: 2\r\nContent-Length: 2\r\n", "content-length: expected one, got two"),
+        (b"Content-Length: 2\r\nContent-Length: 3\r\n", "content-length: expected one, got two"),
+        *((b"Content-Length: " + text + b"\r\n", LENGTH) for text in (b"2, 2", b"two", b"-2", b"+2", b"", b"9" * 30)),
+        *(
+            (head, "content-length and transfer-encoding: expected one of them, got both")
+            for head in (b"Content-Length: 2\r\n" + CHUNKED, CHUNKED + b"Content-Length: 2\r\n")
+        ),
+    ],
+)
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_length_that_may_be_read_in_two_ways_is_named(fields: bytes, said: str) -> None:
+    host = Host()
+    client = host.connect()
+    client.send(b"POST / HTTP/1.1\r\nHost: h\r\n" + fields + b"\r\n{}")
+    await settle()
+    (reply,) = client.replies()
+    assert (reply.status, reply.json()) == (400, {"error": said})
+    assert not client.is_open
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_tls_where_there_is_none_is_told_to_whoever_can_read_it() -> None:
+    host = Host()
+    client = host.connect()
+    client.send(bytes.fromhex("1603010200010001fc0303"))
+    await settle()
+    (reply,) = client.replies()
+    assert reply.status == 400
+    assert "tls_certificate" in reply.json()["error"]
 
 
 @pytest.mark.usefixtures("virtual_time")
