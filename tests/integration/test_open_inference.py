@@ -402,6 +402,7 @@ def test_a_model_describes_itself(oip: GRPCInferenceServiceStub) -> None:
         "modes": "xla,graph,eager",
         "default_mode": "xla",
         "buckets": "1x32x32,2x32x32,4x32x32,8x32x32",
+        "max_message_bytes": str(16 * 1024 * 1024),
     }
 
 

@@ -131,7 +131,7 @@ class Front:
         self._following: asyncio.Task[None] | None = None
         self._door = Door(settings.access)
         self._certificates = _certificates(settings)
-        models = Models(backend, settings.has_model_control)
+        models = Models(backend, settings.has_model_control, settings.max_message_bytes)
         self.ports = Ports(
             settings,
             self._make_grpc_server(admissions, models, usage),

@@ -158,7 +158,9 @@ class Settings(Frozen):
     max_queue_bytes: int = Field(512 * MIB, ge=1)
     """Bytes, encoded and decoded, that may wait in one model's queue."""
     max_message_bytes: int = Field(64 * MIB, ge=1024, le=2**31 - 1)
-    """Largest message: of gRPC, or the body of an HTTP request."""
+    """Largest message: of gRPC, or the body of an HTTP request. For a larger one a client of gRPC gets
+    RESOURCE_EXHAUSTED and "Received message larger than max (its bytes vs. this setting)". It is among the properties
+    of each model's metadata."""
     max_inflight_bytes: int = Field(1024 * MIB, ge=1024)
     """Bytes of messages that the server holds at a time for all clients and models, from when one has arrived until it
     is answered. More get RESOURCE_EXHAUSTED. Less where the limit of a control group leaves no room for them."""

@@ -49,6 +49,8 @@ class Models:
 
     backend: Backend
     has_model_control: bool
+    max_message_bytes: int
+    """The setting, which properties show: over gRPC it is not in the server's words that a client is refused."""
 
     def __post_init__(self) -> None:
         self.directory = self.backend.directory
@@ -74,7 +76,7 @@ class Models:
             "outputs": [
                 {"name": one.name, "datatype": one.datatype, "shape": [*one.shape]} for one in _outputs(served)
             ],
-            "properties": _properties(served),
+            "properties": self._properties(served),
         }
 
     def config(self, name: str, version: str) -> Json:
@@ -107,7 +109,7 @@ class Models:
                 "priority_levels": max(WEIGHTS),
                 "default_priority_level": DEFAULT_PRIORITY,
             },
-            "parameters": {key: {"string_value": value} for key, value in _properties(served).items()},
+            "parameters": {key: {"string_value": value} for key, value in self._properties(served).items()},
         }
 
     async def statistics(self, name: str, version: str) -> Json:
@@ -160,6 +162,24 @@ class Models:
         caller = CURRENT.get()
         versions = [version for version in self.directory.index() if version.state is State.READY or not only_ready]
         return [version for version in versions if caller.may_use(version.name)]
+
+    def _properties(self, served: Served) -> dict[str, str]:
+        return {
+            "source": source_name(served.settings.source),
+            "weights": served.model.weights,
+            "task": served.model.task.name,
+            "inputs": f"{PIXELS},{IMAGE}",
+            "fit": served.model.fit,
+            "decode": served.version.decode_text,
+            "pixel_range": served.settings.pixel_range,
+            "precision": served.version.precision_text,
+            "modes": ",".join(served.settings.modes),
+            "default_mode": served.settings.effective_default_mode,
+            "buckets": ",".join(map(str, served.model.buckets)),
+            "max_message_bytes": str(self.max_message_bytes),
+            **({"auto": auto} if (auto := served.version.auto_text) else {}),
+            **({"lowerings": served.model.lowerings} if served.model.lowerings else {}),
+        }
 
     def _ready_versions(self, name: str) -> list[str]:
         return [one.settings.version for one in self.directory.versions(name) if one.state is State.READY]
@@ -232,24 +252,6 @@ def _pixel_size(served: Served) -> tuple[int, int]:
         height, width = (ANY if side is None else side for side in served.model.size)
         return height, width
     return next(iter(served.sizes)) if len(served.sizes) == 1 else (ANY, ANY)
-
-
-def _properties(served: Served) -> dict[str, str]:
-    return {
-        "source": source_name(served.settings.source),
-        "weights": served.model.weights,
-        "task": served.model.task.name,
-        "inputs": f"{PIXELS},{IMAGE}",
-        "fit": served.model.fit,
-        "decode": served.version.decode_text,
-        "pixel_range": served.settings.pixel_range,
-        "precision": served.version.precision_text,
-        "modes": ",".join(served.settings.modes),
-        "default_mode": served.settings.effective_default_mode,
-        "buckets": ",".join(map(str, served.model.buckets)),
-        **({"auto": auto} if (auto := served.version.auto_text) else {}),
-        **({"lowerings": served.model.lowerings} if served.model.lowerings else {}),
-    }
 
 
 def source_name(source: str) -> str:

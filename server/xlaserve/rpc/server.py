@@ -26,7 +26,7 @@ from xlaserve.rpc.infer_message import InferMessages
 from xlaserve.rpc.open_inference import OpenInference
 from xlaserve.rpc.surplus import close_surplus
 from xlaserve.rpc.tensorflow_serving import ModelService, PredictionService
-from xlaserve.rpc.unreceived import Unreceived
+from xlaserve.rpc.unreceived import MAX_METADATA_BYTES, Unreceived
 from xlaserve.rpc.vision import Vision
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.tracing import Tracer
@@ -40,9 +40,6 @@ KEEPALIVE_TIMEOUT_MS: Final = 20_000
 MIN_PING_INTERVAL_MS: Final = 500
 """Clients may ping once a second, with or without calls. The third ping that comes sooner than this after another ends
 the connection (ENHANCE_YOUR_CALM, too_many_pings). The default of gRPC's core is 5 minutes."""
-MAX_METADATA_BYTES: Final = 16 * 1024
-"""Metadata of a call: names, values and 32 bytes for each, as HTTP/2 counts them. By default gRPC's core refuses some
-calls with more than half of that."""
 MAX_CONNECTION_STREAMS: Final = 1024
 """Calls of one connection at a time; further ones wait at the client."""
 PENDING_CALLS: Final = 16_384

@@ -1,4 +1,4 @@
-"""Calls that end before their message is here. gRPC's core refuses messages that are too large, and does not say so."""
+"""Calls that end before their message is here. gRPC's core does not say which messages and metadata it refuses."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from xlaserve.log_lines import LineBound
 
 STATUS: Final = "CANCELLED"
 """The status that they are counted with: whether their client hung up is not known."""
+
+MAX_METADATA_BYTES: Final = 16 * 1024
+"""Metadata of a call: names, values and 32 bytes for each, as HTTP/2 counts them. By default gRPC's core refuses some
+calls with more than half of that."""
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +37,9 @@ class Unreceived:
         self._count(method, STATUS)
         if self._lines.admits(method):
             log.info(
-                "%s: a message did not arrive: it has more bytes than max_message_bytes %d, or its client hung up",
+                "%s: a message did not arrive: it has more bytes than max_message_bytes %d, its metadata have more than"
+                " %d, or its client hung up",
                 method,
                 self._max_message_bytes,
+                MAX_METADATA_BYTES,
             )

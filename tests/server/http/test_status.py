@@ -68,7 +68,7 @@ class House:
                 is_ready=lambda: True,
                 addresses=lambda: {"grpc": "localhost:1", "http": "localhost:2", "metrics": None},
             ),
-            Models(backend, has_model_control=False),
+            Models(backend, has_model_control=False, max_message_bytes=4096),
             gpus or Gpus(None),
             self.clock,
         )

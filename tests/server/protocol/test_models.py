@@ -17,7 +17,7 @@ from xlaserve_proto import open_inference_pb2 as pb
 def models(served: Served, device: Device | None = None) -> Models:
     directory = SimpleNamespace(get=lambda name, version: served, versions=lambda name: [served.version])
     backend = SimpleNamespace(directory=directory, device=device or Device("cpu", "CPU", 1, 1))
-    return Models(cast(Any, backend), has_model_control=False)
+    return Models(cast(Any, backend), has_model_control=False, max_message_bytes=4096)
 
 
 def served(*buckets: Bucket) -> Served:
@@ -107,6 +107,7 @@ def test_metadata_and_configuration_show_the_one_input_that_the_settings_name(
     assert [(one["name"], one["dims"]) for one in config["input"]] == [(shown, dims)]
     assert not any(one.get("optional") for one in config["input"])
     assert metadata["properties"]["inputs"] == "pixels,image"
+    assert metadata["properties"]["max_message_bytes"] == "4096"
 
 
 def test_metadata_and_configuration_show_the_names_that_clients_of_another_server_know() -> None:

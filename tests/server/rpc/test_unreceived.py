@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from xlaserve.log_lines import BURST_LINES
-from xlaserve.rpc.unreceived import Unreceived
+from xlaserve.rpc.unreceived import MAX_METADATA_BYTES, Unreceived
 
 
 async def test_calls_without_their_message_are_counted_and_few_have_lines(caplog: pytest.LogCaptureFixture) -> None:
@@ -17,3 +17,4 @@ async def test_calls_without_their_message_are_counted_and_few_have_lines(caplog
     assert counted == [("ModelInfer", "CANCELLED")] * (3 * BURST_LINES)
     assert [record.levelno for record in caplog.records] == [logging.INFO] * BURST_LINES
     assert "max_message_bytes 4096" in caplog.messages[0]
+    assert f"its metadata have more than {MAX_METADATA_BYTES}" in caplog.messages[0]
