@@ -376,7 +376,8 @@ def test_a_taken_port_is_named(taken_port: int, kind: str) -> None:
     ports = {"grpc": 0, "http": 0, "metrics": 0, kind: taken_port}
     flags = [value for name, port in ports.items() for value in (f"--{name}-port", port)]
     done = xlaserve("serve", "--models", NOOP, *flags)
-    assert_refused(done, f"{kind}_port: expected a free port", "127.0.0.1", str(taken_port))
+    assert_refused(done, f"{kind}_port: expected a free port of 127.0.0.1, got {taken_port}: Address already in use")
+    assert done.stderr.splitlines()[-1].endswith("in use")
 
 
 def test_a_ready_file_that_can_not_be_made_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:

@@ -307,7 +307,7 @@ def test_a_dump_is_a_configuration_file(write: Write) -> None:
         ("grpc_port: 70000", ["grpc_port: expected at most 65535, got 70000"]),
         ("grpc_port: eight", ["grpc_port: ", "whole number", "got 'eight'"]),
         ("host: ''", ["host: expected at least 1 character", "got ''"]),
-        ("device: tpu", ["device: ", "one of auto, cpu, gpu, gpu:1", "got 'tpu'"]),
+        ("device: tpu", ["device: ", "expected one of auto, cpu, gpu, gpu:1", "got 'tpu'"]),
         ("drain_timeout_s: .nan", ["drain_timeout_s: ", "at most 3600 seconds", "got nan"]),
         ("lanes: 0", ["lanes: ", "at least 1", "got 0"]),
         ("fronts: -1", ["configuration: fronts: expected 'auto' or at least 0, got -1"]),
@@ -357,6 +357,7 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
             "modes: [fast]",
             ["model m: modes.0: ", "'eager', 'graph', 'xla', 'autocluster', 'openvino' or 'auto'", "got 'fast'"],
         ),
+        ("modes: [XLA]", ["model m: modes.0: expected ", "got 'XLA', did you mean xla?"]),
         ("modes: []", ["model m: modes: expected at least 1 item", "got []"]),
         ("modes: xla", ["model m: modes: expected a list, as in modes: [xla, graph], got 'xla' (line 1)"]),
         (
@@ -377,7 +378,7 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
         ("openvino_precision: half", ["model m: openvino_precision: ", "'float16' or 'int8'", "got 'half'"]),
         ("shadow: {share: 0.5}", ["model m: shadow: expected another version, or a mode"]),
         ("shadow: {version: 1}", ["model m: shadow: expected another version, or a mode"]),
-        ("shadow: {mode: graph}", ["model m: shadow.mode graph is not one of modes xla"]),
+        ("shadow: {mode: graph}", ["model m: shadow.mode: expected one of modes (xla), got graph"]),
         ("shadow: {version: 2, share: 0}", ["model m: shadow.share: ", "more than 0", "got 0"]),
         ("openvino_precision: int8", ["model m: openvino_precision int8 needs a calibration"]),
         ("calibration: a", ["model m: calibration: expected openvino_precision: int8 with it, got None"]),
@@ -386,13 +387,13 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
             "openvino_precision: int8, calibration: a, precision: bfloat16",
             ["model m: openvino_precision int8 is made of float32: expected that precision, got bfloat16"],
         ),
-        ("modes: [xla], default_mode: graph", ["model m: default_mode graph is not one of modes xla"]),
+        ("modes: [xla], default_mode: graph", ["model m: default_mode: expected one of modes (xla), got graph"]),
         ("buckets: 8", ["model m: buckets: ", "got 8"]),
         ("buckets: []", ["model m: buckets: expected auto, or a list of batch sizes", "got []"]),
         ("buckets: automatic", ["model m: buckets: expected auto, or a list of batch sizes", "got 'automatic'"]),
         ("auto_buckets: {max_batch: 0}", ["model m: auto_buckets.max_batch: ", "at least 1", "got 0"]),
         ("auto_buckets: {most: 1}", ["model m: auto_buckets.most: no such field"]),
-        ("resolutions: [[64, 0]]", ["model m: resolutions: heights and widths are from 1 to 65536"]),
+        ("resolutions: [[64, 0]]", ["model m: resolutions: expected heights and widths to be from 1 to 65536"]),
         (
             "resolutions: [64]",
             ["model m: resolutions.0: expected a list, as in resolutions: [[224, 224]], got 64"],
@@ -401,8 +402,11 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
             "resolutions: [[64, 64]], input_size: [64, 64]",
             ["model m: input_size and resolutions are both set; expected one of them"],
         ),
-        ("buckets: [0]", ["model m: buckets: every number of a bucket is from 1 to 65536, got [0]"]),
-        ("buckets: [[1, 2]]", ["model m: buckets: a bucket is a batch size or [batch, height, width], got [[1, 2]]"]),
+        ("buckets: [0]", ["model m: buckets: expected every number of a bucket to be from 1 to 65536, got [0]"]),
+        (
+            "buckets: [[1, 2]]",
+            ["model m: buckets: expected each bucket to be a batch size or [batch, height, width], got [[1, 2]]"],
+        ),
         ("buckets: [[1, 2, 3, 4]]", ["model m: buckets.0: ", "at most 3 items", "got [1, 2, 3, 4]"]),
         ("buckets: [true, 2]", ["model m: buckets: expected neither true nor false"]),
         ("input_size: [224, TRUE]", ["model m: input_size: expected neither true nor false", "got [224, True]"]),
@@ -426,7 +430,10 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
             )
         ),
         ("buckets: [many]", ["model m: buckets.0: ", "got 'many'"]),
-        ("input_size: [224, 0]", ["model m: input_size: height and width are from 1 to 65536, got [224, 0]"]),
+        (
+            "input_size: [224, 0]",
+            ["model m: input_size: expected height and width to be from 1 to 65536, got [224, 0]"],
+        ),
         ("max_queue_delay_ms: -1", ["model m: max_queue_delay_ms: ", "at least 0", "got -1"]),
         (
             "output_names: scores",
@@ -437,7 +444,10 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
             ["model m: max_queue_images: expected at least 8, the largest bucket of model m, got 4"],
         ),
         ("buckets: auto, auto_buckets: {max_batch: 6}, max_queue_images: 5", ["expected at least 6, ", "got 5"]),
-        ("buckets: [1.5]", ["model m: buckets.0: expected a whole number or a list, got 1.5"]),
+        (
+            "buckets: [1.5]",
+            ["model m: buckets.0: expected a whole number or a list, as in buckets: [1, 4, [1, 224, 224]], got 1.5"],
+        ),
         ("versions: [1.5]", ["configuration: model m: versions.0: expected pattern "]),
         ("preprocess: bgr", ["model m: preprocess: ", "'caffe' or 'unit'", "got 'bgr'"]),
     ],
@@ -547,6 +557,22 @@ def test_files_that_are_not_there_are_named_all_at_once(write: Write, tmp_path: 
         f"{field}: expected an existing path, got {tmp_path / name}" for field, name in wrong.items()
     )
     check_files(Settings())
+
+
+def test_a_path_that_a_shell_would_have_replaced_is_said_to_be_taken_as_it_is(write: Write) -> None:
+    for path in ("$MODELS/a.keras", "~/a.keras"):
+        with pytest.raises(ConfigError, match=r"\$NAME and ~ stand for themselves$"):
+            check_files(load(write(f"models: [{{name: a, source: '{path}'}}]"), environ=NOTHING))
+
+
+@pytest.mark.parametrize("field", ["access", "tls_client_ca"])
+def test_a_file_of_the_server_that_is_not_there_is_named(field: str, write: Write, tmp_path: Path) -> None:
+    for name in ("tls_certificate", "tls_key"):
+        (tmp_path / name).touch()
+    tls = "tls_certificate: tls_certificate\ntls_key: tls_key\n"
+    settings = load(write(f"{tls}{field}: gone\nmodels: [{{name: a, source: 'builtin:noop'}}]"), environ=NOTHING)
+    with pytest.raises(ConfigError, match=f"configuration: {field}: expected an existing path, got {tmp_path}/gone"):
+        check_files(settings)
 
 
 @pytest.mark.parametrize(
@@ -671,7 +697,7 @@ def test_a_wrong_variable_is_named(name: str, value: str, message: str) -> None:
     ("content", "message"),
     [
         (b"a: [", "not YAML"),
-        (b"- 1", "expected a mapping of fields, got list"),
+        (b"- 1", "expected fields such as `models:`, got a list"),
         (b"\xff\xfe\xfa", "can't be read"),
         (b"!!python/object/apply:os.getcwd []", "not YAML"),
         (b"lanes: 2\nlanes: 3\n", "not YAML: expected each key once, got lanes at line 2, column 1"),

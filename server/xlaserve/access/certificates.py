@@ -6,6 +6,7 @@ import _ssl
 import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -13,6 +14,8 @@ from typing import Any, Final, NamedTuple
 from xlaserve.access.watch import Watch
 from xlaserve.errors import ConfigError
 
+_UNUSABLE: Final = {"KEY_VALUES_MISMATCH": "another certificate's", "NO_START_LINE": "a file without any"}
+"""What OpenSSL's reasons mean."""
 REMEMBERED: Final = 1024
 """Certificates of clients whose names are remembered."""
 
@@ -95,25 +98,32 @@ class Certificates:
     def _read(self) -> tuple[ssl.SSLContext, Pem]:
         key, certificate, client_ca = self._key, self._certificate, self._client_ca
         context = self._bare_context()
-        try:
-            read = key.read_bytes(), certificate.read_bytes(), client_ca.read_bytes() if client_ca else None
+        with _usable("tls_certificate", "a certificate in PEM", certificate):
+            certificate_pem, expiry_s = certificate.read_bytes(), _expiry_s(certificate)
+        with _usable("tls_key", "the private key of tls_certificate in PEM, without a password", key):
+            pem = Pem(key.read_bytes(), certificate_pem, None, expiry_s)
             context.load_cert_chain(certificate, key, password=_no_password)
-            pem = Pem(*read, _expiry_s(certificate))
-            if client_ca is not None:
+        if client_ca is not None:
+            with _usable("tls_client_ca", "certificates of authorities in PEM", client_ca):
+                pem = pem._replace(client_ca=client_ca.read_bytes())
                 context.verify_mode = ssl.CERT_REQUIRED
                 context.load_verify_locations(client_ca)
-        except ssl.SSLError as error:
-            raise _unusable(error.reason or error) from None
-        except OSError as error:
-            raise ConfigError(f"tls: {error.filename} can't be read: {error.strerror}") from None
-        except ValueError as error:
-            raise _unusable(error) from None
         return context, pem
 
 
-def _unusable(reason: object) -> ConfigError:
-    expected = "a certificate, its private key and the clients' authorities in PEM"
-    return ConfigError(f"tls: expected {expected}, got files that can't be used: {reason}")
+@contextmanager
+def _usable(field: str, expected: str, file: Path) -> Iterator[None]:
+    """A block in which a file is read. Raises ConfigError where it can't be used."""
+    try:
+        yield
+    except ssl.SSLError as error:
+        reason = getattr(error, "reason", None) or "nothing that can be read"  # Python gives some errors none
+        got = _UNUSABLE.get(reason, reason)
+        raise ConfigError(f"{field}: expected {expected}, got {got}: {file}") from None
+    except OSError as error:
+        raise ConfigError(f"{field}: {file} can't be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{field}: expected {expected}, got {error}: {file}") from None
 
 
 def _expiry_s(certificate: Path) -> float:
@@ -124,7 +134,7 @@ def _expiry_s(certificate: Path) -> float:
 
 
 def _no_password() -> bytes:
-    raise ValueError("the key is encrypted")
+    raise ValueError("an encrypted one")
 
 
 def names_of(certificate: Mapping[str, Any]) -> Iterator[str]:

@@ -6,8 +6,7 @@ import errno
 import socket
 from contextlib import ExitStack
 
-from xlaserve.errors import ConfigError
-from xlaserve.telemetry.http import unknown_host
+from xlaserve.telemetry.http import taken_port, unknown_host
 
 
 def reserve(name: str, host: str, port: int, stack: ExitStack, *, is_taken_over: bool = False) -> int:
@@ -28,8 +27,7 @@ def reserve(name: str, host: str, port: int, stack: ExitStack, *, is_taken_over:
             stack.enter_context(_bound(family, address, port, is_shared=True))
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                expected = f"a free port of {host}"
-                raise ConfigError(f"{name}: expected {expected}, got {port}: {error.strerror}") from None
+                raise taken_port(name, host, port, error) from None
     return port
 
 

@@ -16,7 +16,7 @@ from xlaserve.config.frozen import OrPath
 from xlaserve.config.model import ModelSettings
 from xlaserve.config.refusal import LineOf, Place, did_you_mean, fields_of, leaves, reasons
 from xlaserve.config.server import EXPAND, Settings
-from xlaserve.errors import ConfigError
+from xlaserve.errors import ConfigError, shown
 
 ENV_PREFIX: Final = "XLASERVE_"
 CONFIG_FILE_VARIABLE: Final = "XLASERVE_CONFIG"
@@ -56,12 +56,15 @@ def load(
 
 
 def check_files(settings: Settings) -> None:
-    """Raises ConfigError, naming every model file that is missing or of the wrong kind."""
+    """Raises ConfigError, naming every file that is missing or of the wrong kind."""
     try:
         wrong = [
-            f"model {model.title}: {field}: expected {expected}, got {got}"
-            for model in settings.models
-            for field, expected, got in _missing(model)
+            f"{owner}{field}: expected {expected}, got {got}{_unexpanded(str(got))}"
+            for owner, found in [
+                ("", _missing_of_server(settings)),
+                *((f"model {model.title}: ", _missing(model)) for model in settings.models),
+            ]
+            for field, expected, got in found
         ]
     except OSError as error:  # a folder that may not be looked into
         raise ConfigError(f"configuration: {error.filename} can't be looked at: {error.strerror}") from None
@@ -83,7 +86,8 @@ def read_mapping(file: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration file {file}: can't be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"configuration file {file}: can't be read: {reason}") from None
     try:
         values = yaml_text.parse(text)
     except ValueError as error:
@@ -91,7 +95,7 @@ def read_mapping(file: Path) -> dict[str, Any]:
     if not values:
         return {}
     if not isinstance(values, dict):
-        raise ConfigError(f"configuration file {file}: expected a mapping of fields, got {type(values).__name__}")
+        raise ConfigError(f"configuration file {file}: expected fields such as `models:`, got {shown(values)}")
     return values
 
 
@@ -135,6 +139,18 @@ def _missing(model: ModelSettings) -> Iterator[tuple[str, str, object]]:
     for field, file in _files(model):
         if not file.is_file():
             yield field, "a file" if file.exists() else "an existing path", file
+
+
+def _missing_of_server(settings: Settings) -> Iterator[tuple[str, str, object]]:
+    for field in ("tls_certificate", "tls_key", "tls_client_ca", "access"):
+        file: Path | None = getattr(settings, field)
+        if file is not None and not file.is_file():
+            yield field, "a file" if file.exists() else "an existing path", file
+
+
+def _unexpanded(path: str) -> str:
+    """Returns a hint where a path holds what a shell would replace."""
+    return ", in which $NAME and ~ stand for themselves" if "$" in path or "/~" in path else ""
 
 
 def _files(model: ModelSettings) -> Iterator[tuple[str, Path]]:

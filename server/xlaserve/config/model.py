@@ -369,7 +369,9 @@ class ModelSettings(Frozen):
     `winograd`, `normalization`, `pooling`, `resize` and `micro_batches`. Those named here are left as they are."""
     default_mode: Mode | None = None
     """The mode of a request that names none; the first of `modes` by default."""
-    buckets: tuple[BucketSettings, ...] = (BucketSettings(1), *map(BucketSettings, (2, 4, 8, 16)))
+    buckets: tuple[BucketSettings, ...] = Field(
+        (*map(BucketSettings, (1, 2, 4, 8, 16)),), examples=[[1, 4, [1, 224, 224]]]
+    )
     """The input shapes to compile: batch sizes such as `8`, or `[batch, height, width]`. Requests are padded to the
     cheapest of them, or split. `auto` measures candidates at warm-up, in the default mode, and keeps the set with the
     least expected cost."""
@@ -412,9 +414,9 @@ class ModelSettings(Frozen):
     def _check_buckets(cls, value: tuple[BucketSettings, ...]) -> tuple[BucketSettings, ...]:
         for bucket in value:
             if (bucket.height is None) != (bucket.width is None):
-                raise ValueError("a bucket is a batch size or [batch, height, width]")
+                raise ValueError("expected each bucket to be a batch size or [batch, height, width]")
             if any(side is not None and not 1 <= side <= 65_536 for side in bucket):
-                raise ValueError("every number of a bucket is from 1 to 65536")
+                raise ValueError("expected every number of a bucket to be from 1 to 65536")
         return value
 
     @field_validator("grey16", mode="before")
@@ -444,14 +446,14 @@ class ModelSettings(Frozen):
     @classmethod
     def _check_input_size(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
         if value is not None and not all(1 <= side <= 65_536 for side in value):
-            raise ValueError("height and width are from 1 to 65536")
+            raise ValueError("expected height and width to be from 1 to 65536")
         return value
 
     @field_validator("resolutions")
     @classmethod
     def _check_resolutions(cls, value: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
         if not all(1 <= side <= 65_536 for size in value for side in size):
-            raise ValueError("heights and widths are from 1 to 65536")
+            raise ValueError("expected heights and widths to be from 1 to 65536")
         return value
 
     @field_validator("modes", "buckets", "resolutions", "disable_lowerings")
@@ -464,7 +466,7 @@ class ModelSettings(Frozen):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.default_mode is not None and self.default_mode not in self.modes:
-            raise ValueError(f"default_mode {self.default_mode} is not one of modes {', '.join(self.modes)}")
+            raise ValueError(f"default_mode: expected one of modes ({', '.join(self.modes)}), got {self.default_mode}")
         if self.resolutions and self.input_size:
             raise ValueError("input_size and resolutions are both set; expected one of them")
         self._check_int8()
@@ -495,7 +497,7 @@ class ModelSettings(Frozen):
         if shadow.mode is None:
             raise ValueError("shadow: expected another version, or a mode")
         if shadow.mode not in self.modes:
-            raise ValueError(f"shadow.mode {shadow.mode} is not one of modes {', '.join(self.modes)}")
+            raise ValueError(f"shadow.mode: expected one of modes ({', '.join(self.modes)}), got {shadow.mode}")
 
     def check_queue(self, max_images: int) -> None:
         """Raises ValueError where too few images may wait to fill the largest bucket."""

@@ -48,7 +48,7 @@ _UNITS: Final = {"bytes": "bytes", "mib": "MiB", "s": "seconds", "ms": "millisec
 """How the names of fields end, and the units that they are in."""
 _VALUELESS: Final = ("extra_forbidden", "missing")
 """Types of errors that are not about a value."""
-_WITH_EXAMPLE: Final = ("tuple_type", "model_type", MAPPING, "string_pattern_mismatch")
+_WITH_EXAMPLE: Final = ("tuple_type", "named_tuple_type", "model_type", MAPPING, "string_pattern_mismatch")
 """Types of errors about how a value is written, which an example shows."""
 _PYDANTIC: Final = re.compile("^(Input should be|(Tuple|String) should have|String should match)")
 _ALTERNATIVE: Final = re.compile(r"(literal|tuple|function-\w+)\[|constrained-|(str|int|float)$")
@@ -88,8 +88,9 @@ def reasons(
 
 def did_you_mean(got: object, known: Iterable[str]) -> str:
     """Returns a question for the known name that is nearest to what came; nothing where none is near."""
-    near = get_close_matches(str(got), [*known], n=1)
-    return f", did you mean {near[0]}?" if near else ""
+    names = {name.lower(): name for name in known}
+    near = get_close_matches(str(got).lower(), names, n=1)
+    return f", did you mean {names[near[0]]}?" if near else ""
 
 
 def leaves(annotation: Any) -> Iterator[object]:

@@ -281,7 +281,7 @@ class Settings(Frozen):
     @classmethod
     def _check_device(cls, value: str) -> str:
         if not DEVICE.fullmatch(value):
-            raise ValueError("one of auto, cpu, gpu, gpu:1, gpu:0,1 and gpu:all")
+            raise ValueError("expected one of auto, cpu, gpu, gpu:1, gpu:0,1 and gpu:all")
         return value
 
     @field_validator("metrics_port", mode="before")

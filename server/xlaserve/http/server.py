@@ -18,9 +18,9 @@ from xlaserve.access.address import network_of
 from xlaserve.access.certificates import Certificates
 from xlaserve.authority import authority
 from xlaserve.config import Settings
-from xlaserve.errors import ConfigError
 from xlaserve.http.connection import Connection
 from xlaserve.http.connections import Connections
+from xlaserve.telemetry.http import taken_port
 
 ACCEPT_RETRY_S: Final = 0.1
 BACKLOG: Final = 2048
@@ -80,8 +80,7 @@ class HttpServer:
         try:
             self._listening = await _listen(settings.host, settings.http_port, is_shared=settings.front_processes > 0)
         except OSError as error:
-            expected = f"a free port of {settings.host}"
-            raise ConfigError(f"http_port: expected {expected}, got {settings.http_port}: {error.strerror}") from error
+            raise taken_port("http_port", settings.host, settings.http_port, error) from error
         host, port, *_ = self._listening[0].getsockname()
         for one in self._listening:
             if self._certificates is None:

@@ -28,6 +28,7 @@ from xlaserve.rpc.surplus import close_surplus
 from xlaserve.rpc.tensorflow_serving import ModelService, PredictionService
 from xlaserve.rpc.unreceived import MAX_METADATA_BYTES, Unreceived
 from xlaserve.rpc.vision import Vision
+from xlaserve.telemetry.http import taken_port
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.tracing import Tracer
 from xlaserve_proto import admin_pb2, open_inference_pb2, tensorflow_serving_pb2, vision_pb2
@@ -191,9 +192,7 @@ class GrpcServer:
         try:
             bound = self._add_port(f"{self._host}:{port}")
         except RuntimeError as error:
-            raise ConfigError(
-                f"grpc_port: expected a free port of {self._host}, got {port}, which can't be had"
-            ) from error
+            raise taken_port("grpc_port", self._settings.host, port, error) from error
         await self._server.start()
         for task in asyncio.all_tasks():
             if ACCEPTING in getattr(task.get_coro(), "__qualname__", ""):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -96,9 +97,7 @@ class HttpEndpoint:
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 raise ConfigError(f"host: expected an address of this machine, got {self._host}") from None
-            raise ConfigError(
-                f"metrics_port: expected a free port on host {self._host}, got {self._port}: {error.strerror}"
-            ) from None
+            raise taken_port("metrics_port", self._host, self._port, error) from None
 
     @property
     def listener(self) -> socket.socket:
@@ -237,6 +236,18 @@ class HttpEndpoint:
         environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics", "QUERY_STRING": query, **given}
         body = b"".join(self._metrics(environ, lambda *started: status.append(started)))
         return _Answer(status[0][0], body, status[0][1])
+
+
+def taken_port(setting: str, host: str, port: int, error: Exception) -> ConfigError:
+    """Returns the error for a port that can't be listened on. Where `error` is not the system's, it is asked again."""
+    if not isinstance(error, OSError):
+        try:
+            socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+        except OSError as found:
+            error = found
+    # Without what asyncio adds, which is the address again.
+    reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "it can't be had"
+    return ConfigError(f"{setting}: expected a free port of {host}, got {port}: {reason}")
 
 
 def unknown_host(host: str, error: Exception) -> ConfigError:

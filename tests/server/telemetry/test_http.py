@@ -280,7 +280,7 @@ def test_nothing_is_written_to_stderr(endpoint: HttpEndpoint, capfd: pytest.Capt
 def test_a_taken_port_is_named(endpoint: HttpEndpoint, server: Server) -> None:
     port = int(endpoint.address.split(":")[1])
     second = server.endpoint(port=port)
-    with pytest.raises(ConfigError, match=f"metrics_port: expected a free port on host 127.0.0.1, got {port}: Address"):
+    with pytest.raises(ConfigError, match=f"metrics_port: expected a free port of 127.0.0.1, got {port}: Address"):
         second.start()
     second.stop()
 
