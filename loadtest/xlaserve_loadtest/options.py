@@ -19,6 +19,7 @@ from xlaserve_loadtest.parser import (
     file,
     file_to_write,
     folder,
+    folder_to_write,
     host_and_port,
     names,
     number_from,
@@ -41,6 +42,7 @@ DEFAULT_MODELS: Final = ("digits",)
 
 _MAX_WORKERS: Final = 256
 _POSITIVE: Final = number_over(float, 0)
+_SECONDS: Final = number_over(float, 0, "seconds")
 _COUNT: Final = number_over(int, 0)
 _SEED: Final = number_from(int, 0)
 _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)(?:\.\.(\d+(?:\.\d+)?))?")
@@ -61,7 +63,9 @@ def parser() -> argparse.ArgumentParser:
     _add_load(parser)
     _add_payload(parser)
     kept = parser.add_argument_group("what is kept")
-    kept.add_argument("--out", type=Path, default=FOLDER, metavar="DIR", help="folder for the run file and its page")
+    kept.add_argument(
+        "--out", type=folder_to_write, default=FOLDER, metavar="DIR", help="folder for the run file and its page"
+    )
     kept.add_argument("--record", type=file_to_write, metavar="FILE", help="name the run file")
     _add_live(parser)
     report.add_options(parser)
@@ -133,7 +137,7 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="one server process for all arms: quicker, and blind to what differs between processes",
     )
-    target.add_argument("--start-timeout", type=_POSITIVE, default=900.0, metavar="S", help="until a server is ready")
+    target.add_argument("--start-timeout", type=_SECONDS, default=900.0, metavar="S", help="until a server is ready")
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
@@ -190,22 +194,22 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--slo-ms", type=_POSITIVE, metavar="MS", help="the same for p99")
     load.add_argument(
         "--duration",
-        type=_POSITIVE,
+        type=_SECONDS,
         metavar="S",
         help="measured at most, for each arm (5); of a trace what is replayed; in a search the least of a run that "
         "confirms a rate (600): slow spells that come less often are not covered",
     )
     load.add_argument(
-        "--warmup", type=number_from(float, 0), default=1.0, metavar="S", help="before an arm is measured"
+        "--warmup", type=number_from(float, 0, "seconds"), default=1.0, metavar="S", help="before an arm is measured"
     )
     load.add_argument(
         "--block",
-        type=_POSITIVE,
+        type=_SECONDS,
         metavar="S",
         help="least length of one turn of an arm, whatever --duration (about 1): a queue needs time to settle",
     )
     load.add_argument("--full-duration", action="store_true", help="go on when every arm is steady, as scenarios do")
-    load.add_argument("--deadline", type=_POSITIVE, default=10.0, metavar="S", help="of a request")
+    load.add_argument("--deadline", type=_SECONDS, default=10.0, metavar="S", help="of a request")
     load.add_argument(
         "--workers", type=_workers, default="auto", metavar="N", help="processes that send; with --generator, on each"
     )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
-from typing import Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from xlaserve_loadtest.addresses import Address
 from xlaserve_loadtest.printable import MAX_MESSAGE, printable
@@ -23,6 +26,19 @@ _MAX_DIGITS: Final = 9
 class Parser(argparse.ArgumentParser):
     """Reports a wrong command line in one line."""
 
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parses, and rejects an unknown option first: argparse would take its value for the name of a command."""
+        given = sys.argv[1:] if args is None else [*args]
+        known = [name for action in self._actions for name in action.option_strings]
+        commands = {name for action in self._actions if isinstance(action.choices, Mapping) for name in action.choices}
+        for word in takewhile(lambda word: word not in commands and word != "--", given):
+            option = word.partition("=")[0]
+            if option.startswith("--") and not any(name.startswith(option) for name in known):
+                near = get_close_matches(option, known, n=2)
+                meant = f", did you mean {' or '.join(near)}?" if near else ""
+                self.error(f"unrecognized arguments: {option}{meant}")
+        return super().parse_known_args(given, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Ends the process with status 2."""
         if len(message) > MAX_MESSAGE:  # what was expected may stand before what came, or behind it
@@ -30,14 +46,14 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, printable(f"{self.prog}: error: {message}; see {self.prog} --help\n"))
 
 
-def number_over(kind: type[int] | type[float], bound: int) -> Callable[[str], float]:
-    """Returns what parses a number of a `kind` over `bound`, for argparse."""
-    return _number(kind, f"over {bound}", lambda value: value > bound)
+def number_over(kind: type[int] | type[float], bound: int, unit: str = "") -> Callable[[str], float]:
+    """Returns what parses a number of a `kind` over `bound`, in a `unit`, for argparse."""
+    return _number(kind, f"{f'of {unit} ' if unit else ''}over {bound}", lambda value: value > bound)
 
 
-def number_from(kind: type[int] | type[float], least: int) -> Callable[[str], float]:
-    """Returns what parses a number of a `kind` that is `least` or more, for argparse."""
-    return _number(kind, f"of {least} or more", lambda value: value >= least)
+def number_from(kind: type[int] | type[float], least: int, unit: str = "") -> Callable[[str], float]:
+    """Returns what parses a number of a `kind` that is `least` or more, in a `unit`, for argparse."""
+    return _number(kind, f"of {least} or more{f' {unit}' if unit else ''}", lambda value: value >= least)
 
 
 def _number(kind: type[int] | type[float], which: str, is_right: Callable[[float], bool]) -> Callable[[str], float]:
@@ -124,6 +140,14 @@ def folder(text: str) -> Path:
     path = Path(text)
     if not _answers(path.is_dir):
         raise argparse.ArgumentTypeError(f"expected a folder that exists, got {text!r}")
+    return path
+
+
+def folder_to_write(text: str) -> Path:
+    """Parses the path of a folder that exists or can be made, for argparse."""
+    path = Path(text)
+    if _answers(lambda: path.exists() and not path.is_dir()):
+        raise argparse.ArgumentTypeError(f"expected a folder, got {text!r}, which is a file")
     return path
 
 

@@ -18,7 +18,16 @@ from typing import Final
 
 from rich.console import Console
 
-from xlaserve_loadtest.parser import Parser, checked, count_to, counts_to, names, number_over, ray_address
+from xlaserve_loadtest.parser import (
+    Parser,
+    checked,
+    count_to,
+    counts_to,
+    folder_to_write,
+    names,
+    number_over,
+    ray_address,
+)
 from xlaserve_loadtest.reports.cli import EXIT_CONDITION
 from xlaserve_loadtest.reports.table import number
 from xlaserve_loadtest.reports.terminal import show_table, widen
@@ -244,7 +253,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--baseline", metavar="M", help="mode that the others are compared with; graph or the first mode"
     )
-    seconds = number_over(float, 0)
+    seconds = number_over(float, 0, "seconds")
     parser.add_argument("--duration", type=seconds, default=5.0, metavar="S", help="measured seconds for each mode")
     parser.add_argument(
         "--concurrency", type=count_to(MAX_CONCURRENCY), default=4, metavar="N", help="requests at a time"
@@ -268,7 +277,9 @@ def parser() -> argparse.ArgumentParser:
         help="measure on the nodes of the Ray cluster whose head that is, one cell on each at a time; or auto",
     )
     parser.add_argument("--retry-failed", action="store_true", help="measure again what has no figure")
-    parser.add_argument("--out", type=Path, default=Path("sweep"), metavar="DIR", help="folder of state and report")
+    parser.add_argument(
+        "--out", type=folder_to_write, default=Path("sweep"), metavar="DIR", help="folder of state and report"
+    )
     return parser
 
 
