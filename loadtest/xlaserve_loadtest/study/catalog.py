@@ -6,8 +6,10 @@ import csv
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Final
 
 from xlaserve_loadtest.targets.embedded import served_name
@@ -52,13 +54,19 @@ def applications() -> tuple[Model, ...]:
 def find(names: Sequence[str]) -> tuple[Model, ...]:
     """Returns the models named: `all`, one of keras.applications, a family of them, or any source or path.
 
-    Each comes once, in the order asked for.
+    Each comes once, in the order asked for. Raises ValueError for a name that is none of these.
     """
     known = applications()
     by_source: dict[str, Model] = {}
     for name in names:
         bare = name.removeprefix(APPLICATIONS)
         chosen = [model for model in known if name == "all" or bare in {model.name, model.family}]
+        if not chosen and not (":" in name or Path(name).suffix or Path(name).exists() or "/" in name):
+            near = get_close_matches(bare, [text for model in known for text in (model.name, model.family)], n=1)
+            meant = f", did you mean {near[0]}?" if near else ""
+            raise ValueError(
+                f"expected all, a model or a family that --list shows, a source or a path, got {name}{meant}"
+            )
         by_source.update((model.source, model) for model in chosen or [_other(name)])
     return tuple(by_source.values())
 

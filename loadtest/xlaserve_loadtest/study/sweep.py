@@ -151,7 +151,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     baseline = options.baseline or next((mode for mode in options.mode if mode == BASELINE), options.mode[0])
     if baseline not in options.mode:
         command.error(f"--baseline: expected one of {', '.join(options.mode)}, got {baseline}")
-    plan = Plan(catalog.find(options.models), options.mode, options.batch, options.resolution)
+    try:
+        models = catalog.find(options.models)
+    except ValueError as error:
+        command.error(f"--models: {error}")
+    plan = Plan(models, options.mode, options.batch, options.resolution)
     how = Measurement(
         modes=options.mode,
         baseline=baseline,

@@ -37,6 +37,11 @@ def test_models_are_found_by_name_family_source_and_path() -> None:
     assert (own.name, own.source) == ("mine", "models/mine.keras")
 
 
+def test_a_model_that_is_none_is_refused_before_anything_is_measured() -> None:
+    with pytest.raises(ValueError, match=r"^expected all, .*, got Resnet50, did you mean ResNet50\?$"):
+        catalog.find(["Resnet50"])
+
+
 def test_published_figures_stand_only_beside_the_same_device() -> None:
     figures = catalog.published(["NVIDIA A100-SXM4-40GB"])
     assert figures["NASNetMobile", 224].images_per_s == pytest.approx((433.48, 433.48))
