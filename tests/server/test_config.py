@@ -697,7 +697,7 @@ def test_a_wrong_variable_is_named(name: str, value: str, message: str) -> None:
     ("content", "message"),
     [
         (b"a: [", "not YAML"),
-        (b"- 1", "expected fields such as `models:`, got a list"),
+        (b"- 1", "expected a mapping of fields, got a list"),
         (b"\xff\xfe\xfa", "can't be read"),
         (b"!!python/object/apply:os.getcwd []", "not YAML"),
         (b"lanes: 2\nlanes: 3\n", "not YAML: expected each key once, got lanes at line 2, column 1"),

@@ -95,7 +95,7 @@ def read_mapping(file: Path) -> dict[str, Any]:
     if not values:
         return {}
     if not isinstance(values, dict):
-        raise ConfigError(f"configuration file {file}: expected fields such as `models:`, got {shown(values)}")
+        raise ConfigError(f"configuration file {file}: expected a mapping of fields, got {shown(values)}")
     return values
 
 

@@ -50,7 +50,7 @@ def test_paths_are_taken_from_the_folder_of_the_file_that_they_stand_in(tmp_path
             {"server": {**NOOP, "host": "localhost"}, "ray": "10.0.0.1:6379"},
             "or none for that of the node, got localhost",
         ),
-        (["server"], "expected a mapping of fields, got list"),
+        (["server"], "expected a mapping of fields, got a list"),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_field_and_what_was_expected(
