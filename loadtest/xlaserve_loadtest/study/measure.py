@@ -17,6 +17,7 @@ from typing import Final
 import psutil
 
 from xlaserve_loadtest.analysis.summary import Summary, summarize
+from xlaserve_loadtest.launcher import ending_with_us
 from xlaserve_loadtest.record.lines import SUFFIX
 from xlaserve_loadtest.record.run_file import RunFileError, read_run
 from xlaserve_loadtest.study.record import Cell, ModeResult
@@ -143,7 +144,7 @@ def _arguments(cell: Cell, modes: Sequence[str], how: Measurement, config: Path)
 def _run(command: Sequence[str], timeout_s: float, is_over: Event | None) -> str | None:
     """Runs a load test to its end or its timeout. Returns why it failed, None where it did not."""
     with subprocess.Popen(
-        command,
+        ending_with_us(command),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

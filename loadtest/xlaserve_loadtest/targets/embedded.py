@@ -1,4 +1,4 @@
-"""A server that the load tester starts: a process that is always stopped again."""
+"""A server that the load tester starts: a process that is always stopped again, and ends with a killed load tester."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 
 import yaml
 
+from xlaserve_loadtest.launcher import ending_with_us
 from xlaserve_loadtest.targets.target import TargetError
 
 COMMAND: Final = (sys.executable, "-m", "xlaserve", "serve")
@@ -160,7 +161,7 @@ class EmbeddedServer:
         began_s = time.monotonic()
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *command,
+                *ending_with_us(command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -3,10 +3,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from tests.loadtest.conftest import PuppetCommand
@@ -20,6 +24,19 @@ from xlaserve_loadtest.targets.open_inference import describe
 from xlaserve_loadtest.targets.target import TargetError
 
 MakeServer = Callable[..., EmbeddedServer]
+
+PATIENCE_S = 20
+HOLD_A_SERVER = """
+import asyncio, psutil, uvloop
+from xlaserve_loadtest.targets.embedded import EmbeddedServer, configuration
+
+async def main():
+    async with EmbeddedServer(configuration(["builtin:noop"], ["xla"]), start_timeout_s=60):
+        print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
+        await asyncio.Event().wait()
+
+uvloop.run(main())
+"""
 
 
 @pytest.fixture
@@ -109,6 +126,21 @@ async def test_the_end_of_a_server_is_told(server: MakeServer) -> None:
         os.kill(running._process.pid, 9)
         await running._process.wait()
         assert running.exit_report() == "the server was ended by signal 9\npuppet: starting"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+def test_a_server_ends_soon_after_a_load_tester_that_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD_A_SERVER], stdout=subprocess.PIPE, text=True) as load_tester:
+        assert load_tester.stdout is not None
+        processes = [psutil.Process(int(pid)) for pid in load_tester.stdout.readline().split()]
+        load_tester.kill()
+    try:
+        assert len(processes) > 1  # the one that serves, and its parent
+        assert not psutil.wait_procs(processes, timeout=PATIENCE_S)[1]
+    finally:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 async def test_a_configuration_file_is_passed_on(server: MakeServer, tmp_path: Path) -> None:
