@@ -92,11 +92,11 @@ class Sample:
 
         Those that were never sent come last: when they were due is not known.
         """
-        measured = record.measured(self.rows)
-        measured = measured[np.argsort(measured["scheduled_ns"], kind="stable")]
         slowest_ns = self.waits_ns.max(initial=0)
-        successive = np.where(measured["status"] == Status.OK, latencies_ns(measured), slowest_ns)
-        return np.concatenate([successive, np.full(self.block.generator.dropped, slowest_ns, np.int64)])
+        measured = record.measured(self.rows)
+        waits_ns = np.where(measured["status"] == Status.OK, latencies_ns(measured), slowest_ns)
+        successive_ns = waits_ns[np.argsort(measured["scheduled_ns"], kind="stable")]
+        return np.concatenate([successive_ns, np.full(self.block.generator.dropped, slowest_ns, np.int64)])
 
     def of_model(self, index: int) -> Sample:
         """Returns the requests for one model of the arm; rates mean nothing there."""

@@ -32,6 +32,7 @@ from xlaserve_loadtest.record.lines import (
     Header,
     Line,
     Requests,
+    Rows,
     Run,
     Server,
     Status,
@@ -40,6 +41,7 @@ from xlaserve_loadtest.record.lines import (
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _MAX_LISTED: Final = 5
 """Run files that an error names."""
+_PIECE_BYTES: Final = 2**20
 
 
 class RunFileError(Exception):
@@ -99,22 +101,26 @@ def read_run(path: Path) -> Run:
 
     Raises RunFileError with the line and what is wrong, such as data after the end of the run.
     """
+    chunks: list[Rows] = []
+    lines: list[Line] = []
     try:
-        data = path.read_bytes()
+        for line in _parse(path):
+            if lines and isinstance(line, Requests):
+                chunks.append(line.rows)
+            else:
+                lines.append(line)
     except IsADirectoryError:
         raise _no_run(path, "a folder") from None
     except FileNotFoundError:
         raise _no_run(path, "no such file") from None
     except OSError as error:
         raise RunFileError(f"{path}: {error.strerror}") from None
-    lines = list(_parse(path, data))
     if not lines:
         raise RunFileError(f"{path}: empty; nothing was recorded")
     header, *rest = lines
     if not isinstance(header, Header):
         raise RunFileError(f"{path}: line 1: expected a header, got {header.kind}")
     _check_order(path, header, rest)
-    chunks = [line.rows for line in rest if isinstance(line, Requests)]
     return Run(
         path=path,
         header=header,
@@ -225,16 +231,16 @@ def _as_json(line: Line) -> dict[str, Any]:
     }
 
 
-def _parse(path: Path, data: bytes) -> Iterator[Line]:
-    if data.startswith(b"\x1f\x8b"):
-        data = _unpacked(path, data)
-    if data and not data.startswith(b"{"):
-        raise _no_run(path, "another file")
-    # What stands after the last end of line was cut off.
-    *lines, rest = data.split(b"\n")
+def _parse(path: Path) -> Iterator[Line]:
     is_over = False
-    for number, text in enumerate(lines, start=1):
+    for number, text in enumerate(_lines(path), start=1):
         where = f"{path}: line {number}"
+        if number == 1 and not text.startswith(b"{"):
+            raise _no_run(path, "another file")
+        if not text.endswith(b"\n"):  # it was cut off
+            if is_over:
+                raise RunFileError(f"{path}: {len(text):,} bytes follow the end of the run; expected one run in a file")
+            return
         if is_over:
             raise RunFileError(f"{where}: follows the end of the run; expected one run in a file")
         document, kind = _document(path, number, text)
@@ -258,8 +264,16 @@ def _parse(path: Path, data: bytes) -> Iterator[Line]:
         except (ValueError, OverflowError) as error:
             raise RunFileError(f"{where}: {kind}: {error}") from None
 
-    if is_over and rest:
-        raise RunFileError(f"{path}: {len(rest):,} bytes follow the end of the run; expected one run in a file")
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yields lines with their ends; the last one has none where the file was cut off."""
+    rest = b""
+    for piece in _pieces(path):
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line + b"\n"
+    if rest:
+        yield rest
 
 
 def _document(path: Path, number: int, text: bytes) -> tuple[dict[str, Any], str]:
@@ -276,18 +290,19 @@ def _document(path: Path, number: int, text: bytes) -> tuple[dict[str, Any], str
     raise RunFileError(f"{path}: line {number}: expected JSON of a kind, got something else: the file is damaged")
 
 
-def _unpacked(path: Path, data: bytes) -> bytes:
-    """Returns what gzip holds, as far as it goes where it was cut off."""
-    unpacker = zlib.decompressobj(wbits=_GZIP)
-    try:
-        unpacked = unpacker.decompress(data)
-    except zlib.error as error:
-        raise RunFileError(f"{path}: damaged: {error}") from None
-    if unpacker.unused_data:
-        raise RunFileError(
-            f"{path}: {len(unpacker.unused_data):,} bytes follow the end of the run; expected one run in a file"
-        )
-    return unpacked
+def _pieces(path: Path) -> Iterator[bytes]:
+    """Yields the contents of a file, of gzip as far as they go where it was cut off. Raises OSError."""
+    with path.open("rb") as file:
+        data = file.read(_PIECE_BYTES)
+        unpacker = zlib.decompressobj(wbits=_GZIP) if data.startswith(b"\x1f\x8b") else None
+        while data:
+            try:
+                yield unpacker.decompress(data) if unpacker else data
+            except zlib.error as error:
+                raise RunFileError(f"{path}: damaged: {error}") from None
+            data = file.read(_PIECE_BYTES)
+            if unpacker and unpacker.eof and (after := len(unpacker.unused_data) + len(data) + len(file.read())):
+                raise RunFileError(f"{path}: {after:,} bytes follow the end of the run; expected one run in a file")
 
 
 def _no_number(text: str) -> NoReturn:

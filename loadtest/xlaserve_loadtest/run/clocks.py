@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from xlaserve_loadtest.record.lines import Rows
 from xlaserve_loadtest.run.generator import Generator
 from xlaserve_loadtest.run.sender import Clock, Result, Task, Window
 
@@ -64,7 +65,7 @@ class RemoteGenerator:
         self._read = read
         self._name = name
         self._clock = clock
-        self._before = Comparison(0, 0, 0)
+        self._before = self._after = Comparison(0, 0, 0)
 
     def __getattr__(self, method: str) -> Any:
         """Returns a method that neither takes nor returns times."""
@@ -89,13 +90,19 @@ class RemoteGenerator:
         """Ends the block, compares the clocks again, and returns what was done."""
         result = await self._generator.finish(at_once=at_once)
         before, after = self._before, await compare(self._read, self._clock)
-        shifts_ns = _offsets_at(result.rows["scheduled_ns"], before, after)
-        for column in ("scheduled_ns", "start_ns", "end_ns"):
-            result.rows[column] -= shifts_ns
+        self._after = after
         result.generator = self._name
         result.clock_error_ms = max(before.error_ns, after.error_ns) / 1e6
         result.clock_drift_ms = (after.offset_ns - before.offset_ns) / 1e6
         return result
+
+    async def rows(self, first: int) -> Rows:
+        """Returns requests of the block that was finished last, from the index `first` on."""
+        rows = await self._generator.rows(first)
+        shifts_ns = _offsets_at(rows["scheduled_ns"], self._before, self._after)
+        for column in ("scheduled_ns", "start_ns", "end_ns"):
+            rows[column] -= shifts_ns
+        return rows
 
 
 def _offsets_at(remote_ns: NDArray[np.int64], before: Comparison, after: Comparison) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from xlaserve_loadtest.record import lines as record
 from xlaserve_loadtest.record.lines import REQUEST, MachineUse, Rows, Status
-from xlaserve_loadtest.run.generator import Generator
+from xlaserve_loadtest.run.generator import MAX_ROWS, Generator
 from xlaserve_loadtest.run.sender import LATE_NS, Clock, Live, Result, Task, Window
 from xlaserve_loadtest.run.strain import Strain
 from xlaserve_loadtest.schedule import arrivals, steady
@@ -145,7 +145,7 @@ async def run_block(
     pairs = zip(workers, shares, strict=True)
     assigned = [(worker, share) for worker, share in pairs if share.slots or share.schedule_ns is not None]
     outcome = Outcome(start_ns=clock())
-    results: list[Result] = []
+    ended: list[tuple[Result, Rows]] = []
     under_way: list[asyncio.Task[None]] = []
     used = [worker for worker, _ in assigned]
     try:
@@ -157,27 +157,27 @@ async def run_block(
             asyncio.create_task(_watch(used, outcome, on_live, clock, end_when_steady)),
         ]
         # The watch ends only by the error of a generator that was lost, which then is not waited for.
-        ended, _ = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-        for task in ended:
+        done, _ = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
             task.result()
         under_way.pop().cancel()
-        results = list(await asyncio.gather(*(worker.finish() for worker in used)))
+        ended = list(await asyncio.gather(*(_finish(worker) for worker in used)))
     except asyncio.CancelledError:
         outcome.interrupted = True
         for task in under_way:
             task.cancel()  # it might still open the window
         if outcome.window_ns:
             outcome.window_ns = (outcome.window_ns[0], max(outcome.window_ns[0], min(clock(), outcome.window_ns[1])))
-        ends = [asyncio.ensure_future(worker.finish(at_once=True)) for worker in used]
+        ends = [asyncio.ensure_future(_finish(worker, at_once=True)) for worker in used]
         await asyncio.wait(ends)
-        results = [end.result() for end in ends if not end.exception()]
+        ended = [end.result() for end in ends if not end.exception()]
     finally:
         for task in under_way:
             task.cancel()
             # Its error is the other's, or that of a generator which is being ended.
             task.add_done_callback(lambda task: task.cancelled() or task.exception())
     outcome.end_ns = clock()
-    _gather(outcome, results)
+    _gather(outcome, ended)
     return outcome
 
 
@@ -240,15 +240,40 @@ async def _watch(
             end_when_steady = False
 
 
-def _gather(outcome: Outcome, results: Sequence[Result]) -> None:
+async def _finish(worker: Generator, *, at_once: bool = False) -> tuple[Result, Rows]:
+    """Ends a generator's block, and fetches its requests."""
+    result = await worker.finish(at_once=at_once)
+    rows = np.empty(result.sends, REQUEST)
+    for first in range(0, result.sends, MAX_ROWS):
+        rows[first : first + MAX_ROWS] = await worker.rows(first)
+    return result, rows
+
+
+def _merged(ended: list[tuple[Result, Rows]], machines: Sequence[str]) -> Rows:
+    """Returns the requests of all generators, which it takes out of `ended`, in the order in which they ended.
+
+    There may be millions: of them only one generator's, or one column, is in memory twice.
+    """
+    rows = np.empty(sum(len(own) for _, own in ended), REQUEST)
+    end = len(rows)
+    while ended:
+        result, own = ended.pop()
+        begin = end - len(own)
+        rows[begin:end] = own
+        rows["generator"][begin:end] = machines.index(result.generator)
+        end = begin
+    order = np.argsort(rows["end_ns"], kind="stable")
+    for column in REQUEST.names or ():
+        rows[column] = rows[column][order]
+    return rows
+
+
+def _gather(outcome: Outcome, ended: list[tuple[Result, Rows]]) -> None:
+    results = [result for result, _ in ended]
     by_machine: dict[str, list[Result]] = {}
     for result in results:
         by_machine.setdefault(result.generator, []).append(result)
-    for index, own in enumerate(by_machine.values()):
-        for result in own:
-            result.rows["generator"] = index
-    rows = np.concatenate([outcome.rows, *(result.rows for result in results)])
-    rows = rows[np.argsort(rows["end_ns"], kind="stable")]
+    rows = _merged(ended, list(by_machine))
     if outcome.interrupted and outcome.window_ns is not None:
         rows["measured"] &= rows["scheduled_ns"] < outcome.window_ns[1]
     dropped = Counter(model for result in results for model in result.dropped_models)

@@ -15,7 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from xlaserve_loadtest.run.sender import Clock, Live, Result, Sender, Task, Window
+from xlaserve_loadtest.record.lines import REQUEST, Rows
+from xlaserve_loadtest.run.sender import Clock, Live, Result, Sender, Task, Window, listed
 from xlaserve_loadtest.schedule.arrivals import Places
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.targets.references import NONE, References
@@ -23,6 +24,8 @@ from xlaserve_loadtest.targets.target import Array, ModelInfo, Target
 
 DRAWS: Final = 1024
 """Indices of requests that are drawn at a time."""
+MAX_ROWS: Final = 65_536
+"""Requests that are passed on at a time: a long block's, passed on at once, would be in memory several times."""
 SPIN_S: Final = 0.0015
 """How long before a send is due the clock is polled, without an alarm: the event loop's timers are a millisecond
 coarse."""
@@ -60,6 +63,7 @@ class Generator:
         self._clock = clock
         self._spin_s = spin_s
         self._sender: Sender | None = None
+        self._rows: Rows = np.empty(0, REQUEST)
         self._stack = AsyncExitStack()
 
     async def learn(self, arm: str, outputs: Sequence[Sequence[Array]]) -> None:
@@ -68,6 +72,7 @@ class Generator:
 
     async def prepare(self, task: Task) -> int:
         """Opens a fresh connection for a block; returns the nanoseconds that a call to this generator takes."""
+        self._rows = np.empty(0, REQUEST)
         self._in_use = references = self._references[task.arm]
         references.reset()
         connection = await self._stack.enter_async_context(
@@ -103,11 +108,18 @@ class Generator:
         """Ends the block and closes the connection. Requests under way are waited for, unless `at_once`."""
         sender, self._sender = self._sender, None
         try:
-            result = await sender.finish(at_once=at_once) if sender else Result()
+            if sender is None:
+                return Result()
+            result = await sender.finish(at_once=at_once)
+            self._rows = sender.rows()
             result.compared, result.differing = self._in_use.compared, self._in_use.differing
             return result
         finally:
             await self._stack.aclose()
+
+    async def rows(self, first: int) -> Rows:
+        """Returns requests of the block that was finished last, from the index `first` on, MAX_ROWS at most."""
+        return self._rows[first : first + MAX_ROWS]
 
     @property
     def _sending(self) -> Sender:
@@ -124,7 +136,7 @@ def stamped(requests: Iterator[Request]) -> Iterator[Request]:
 
 def scheduled(requests: Sequence[Request], places: Places) -> Iterator[Request]:
     """Returns the requests at these places of a sequence that repeats."""
-    return map(requests.__getitem__, (places % len(requests)).tolist())
+    return map(requests.__getitem__, listed(places % len(requests)))
 
 
 def drawn(requests: Sequence[Request], random: np.random.Generator) -> Iterator[Request]:

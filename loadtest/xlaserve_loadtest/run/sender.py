@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,10 @@ ALARM_SPIN_NS: Final = 300_000
 
 _POLL_S: Final = 0.01
 _LOOK_S: Final = 1.0
+_LISTED: Final = 4096
+_CODES: Final = {"b1": "?", "u1": "B", "u4": "I", "i8": "q", "f4": "f"}
+_pack_row: Final = struct.Struct("=" + "".join(_CODES[REQUEST[name].str[1:]] for name in REQUEST.names or ())).pack
+"""Makes the bytes of a row of REQUEST: a tuple of Python's numbers would take five times the memory."""
 
 Window = tuple[int, int]
 Clock = Callable[[], int]
@@ -86,9 +91,8 @@ class Live:
 class Result:
     """What one generator did in a block."""
 
-    rows: Rows = field(default_factory=lambda: np.empty(0, REQUEST))
-    """Requests; the coordinator fills in `block`."""
     sends: int = 0
+    """Requests that ended."""
     late_sends: int = 0
     dropped_models: list[int] = field(default_factory=list)
     """Models of the requests that were due in the window and could not be sent."""
@@ -128,7 +132,8 @@ class Sender:
         self._spin_s = spin_s
         self._alarm: Alarm | None = None
         """What an open loop waits with; None where time is virtual, or the system has none."""
-        self._rows: list[tuple[Any, ...]] = []
+        self._rows = bytearray()
+        """Rows of REQUEST, in the order in which they ended."""
         self._dropped: list[tuple[int, int]] = []
         """When each request that could not be sent was due, and its model."""
         self._seen = self._seen_dropped = 0
@@ -173,36 +178,44 @@ class Sender:
         result = self._result
         result.cpu_s = time.process_time() - self._cpu_before_s
         result.strain = self._watch.stop()
-        result.rows = np.array(self._rows, REQUEST)
         # By the clock of the schedule: to shift times to another's may move a request over an edge of the window.
+        rows = self.rows()
+        rows["measured"] = self._is_measured(rows)
         first_ns, last_ns = self.window or (0, 0)
-        due_ns = result.rows["scheduled_ns"]
-        result.rows["measured"] = (due_ns >= first_ns) & (due_ns < last_ns)
         result.dropped_models = [model for due_ns, model in self._dropped if first_ns <= due_ns < last_ns]
         return result
+
+    def rows(self, first: int = 0) -> Rows:
+        """Returns the requests that ended, from the index `first` on; the coordinator fills in `block`.
+
+        They are views: none may be kept while requests are under way.
+        """
+        return np.frombuffer(self._rows, REQUEST)[first:]
+
+    def _is_measured(self, rows: Rows) -> NDArray[np.bool_]:
+        first_ns, last_ns = self.window or (0, 0)
+        due_ns = rows["scheduled_ns"]
+        measured: NDArray[np.bool_] = (due_ns >= first_ns) & (due_ns < last_ns)
+        return measured
 
     def live(self) -> Live:
         """Returns the answers since the last call. Raises TargetError where there was none for too long."""
         if self._is_abandoned:
             raise TargetError(f"nobody looked at the answers for {MAX_SILENCE_S:g} s: the load was ended")
         self._has_looked = True
-        rows = self._rows[self._seen :]
+        rows = self.rows(self._seen)
         self._seen += len(rows)
-        first_ns, last_ns = self.window or (0, 0)
-        ended = [
-            ((end_ns - due_ns) / 1e6, images, first_ns <= due_ns < last_ns, status is Status.OK)
-            for _, _, due_ns, _, end_ns, status, images, *_ in rows
-        ]
-        answered = [(latency_ms, images, measured) for latency_ms, images, measured, is_right in ended if is_right]
+        measured, is_right = self._is_measured(rows), rows["status"] == Status.OK
         dropped = self._dropped[self._seen_dropped :]
         self._seen_dropped += len(dropped)
+        first_ns, last_ns = self.window or (0, 0)
         return Live(
-            sum(images for _, images, _ in answered),
-            np.array([latency_ms for latency_ms, _, _ in answered], np.float32),
-            len(rows) - len(answered),
-            np.array([measured for _, _, measured in answered], np.bool_),
-            sum(images for _, images, measured in answered if measured),
-            sum(measured and not is_right for _, _, measured, is_right in ended),
+            int(rows["images"][is_right].sum()),
+            ((rows["end_ns"] - rows["scheduled_ns"])[is_right] / 1e6).astype(np.float32),
+            int((~is_right).sum()),
+            measured[is_right],
+            int(rows["images"][is_right & measured].sum()),
+            int((measured & ~is_right).sum()),
             sum(first_ns <= due_ns < last_ns for due_ns, _ in dropped),
         )
 
@@ -210,7 +223,7 @@ class Sender:
         async with asyncio.TaskGroup() as sends:
             if self._task.schedule_ns is not None:
                 self.is_warm.set()
-                self._dispatcher = sends.create_task(self._dispatch(sends, start_ns, self._task.schedule_ns.tolist()))
+                self._dispatcher = sends.create_task(self._dispatch(sends, start_ns, self._task.schedule_ns))
                 return
             await self._sleep_until(start_ns)
             self._unheard = self._task.slots
@@ -241,11 +254,11 @@ class Sender:
                 await asyncio.sleep(FAILURE_PAUSE_S)
                 due_ns = self._clock()
 
-    async def _dispatch(self, sends: asyncio.TaskGroup, start_ns: int, schedule_ns: Sequence[int]) -> None:
+    async def _dispatch(self, sends: asyncio.TaskGroup, start_ns: int, schedule_ns: Schedule) -> None:
         """Sends on schedule, whether or not earlier requests were answered."""
         sent = 0
         # What is dropped is passed over: each request is due at a time of its own.
-        for offset_ns, request in zip(schedule_ns, self._feed, strict=True):
+        for offset_ns, request in zip(listed(schedule_ns), self._feed, strict=True):
             self._next_due_ns = due_ns = start_ns + offset_ns
             # Yields at least once, so that sent requests progress even when the generator is behind.
             await asyncio.sleep(0)
@@ -273,8 +286,8 @@ class Sender:
         self._measured_under_way -= measured
         self._result.sends += 1
         self._result.late_sends += start_ns - due_ns > self._task.late_ns
-        self._rows.append(
-            (0, False, due_ns, start_ns, end_ns, status, request.images, request.model, target, 0, *stages)
+        self._rows += _pack_row(
+            0, False, due_ns, start_ns, end_ns, status, request.images, request.model, target, 0, *stages
         )
         if status is Status.OK:
             self.answered += 1
@@ -294,3 +307,9 @@ class Sender:
             await self._alarm.wait_until(before_ns)
         while (left_s := (due_ns - self._clock()) / 1e9) > 0:  # noqa: ASYNC110 - time, not an event, is waited for
             await asyncio.sleep(left_s - self._spin_s if left_s > self._spin_s else 0)
+
+
+def listed(values: NDArray[np.integer[Any]]) -> Iterator[int]:
+    """Yields values as Python's numbers, some at a time: all those of a long block would take much memory."""
+    for first in range(0, len(values), _LISTED):
+        yield from values[first : first + _LISTED].tolist()

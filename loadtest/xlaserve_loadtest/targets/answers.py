@@ -17,6 +17,9 @@ from xlaserve_loadtest.targets.target import Array, ModelInfo, Reply, widened
 
 _ITEM_BYTES: Final = {name: np.dtype(dtype).itemsize for name, dtype in DTYPES.items()}
 
+MAX_STAGE_S: Final = 1e9
+"""A record holds times as float32, which end at 3e38."""
+
 Wire = TypeVar("Wire")
 """What comes over the wire: bytes, or what HTTP makes of them."""
 
@@ -63,9 +66,11 @@ Reader = Callable[[Wire, ModelInfo], Answer]
 
 
 def stages_of(named: Mapping[str, Any]) -> tuple[float, ...]:
-    """Returns the seconds that parameters of an answer name."""
+    """Returns the seconds that parameters of an answer name; NaN for what can't be a time, such as 1e300."""
     found = (named.get(stage) for stage in STAGES)
-    return tuple(float(value) if isinstance(value, (int, float)) else math.nan for value in found)
+    return tuple(
+        float(value) if isinstance(value, (int, float)) and abs(value) <= MAX_STAGE_S else math.nan for value in found
+    )
 
 
 class Checker(Generic[Wire]):

@@ -388,10 +388,19 @@ def test_a_closed_loop_ends_when_its_coordinator_stands_still(
         if not looks:
             with pytest.raises(TargetError, match="nobody looked at the answers for 30 s: the load was ended"):
                 await generator.live()
-        return len((await generator.finish()).rows)
+        return (await generator.finish()).sends
 
     assert in_virtual_time(main) == len(sent_at_s)
     assert max(sent_at_s) == pytest.approx((5 if looks else 1) * sender.MAX_SILENCE_S, rel=0.05)
+
+
+def test_requests_are_passed_on_in_pieces_and_none_is_lost(attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xlaserve_loadtest.run.generator.MAX_ROWS", 64)
+    monkeypatch.setattr(crew, "MAX_ROWS", 64)
+    outcome, _ = attack(answering(0.02), OpenLoop(100.0), workers=3)
+    assert len(outcome.rows) == outcome.sends > 1000
+    assert np.unique(outcome.rows["scheduled_ns"]).size == outcome.sends
+    assert (np.diff(outcome.rows["end_ns"]) >= 0).all()
 
 
 def test_live_figures_add_up_to_what_was_answered(attack: Attack) -> None:

@@ -13,7 +13,7 @@ from xlaserve_loadtest.record.lines import STAGES, Status
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import Tensor
 from xlaserve_loadtest.targets import open_inference_rest, tensorflow_serving, tensorflow_serving_rest
-from xlaserve_loadtest.targets.answers import Checker, numbers_fault
+from xlaserve_loadtest.targets.answers import Checker, numbers_fault, stages_of
 from xlaserve_loadtest.targets.http_client import HttpAnswer
 from xlaserve_loadtest.targets.open_inference import read
 from xlaserve_loadtest.targets.target import ModelInfo, Reply
@@ -60,6 +60,11 @@ def checked_by(models: Sequence[ModelInfo]) -> Checker[bytes]:
 
 def check(data: bytes, info: ModelInfo) -> Reply:
     return checked_by([info]).reply(data, REQUEST)
+
+
+@pytest.mark.parametrize("seconds", [1e300, -1e300, 10**400, "1", None], ids=lambda value: str(value)[:6])
+def test_a_stage_that_can_be_no_time_is_left_out(seconds: object) -> None:
+    assert np.isnan(stages_of({"queue_s": seconds})[STAGES.index("queue_s")])
 
 
 def test_a_right_answer_carries_the_stages_that_the_server_told(model_info: ModelInfo) -> None:
