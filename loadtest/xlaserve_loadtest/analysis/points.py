@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xlaserve_loadtest.analysis import generator, stages
 from xlaserve_loadtest.analysis.generator import GeneratorFigures
@@ -162,9 +163,9 @@ def point(
     """Sums up the blocks of one arm, role and load. `span_ns` is the run's, from its first block to its last."""
     blocks = [sample.block for sample in samples]
     first = blocks[0]
-    rows = np.concatenate([sample.rows for sample in samples])
-    measured = rows[rows["measured"]]
-    answered = measured[measured["status"] == Status.OK]
+    # There may be millions of requests: no part of them is kept beside them.
+    rows = samples[0].rows if len(samples) == 1 else np.concatenate([sample.rows for sample in samples])
+    measured, is_right = rows["measured"], rows["status"] == Status.OK
     latencies = Latencies(
         np.concatenate([sample.latencies_ns for sample in samples]),
         np.concatenate([sample.unanswered_ns for sample in samples]),
@@ -181,25 +182,25 @@ def point(
         label=label(first.load),
         blocks=len(blocks),
         measured_s=sum(sample.seconds for sample in samples),
-        requests=answered.size,
-        images=int(answered["images"].sum()),
+        requests=int((measured & is_right).sum()),
+        images=int(rows["images"][measured & is_right].sum()),
         images_per_s=rate(samples, "images"),
         requests_per_s=rate(samples, "requests"),
         mean_ms=float(waits_ns.mean()) / 1e6 if waits_ns.size else None,
         percentiles=tuple(latencies.percentile(percentile, bounds.ranks(percentile)) for percentile in percentiles),
         max_ms=float(waits_ns.max()) / 1e6 if waits_ns.size else None,
-        errors=_errors(measured),
-        warmup_errors=_errors(rows[~rows["measured"]]),
+        errors=_errors(rows["status"][measured]),
+        warmup_errors=_errors(rows["status"][~measured]),
         dropped=sum(block.generator.dropped for block in blocks),
         compared=sum(block.generator.compared for block in blocks),
         differing=sum(block.generator.differing for block in blocks),
         steady=all(asked_steady) if asked_steady else None,
         generator=of_generator,
-        server=_server(blocks, int(rows["images"][rows["status"] == Status.OK].sum())),
-        stages=stages.split(answered, of_generator.cpu_ms_per_request),
+        server=_server(blocks, int(rows["images"][is_right].sum())),
+        stages=stages.split(rows[measured & is_right], of_generator.cpu_ms_per_request),
         padding=_padding(blocks),
         curve=_curve(latencies),
-        over_time=_over_time(rows[rows["status"] == Status.OK], span_ns),
+        over_time=_over_time(rows[is_right], span_ns),
         block_images_per_s=tuple(images_per_s),
         typical_images_per_s=typical_images_per_s(samples),
         overload=too_much,
@@ -208,8 +209,8 @@ def point(
     )
 
 
-def _errors(rows: Rows) -> dict[str, int]:
-    counts = Counter(rows["status"][rows["status"] != Status.OK].tolist())
+def _errors(statuses: NDArray[np.uint8]) -> dict[str, int]:
+    counts = Counter(statuses[statuses != Status.OK].tolist())
     return {Status(status).name: count for status, count in counts.most_common()}
 
 
