@@ -638,20 +638,31 @@ def test_errors_are_allowed_by_a_condition_on_them_and_not_by_one_on_speed(
 
 
 @pytest.mark.parametrize("options", [(), ("--rate", "200"), ("--images-per-request", "2:0.5,3:0.5")])
-def test_answers_that_are_wrong_only_beside_others_are_errors(
+def test_answers_that_are_wrong_only_beside_others_are_found(
     loadtest: Loadtest, start_puppet: StartPuppet, options: tuple[str, ...]
 ) -> None:
     target = start_puppet("--differ-at-once", "2", "--delay-s", "0.02")
     ran = loadtest("--mode", "xla", "--target", target, "--workers", "2", *options)
     assert ran.status == 3
     (block,) = ran.run.blocks
-    wrong = (ran.run.requests["status"] == Status.INVALID_REPLY).sum()
+    wrong = (ran.run.requests["status"] == Status.DIFFERING_REPLY).sum()
     assert block.generator.compared >= block.generator.differing == wrong > 0
     text = " ".join(ran.out.split())
-    assert "invalid answer: expected the outputs that the same request got alone" in text
-    assert f"({block.generator.differing:,} of {block.generator.compared:,} that were compared)" in text
+    assert "differing answer: expected the outputs that the same request got alone" in text
+    assert f"({block.generator.differing:,} of {block.generator.compared:,} compared (" in text
     assert "default --fail-if differing>0: xla, " in ran.err
-    assert "default --fail-if errors>0: xla, " in ran.err
+    assert "default --fail-if errors>0" not in ran.err
+
+
+def test_answers_that_differ_are_judged_by_their_share_of_those_compared(
+    loadtest: Loadtest, start_puppet: StartPuppet
+) -> None:
+    target = start_puppet("--differ-at-once", "2", "--delay-s", "0.02")
+    ran = loadtest("--mode", "xla", "--target", target, "--fail-if", "differing>100%", "--fail-if", "errors>0")
+    assert ran.status == 0, ran.err
+    (point,) = summarize(ran.run).points
+    assert point.differing_measured > 0
+    assert point.errors == {}
 
 
 def test_right_answers_under_load_are_compared_and_no_error(loadtest: Loadtest, start_puppet: StartPuppet) -> None:

@@ -27,7 +27,7 @@ _STALL_FACTOR: Final = 5.0
 """A closed loop in which nothing is answered for so many median latencies has stalled."""
 
 _UNANSWERED: Final = "Requests that were not answered as they should be, and count as at least their deadline"
-_DIFFERING: Final = "Answers under load that differ from what the same request got alone, and count as errors"
+_DIFFERING: Final = "Answers under load that differ from what the same request got alone"
 _GROWING: Final = "The target did not keep up, so that latency grows with the length of the run"
 _OVERLOADED: Final = "The target did not keep up"
 _CAPPED: Final = "Requests were dropped at the generator's limit, and the target may do better with a higher one"
@@ -182,7 +182,7 @@ def _about_point(point: Point) -> Iterator[tuple[str, str]]:
     if point.unanswered:
         yield _UNANSWERED, f"{where} ({point.unanswered_text})"
     if point.differing:
-        yield _DIFFERING, f"{where} ({point.differing:,} of {point.compared:,} that were compared)"
+        yield _DIFFERING, f"{where} ({point.differing_text})"
     if (found := point.overload) is not None:
         rates = f"{found.due_per_s:,.4g}/s were due, {found.answered_per_s:,.4g}/s answered"
         if found.is_capped:

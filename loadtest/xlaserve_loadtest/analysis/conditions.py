@@ -152,8 +152,7 @@ def _differing(condition: Condition, points: Sequence[Point], equalities: Sequen
             yield _Figure(differing, f"{each.arm} against {each.baseline}{of}", shown)
     for point in points:
         if condition.arm in (None, point.arm) and (value := value_of(point, condition)) is not None:
-            shown = f"{point.differing:,} of {point.compared:,} answers that were compared"
-            yield _Figure(value, f"{point.arm}, {point.label}", shown)
+            yield _Figure(value, f"{point.arm}, {point.label}", f"answers: {point.differing_text}")
 
 
 def _is_lower_bound(point: Point, condition: Condition) -> bool:

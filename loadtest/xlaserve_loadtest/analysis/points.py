@@ -104,14 +104,16 @@ class Point:
     max_ms: float | None
     """A lower bound where some were not answered."""
     errors: Mapping[str, int]
-    """Failed requests by status, most frequent first."""
+    """Failed requests by status, most frequent first, without answers that differ."""
     warmup_errors: Mapping[str, int]
     dropped: int
     """Requests that were due, but never sent."""
     compared: int
     """Answers under load that were compared with what the same request got alone, those of warm-up included."""
     differing: int
-    """Answers of these that differ beyond the tolerance, and count as errors."""
+    """Answers of these that differ beyond the tolerance."""
+    differing_measured: int
+    """The same without those of warm-up, which count as not answered."""
     steady: bool | None
     """Whether every block that was asked to became steady; None where none was asked."""
     generator: GeneratorFigures
@@ -134,15 +136,25 @@ class Point:
 
     @property
     def unanswered(self) -> int:
-        """Requests that failed or were never sent."""
-        return sum(self.errors.values()) + self.dropped
+        """Requests that failed, were never sent, or whose answer is known to differ."""
+        return sum(self.errors.values()) + self.differing_measured + self.dropped
+
+    @property
+    def differing_text(self) -> str:
+        """Answers that differ, in words: "12 of 480 compared (2.50%)"; the other answers are not known."""
+        return f"{self.differing:,} of {self.compared:,} compared ({self.differing / self.compared:.2%})"
 
     @property
     def unanswered_text(self) -> str:
-        """What was not answered, in words: "12 INTERNAL, 4 invalid answer, 3 dropped"."""
+        """What was not answered, in words: "12 INTERNAL, at least 4 differing, 3 dropped"."""
         errors = {in_words(status): count for status, count in self.errors.items()}
-        kinds = {**errors, **({"dropped": self.dropped} if self.dropped else {})}
-        return ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+        kinds = [f"{count:,} {kind}" for kind, count in errors.items()]
+        if self.differing_measured:
+            is_sample = self.compared < self.requests + self.differing_measured
+            kinds.append(f"{'at least ' * is_sample}{self.differing_measured:,} differing")
+        if self.dropped:
+            kinds.append(f"{self.dropped:,} dropped")
+        return ", ".join(kinds)
 
     @property
     def due(self) -> int:
@@ -194,6 +206,7 @@ def point(
         dropped=sum(block.generator.dropped for block in blocks),
         compared=sum(block.generator.compared for block in blocks),
         differing=sum(block.generator.differing for block in blocks),
+        differing_measured=int((rows["status"][measured] == Status.DIFFERING_REPLY).sum()),
         steady=all(asked_steady) if asked_steady else None,
         generator=of_generator,
         server=_server(blocks, int(rows["images"][is_right].sum())),
@@ -210,7 +223,7 @@ def point(
 
 
 def _errors(statuses: NDArray[np.uint8]) -> dict[str, int]:
-    counts = Counter(statuses[statuses != Status.OK].tolist())
+    counts = Counter(statuses[~np.isin(statuses, (Status.OK, Status.DIFFERING_REPLY))].tolist())
     return {Status(status).name: count for status, count in counts.most_common()}
 
 

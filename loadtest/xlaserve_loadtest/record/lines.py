@@ -41,11 +41,16 @@ class Status(IntEnum):
     UNAUTHENTICATED = 16
     INVALID_REPLY = 100
     """Answered with OK, but not with what was asked for and the model's metadata promise."""
+    DIFFERING_REPLY = 101
+    """Answered as promised, but with other outputs than the same request got alone, which is known of a sample only."""
 
 
 def in_words(status: str) -> str:
     """Returns the name of a status as reports show it."""
-    return "invalid answer" if status == Status.INVALID_REPLY.name else status
+    return _WORDS.get(status, status)
+
+
+_WORDS: Final = {Status.INVALID_REPLY.name: "invalid answer", Status.DIFFERING_REPLY.name: "differing answer"}
 
 
 STAGES: Final = ("decode_s", "queue_s", "gather_s", "execute_s", "encode_s", "total_s")

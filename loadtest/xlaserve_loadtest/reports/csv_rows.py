@@ -60,6 +60,8 @@ def _row(summary: Summary, point: Point) -> dict[str, object]:
         **latencies,
         "max_ms": point.max_ms,
         "errors": sum(point.errors.values()),
+        "compared": point.compared,
+        "differing": point.differing,
         "dropped": point.dropped,
         "goodput_per_s": point.goodput and point.goodput.per_s,
         "goodput_share": point.goodput and point.goodput.share,

@@ -54,6 +54,8 @@ def _add_points(summaries: Sequence[Summary], registry: CollectorRegistry) -> No
         "latency_is_lower_bound", "1 where the latency falls among requests that were not answered.", "quantile"
     )
     errors = gauge("errors", "Measured requests that failed.")
+    compared = gauge("compared", "Answers under load that were compared with what the same request got alone.")
+    differing = gauge("differing", "Answers of these that differ beyond the tolerance.")
     dropped = gauge("dropped", "Requests that were due and never sent.")
     goodput = gauge("goodput_requests_per_second", "Requests answered each second within the limit of --slo.")
     in_time = gauge("goodput_ratio", "Share of requests that were answered within the limit of --slo.")
@@ -76,6 +78,8 @@ def _add_points(summaries: Sequence[Summary], registry: CollectorRegistry) -> No
                         if value_ms is not None:
                             latency_bound.labels(*labels, quantile, bound).set(value_ms / 1000)
             errors.labels(*labels).set(sum(point.errors.values()))
+            compared.labels(*labels).set(point.compared)
+            differing.labels(*labels).set(point.differing)
             dropped.labels(*labels).set(point.dropped)
             if point.goodput is not None:
                 goodput.labels(*labels).set(point.goodput.per_s)

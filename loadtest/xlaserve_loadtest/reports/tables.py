@@ -34,6 +34,7 @@ def throughput(summary: Summary) -> Rows:
             "answers": point.requests,
             "blocks": point.blocks,
             "errors": sum(point.errors.values()),
+            "differing": Number(point.differing_text) if point.differing else None,
             "dropped": point.dropped,
         }
 

@@ -10,12 +10,17 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from xlaserve_loadtest.record.lines import Header, Status
 from xlaserve_loadtest.run.fleet import Fleet
 from xlaserve_loadtest.run.recorder import Recorder
 from xlaserve_loadtest.schedule.payload import Request
+from xlaserve_loadtest.targets.references import Reference
 from xlaserve_loadtest.targets.target import Array, RequestError, TargetError
-from xlaserve_loadtest.targets.tolerance import are_alike, slacks_of
+from xlaserve_loadtest.targets.ties import are_all_alike, in_order
+from xlaserve_loadtest.targets.tolerance import differing_shares, slacks_of
 
 MAX_BYTES: Final = 256 * 2**20
 """Memory for outputs in each process that sends, for all arms together; those that would exceed it are not kept."""
@@ -44,7 +49,7 @@ async def ask_alone(fleet: Fleet, header: Header, images: int, recorder: Recorde
         try:
             # A control gets a copy of its baseline's.
             outputs = await fleet.outputs(arm.name, count, MAX_BYTES // len(header.arms))
-            again = await fleet.outputs(arm.name, 1)
+            again = await fleet.outputs(arm.name, len(outputs))
         except RequestError as error:
             if error.status in _FOR_GOOD:
                 raise TargetError(f"{arm.name} refused a trial request: {error}") from None
@@ -54,15 +59,23 @@ async def ask_alone(fleet: Fleet, header: Header, images: int, recorder: Recorde
             _record(recorder, f"{arm.name}: outputs could not be compared: {error}")
             continue
         found[arm.name] = outputs
-        if not _are_all_alike(again[0], outputs[0]):
+        references = references_of(fleet.requests[arm.name], outputs, again)
+        if all(reference.share is None for reference in references):
             _record(
                 recorder,
                 f"{arm.name} answers the same request differently even alone: its answers under load are not compared",
             )
             continue
+        if allowed := max(reference.share or 0.0 for reference in references):
+            recorder.event(
+                time.monotonic_ns(),
+                "note",
+                f"{arm.name} answers the same request differently even alone: "
+                f"up to {allowed:.2%} of an image's numbers may differ under load.",
+            )
         for own in header.arms:
             if arm.name in (own.name, own.is_control_of):
-                await fleet.learn(own.name, outputs)
+                await fleet.learn(own.name, references)
     return found
 
 
@@ -72,8 +85,38 @@ def _covering(requests: Sequence[Request], images: int) -> int:
     return next((number for number, total in enumerate(sent, start=1) if total >= images), len(requests))
 
 
-def _are_all_alike(ours: Sequence[Array], theirs: Sequence[Array]) -> bool:
-    return all(map(are_alike, ours, theirs, slacks_of([theirs])))
+def references_of(requests: Sequence[Request], outputs: Outputs, again: Outputs) -> list[Reference]:
+    """Returns the outputs of each request, and how much of them may differ under load.
+
+    That is twice the largest share that differed between two answers to the same request, of its model. It is half of
+    what answers to other requests differ by at most, so that none of these is taken for its own; a request for which
+    that is less than what differed alone is not compared.
+    """
+    asked = list(zip(requests, outputs, again, strict=False))
+    references: dict[int, Reference] = {}
+    for model in {request.model for request, _, _ in asked}:
+        places = [place for place, (request, _, _) in enumerate(asked) if request.model == model]
+        slacks = slacks_of(outputs[place] for place in places)
+        own_share = max(float(_share(asked[place][2], outputs[place], slacks).max()) for place in places)
+        for place in places:
+            most = _least_apart(outputs, place, places, slacks) / 2 if own_share else 1.0
+            references[place] = Reference(outputs[place], None if own_share > most else min(2 * own_share, most))
+    return [references[place] for place in range(len(asked))]
+
+
+def _least_apart(outputs: Outputs, place: int, places: Sequence[int], slacks: Sequence[float]) -> float:
+    """Returns the least share of an image's numbers by which the answer to another request differs, if it does."""
+    apart = np.concatenate([_share(outputs[other], outputs[place], slacks) for other in places])
+    return float(apart[apart > 0].min(initial=1.0))
+
+
+def _share(ours: Sequence[Array], theirs: Sequence[Array], slacks: Sequence[float]) -> NDArray[np.float64]:
+    """Returns for each image the share of its numbers that differ beyond the tolerance and by no order of ties."""
+    if len(ours) != len(theirs):
+        return np.ones(1)
+    if are_all_alike(ours, theirs, slacks):
+        return np.zeros(1)
+    return differing_shares(in_order(ours, theirs, slacks), theirs, slacks)
 
 
 def _record(recorder: Recorder, text: str) -> None:

@@ -12,6 +12,7 @@ from xlaserve_loadtest.record.lines import Arm, Equality
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import ANY, DTYPES
 from xlaserve_loadtest.targets.target import Array, ModelInfo
+from xlaserve_loadtest.targets.ties import in_order
 from xlaserve_loadtest.targets.tolerance import RELATIVE, are_alike, are_comparable, are_names, distances, slacks_of
 
 
@@ -70,7 +71,8 @@ def compare_outputs(
     agreements: list[bool] = []
     differing = 0
     for count, own_outputs, other_outputs in zip(images, own, other, strict=True):
-        triples = list(zip(own_outputs, other_outputs, slacks, strict=True))
+        ordered = in_order(own_outputs, other_outputs, slacks)
+        triples = list(zip(ordered, other_outputs, slacks, strict=True))
         differing += 0 if all(are_alike(*triple) for triple in triples) else count
         for ours, theirs, slack in triples:
             if are_names(theirs) or not are_comparable(ours, theirs):

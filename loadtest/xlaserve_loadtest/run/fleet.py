@@ -27,6 +27,7 @@ from xlaserve_loadtest.settings import NULL, Settings
 from xlaserve_loadtest.targets import embedded
 from xlaserve_loadtest.targets.embedded import EmbeddedServer, configuration, narrowed, served_name, with_cache
 from xlaserve_loadtest.targets.protocols import describe, protocol_of
+from xlaserve_loadtest.targets.references import Reference
 from xlaserve_loadtest.targets.target import Array, ModelInfo, TargetError
 
 
@@ -155,10 +156,10 @@ class Fleet:
         target = self.target(name)
         return await self.workers_for(target)[0].calls.outputs(name, target.addresses, requests, most_bytes)
 
-    async def learn(self, name: str, outputs: Sequence[Sequence[Array]]) -> None:
-        """Has an arm's answers under load compared with these outputs for its first requests."""
+    async def learn(self, name: str, references: Sequence[Reference]) -> None:
+        """Has an arm's answers under load compared with these for its first requests."""
         for worker in self.workers_for(self.target(name)):
-            await worker.calls.generator.learn(name, outputs)
+            await worker.calls.generator.learn(name, references)
 
     def infos(self, arm: str) -> tuple[ModelInfo, ...]:
         """Returns how an arm's target describes its models."""

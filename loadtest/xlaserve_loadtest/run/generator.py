@@ -19,8 +19,8 @@ from xlaserve_loadtest.record.lines import REQUEST, Rows
 from xlaserve_loadtest.run.sender import Clock, Live, Result, Sender, Task, Window, listed
 from xlaserve_loadtest.schedule.arrivals import Places
 from xlaserve_loadtest.schedule.payload import Request
-from xlaserve_loadtest.targets.references import NONE, References
-from xlaserve_loadtest.targets.target import Array, ModelInfo, Target
+from xlaserve_loadtest.targets.references import NONE, Reference, References
+from xlaserve_loadtest.targets.target import ModelInfo, Target
 
 DRAWS: Final = 1024
 """Indices of requests that are drawn at a time."""
@@ -66,9 +66,9 @@ class Generator:
         self._rows: Rows = np.empty(0, REQUEST)
         self._stack = AsyncExitStack()
 
-    async def learn(self, arm: str, outputs: Sequence[Sequence[Array]]) -> None:
-        """Has answers compared with these outputs, which the first of an arm's requests got alone."""
-        self._references[arm].learn(self._requests[arm], outputs)
+    async def learn(self, arm: str, references: Sequence[Reference]) -> None:
+        """Has answers compared with these, which the first of an arm's requests got alone."""
+        self._references[arm].learn(self._requests[arm], references)
 
     async def prepare(self, task: Task) -> int:
         """Opens a fresh connection for a block; returns the nanoseconds that a call to this generator takes."""

@@ -32,6 +32,7 @@ ALARM_SPIN_NS: Final = 300_000
 _POLL_S: Final = 0.01
 _LOOK_S: Final = 1.0
 _LISTED: Final = 4096
+_ANSWERED: Final = (Status.OK, Status.DIFFERING_REPLY)
 _CODES: Final = {"b1": "?", "u1": "B", "u4": "I", "i8": "q", "f4": "f"}
 _pack_row: Final = struct.Struct("=" + "".join(_CODES[REQUEST[name].str[1:]] for name in REQUEST.names or ())).pack
 """Makes the bytes of a row of REQUEST: a tuple of Python's numbers would take five times the memory."""
@@ -60,7 +61,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """Answers since the last look."""
+    """Answers since the last look, those that differ from what the same request got alone among them."""
 
     images: int
     latencies_ms: NDArray[np.float32]
@@ -205,17 +206,17 @@ class Sender:
         self._has_looked = True
         rows = self.rows(self._seen)
         self._seen += len(rows)
-        measured, is_right = self._is_measured(rows), rows["status"] == Status.OK
+        measured, is_answered = self._is_measured(rows), np.isin(rows["status"], _ANSWERED)
         dropped = self._dropped[self._seen_dropped :]
         self._seen_dropped += len(dropped)
         first_ns, last_ns = self.window or (0, 0)
         return Live(
-            int(rows["images"][is_right].sum()),
-            ((rows["end_ns"] - rows["scheduled_ns"])[is_right] / 1e6).astype(np.float32),
-            int((~is_right).sum()),
-            measured[is_right],
-            int(rows["images"][is_right & measured].sum()),
-            int((measured & ~is_right).sum()),
+            int(rows["images"][is_answered].sum()),
+            ((rows["end_ns"] - rows["scheduled_ns"])[is_answered] / 1e6).astype(np.float32),
+            int((~is_answered).sum()),
+            measured[is_answered],
+            int(rows["images"][is_answered & measured].sum()),
+            int((measured & ~is_answered).sum()),
             sum(first_ns <= due_ns < last_ns for due_ns, _ in dropped),
         )
 
@@ -250,7 +251,7 @@ class Sender:
                 self._unheard -= 1
                 if not self._unheard:
                     self.is_warm.set()
-            if status is not Status.OK and not self._is_over:
+            if status not in _ANSWERED and not self._is_over:
                 await asyncio.sleep(FAILURE_PAUSE_S)
                 due_ns = self._clock()
 

@@ -90,16 +90,13 @@ class Checker(Generic[Wire]):
         model = self._models[request.model]
         try:
             answer = self._read(data, model)
-            fault = (
-                _fault(answer, request, model)
-                or _contents_fault(answer)
-                or _numbers_fault(answer)
-                or self._references.fault(request, lambda: _outputs(answer, model))
-            )
+            fault = _fault(answer, request, model) or _contents_fault(answer) or _numbers_fault(answer)
         except NoAnswer as error:
             fault = str(error) or "no answer"
         if fault:
             return Reply(Status.INVALID_REPLY, detail=fault)
+        if difference := self._references.fault(request, lambda: _outputs(answer, model)):
+            return Reply(Status.DIFFERING_REPLY, detail=difference)
         return Reply(Status.OK, answer.stages)
 
     def outputs(self, data: Wire, request: Request) -> list[Array]:

@@ -150,11 +150,10 @@ class _InProcess:
             return Reply(Status.INVALID_ARGUMENT, detail=str(error))
         except Exception as error:
             return Reply(Status.INTERNAL, detail=f"{type(error).__name__}: {error}")
-        fault = self._numbers_fault(request, outputs) or self._references.fault(
-            request, lambda: _widened(outputs, request.images)
-        )
-        if fault:
+        if fault := self._numbers_fault(request, outputs):
             return Reply(Status.INVALID_REPLY, detail=fault)
+        if difference := self._references.fault(request, lambda: _widened(outputs, request.images)):
+            return Reply(Status.DIFFERING_REPLY, detail=difference)
         return Reply(Status.OK, (_NAN, _NAN, gather_s, execute_s, _NAN, gather_s + execute_s))
 
     async def outputs(self, request: Request) -> list[Array]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xlaserve_loadtest.targets.target import Array
 
@@ -15,6 +16,8 @@ OF_LARGEST: Final = 0.001
 """Allowed on top of RELATIVE, as a share of the largest number of an output: near 0 rounding may differ."""
 DIFFERING_NAMES: Final = 0.001
 """Share of integers that may differ: rounding decides between two equally likely classes."""
+MAX_TIED: Final = 512
+"""Items of an image that are put in order at most: each is compared with each."""
 
 
 def slacks_of(answers: Iterable[Sequence[Array]]) -> list[float]:
@@ -38,7 +41,34 @@ def are_alike(ours: Array, theirs: Array, slack: float) -> bool:
         return False
     if are_names(theirs):
         return not theirs.size or bool((ours != theirs).mean() <= DIFFERING_NAMES)
-    return bool((distances(ours, theirs) <= slack + RELATIVE * np.abs(theirs)).all())
+    return bool(within(ours, theirs, slack).all())
+
+
+def within(ours: Array, theirs: Array, slack: float) -> NDArray[np.bool_]:
+    """Returns which numbers are those of the reference: floating point within the tolerance, integers exactly.
+
+    The shapes need only broadcast.
+    """
+    if are_names(theirs):
+        return np.asarray(ours == theirs)
+    return np.asarray(distances(ours, theirs) <= slack + RELATIVE * np.abs(theirs))
+
+
+def differing_shares(ours: Sequence[Array], theirs: Sequence[Array], slacks: Sequence[float]) -> NDArray[np.float64]:
+    """Returns for each image the share of numbers that are not those of the reference, in the output that differs most.
+
+    1 where outputs can't be compared. Outputs without a common number of images count as one image.
+    """
+    if not all(map(are_comparable, ours, theirs)):
+        return np.ones(1)
+    counts = {output.shape[:1] for output in theirs}
+    images = theirs[0].shape[0] if len(counts) == 1 and theirs[0].ndim else 1
+    shares = [
+        (~within(own, other, slack)).reshape(images, -1).mean(axis=1)
+        for own, other, slack in zip(ours, theirs, slacks, strict=True)
+        if other.size
+    ]
+    return np.asarray(np.max(shares, axis=0, initial=0.0))
 
 
 def distances(ours: Array, theirs: Array) -> Array:

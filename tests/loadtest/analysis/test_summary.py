@@ -11,6 +11,7 @@ from tests.loadtest.run_files import NewRun, RunFile
 from tests.required import required
 
 from xlaserve_loadtest.analysis.completeness import MARK
+from xlaserve_loadtest.analysis.conditions import judge
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.record.lines import (
@@ -29,6 +30,7 @@ from xlaserve_loadtest.record.lines import (
     ServerUse,
     Status,
 )
+from xlaserve_loadtest.schedule.conditions import parse
 
 OPEN = LoadLine("open", rate_per_s=100.0, arrivals="constant")
 MS = 1_000_000
@@ -139,6 +141,25 @@ def test_failures_are_counted_reported_and_at_least_as_slow_as_their_deadline(ru
     assert any("expected 10 scores, got 9" in warning for warning in summary.warnings)
     assert any("(4 DEADLINE_EXCEEDED, 2 invalid answer)" in warning for warning in summary.warnings)
     assert summary.verdict.startswith("xla did not answer 5.7% of its requests at 4 at a time (4 DEADLINE_EXCEEDED, 2")
+
+
+@pytest.mark.parametrize(("compared", "words"), [(40, "at least 10 differing"), (110, "10 differing")])
+def test_answers_that_differ_are_a_figure_of_their_own(run_file: NewRun, compared: int, words: str) -> None:
+    use = GeneratorUse(1, 0.1, sends=110, compared=compared, differing=10)
+    status = np.repeat([Status.OK, Status.DIFFERING_REPLY], [100, 10])
+    file = run_file().header(("xla",)).block("xla", [10.0] * 110, columns={"status": status}, generator=use)
+    summary = summarize(file.read(Failure("xla", "DIFFERING_REPLY", 10, "expected the outputs")))
+    (point,) = summary.points
+    assert (point.requests, point.errors, point.unanswered, point.due) == (100, {}, 10, 110)
+    assert point.unanswered_text == words
+    assert any(f"(10 of {compared} compared ({10 / compared:.2%}))" in warning for warning in summary.warnings)
+
+    def is_met(condition: str) -> bool:
+        return judge(summary.points, (), [parse(condition)])[0].is_met
+
+    assert not is_met("errors>0")
+    assert is_met(f"differing>{100 * 9 / compared}%")
+    assert not is_met(f"differing>{100 * 11 / compared}%")
 
 
 def test_the_interval_of_a_rate_is_over_server_processes_where_there_were_several(run_file: NewRun) -> None:

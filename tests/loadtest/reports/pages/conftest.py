@@ -73,6 +73,7 @@ def make_point(arm: str, *, concurrency: int = 16, factor: float = 1.0, role: Ro
         dropped=0,
         compared=300,
         differing=0,
+        differing_measured=0,
         steady=True,
         generator=GeneratorFigures(2, 0.31, 0.22, 0.3, 1200, 3, 0.0025, 0.1, 0.0, ()),
         server=ServerFigures(9.5, 7.9, 900 * 2**20, None, None, 1.4, 0, 0),

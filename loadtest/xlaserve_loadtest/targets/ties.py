@@ -1,0 +1,82 @@
+"""Lists whose items are in another order where their scores are equal: rounding decides which of these comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlaserve_loadtest.targets.target import Array
+from xlaserve_loadtest.targets.tolerance import are_alike, are_names, differing_shares, within
+
+MAX_MOVED: Final = 512
+"""Items of an image that are put in order at most: each is compared with each."""
+
+
+def are_all_alike(ours: Sequence[Array], theirs: Sequence[Array], slacks: Sequence[float], share: float = 0.0) -> bool:
+    """Whether outputs are those of the reference, `theirs`, with items of equal score in any order.
+
+    Of each image's numbers `share` may be beyond the tolerance.
+    """
+    if len(ours) != len(theirs):
+        return False
+    ordered = in_order(ours, theirs, slacks)
+    return all(map(are_alike, ordered, theirs, slacks)) or bool(
+        share and (differing_shares(ordered, theirs, slacks) <= share).all()
+    )
+
+
+def in_order(ours: Sequence[Array], theirs: Sequence[Array], slacks: Sequence[float]) -> Sequence[Array]:
+    """Returns `ours` with items of equal score in the order of the reference, `theirs`, as far as both have the same.
+
+    Items are what several outputs list best first, such as the boxes, scores and classes of a detector.
+    """
+    ranking = next((place for place, output in enumerate(theirs) if _is_ranking(output)), None)
+    if ranking is None or [own.shape for own in ours] != [other.shape for other in theirs]:
+        return ours
+    scores = theirs[ranking]
+    lists = [place for place, output in enumerate(theirs) if output.shape[:2] == scores.shape]
+    if len(lists) == 1:
+        return ours
+    ordered = [output.copy() if place in lists else output for place, output in enumerate(ours)]
+    for image in range(len(scores)):
+        triples = [(ours[place][image], theirs[place][image], slacks[place]) for place in lists]
+        moved = np.flatnonzero(~np.logical_and.reduce([_are_same(*triple) for triple in triples]))
+        if not 1 < moved.size <= MAX_MOVED:
+            continue
+        own_scores = scores[image][moved]
+        same = within(own_scores[None, :], own_scores[:, None], slacks[ranking])
+        for own, other, slack in triples:
+            same &= _are_same(own[moved][None, :], other[moved][:, None], slack, axes=2)
+        order = moved[_assigned(same)]
+        for place in lists:
+            ordered[place][image][moved] = ours[place][image][order]
+    return ordered
+
+
+def _is_ranking(output: Array) -> bool:
+    """Whether numbers never rise from one item of an image to the next."""
+    if output.ndim != 2 or output.shape[1] < 2 or are_names(output):
+        return False
+    return bool((output[:, 1:] <= output[:, :-1]).all())
+
+
+def _are_same(ours: Array, theirs: Array, slack: float, axes: int = 1) -> NDArray[np.bool_]:
+    """Returns which items are the same, all numbers of each; the first `axes` say which item."""
+    same = within(ours, theirs, slack)
+    return np.asarray(same.reshape(*same.shape[:axes], -1).all(axis=-1))
+
+
+def _assigned(same: NDArray[np.bool_]) -> list[int]:
+    """Returns one of our items for each of the reference's: the same where one is left, and then the others in turn."""
+    left = list(range(len(same)))
+    assigned: list[int | None] = []
+    for row in same:
+        found = next((item for item in left if row[item]), None)
+        if found is not None:
+            left.remove(found)
+        assigned.append(found)
+    others = iter(left)
+    return [next(others) if item is None else item for item in assigned]
