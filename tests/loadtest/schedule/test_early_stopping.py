@@ -8,6 +8,7 @@ from tests.loadtest.queues import MM1, quantile
 
 from xlaserve_loadtest.schedule.early_stopping import (
     TailCount,
+    grows,
     inflation_of_run,
     least_requests_to_pass,
     max_over,
@@ -88,3 +89,10 @@ def test_a_run_exactly_at_the_limit_seldom_passes(load: float) -> None:
         passed += TailCount(latencies.size, over, inflation_of_run(latencies, limit, 99)).is_surely_within(99)
     assert naive >= 30
     assert passed <= 6
+
+
+@pytest.mark.parametrize(("failing_from", "is_growing"), [(0, False), (300, True), (1000, False)])
+def test_a_run_in_which_requests_fail_for_good_grows(failing_from: int, *, is_growing: bool) -> None:
+    latencies = np.full(1000, 5.0)
+    latencies[failing_from:] = math.inf
+    assert grows(latencies) == is_growing
