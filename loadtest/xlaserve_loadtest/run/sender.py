@@ -290,9 +290,8 @@ class Sender:
         self._rows += _pack_row(
             0, False, due_ns, start_ns, end_ns, status, request.images, request.model, target, 0, *stages
         )
-        if status is Status.OK:
-            self.answered += 1
-        else:
+        self.answered += status in _ANSWERED
+        if status is not Status.OK:
             count, first = self._result.failures.get(status, (0, detail))
             self._result.failures[status] = (count + 1, first)
         self._check_settled(end_ns)

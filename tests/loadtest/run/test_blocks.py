@@ -394,6 +394,12 @@ def test_a_closed_loop_ends_when_its_coordinator_stands_still(
     assert max(sent_at_s) == pytest.approx((5 if looks else 1) * sender.MAX_SILENCE_S, rel=0.05)
 
 
+def test_a_closed_loop_goes_on_at_once_after_an_answer_that_differs(attack: Attack) -> None:
+    outcome, _ = attack(answering(0.02, Reply(Status.DIFFERING_REPLY)), ClosedLoop(1))
+    assert outcome.window_s() == pytest.approx(10)
+    assert len(outcome.measured) == pytest.approx(500, abs=2)
+
+
 def test_requests_are_passed_on_in_pieces_and_none_is_lost(attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xlaserve_loadtest.run.generator.MAX_ROWS", 64)
     monkeypatch.setattr(crew, "MAX_ROWS", 64)
