@@ -26,7 +26,7 @@ from bench.reload import reload
 from bench.rest import rest
 from bench.stalls import stalls
 from bench.trials import interleaved
-from xlaserve.runtimes.tf.device import cpu_name
+from xlaserve.programs.tf.device import cpu_name
 
 SIDE = 224
 MODELS = {"ResNet50": 0.95, "MobileNetV2": 0.75}

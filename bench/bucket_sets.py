@@ -19,7 +19,7 @@ from xlaserve.engine.buckets.choice import OVERHEAD_S, Candidate, Limits, choose
 from xlaserve.engine.buckets.demand import Demand, even
 from xlaserve.engine.buckets.planner import Sequences
 from xlaserve.engine.program import Warmed
-from xlaserve.runtimes.tf.device import configure
+from xlaserve.programs.tf.device import configure
 from xlaserve.telemetry.logs import quiet_tensorflow
 from xlaserve_loadtest.targets.in_process import warm
 

@@ -13,9 +13,9 @@ from bench.figures import Figure, ratio
 from bench.generator import closed_loop, image_request
 from bench.trials import interleaved
 from xlaserve.config import Decoding, Fit, Settings
-from xlaserve.frame import place
-from xlaserve.image import ImageLimits, decode
-from xlaserve.model.fast_decoding import encode, photograph
+from xlaserve.images.decoder import ImageLimits, decode
+from xlaserve.images.frame import place
+from xlaserve.models.fast_decoding import encode, photograph
 
 SIDE: Final = 224
 SIZES: Final = ((375, 500), (960, 1280), (3000, 4000))

@@ -26,7 +26,7 @@ from bench.generator import Load, closed_loop, pixels_request
 from bench.processes import ENGINE_LOOP
 from bench.trials import interleaved
 from xlaserve.commands.processor_time import ENGINE, OWN
-from xlaserve.runtimes.tf.device import cpu_name
+from xlaserve.programs.tf.device import cpu_name
 
 SIDE: Final = 224
 FRONTS: Final = (0, 1, 2)

@@ -22,7 +22,7 @@ from bench import processes
 from bench.generator import closed_loop, pixels_request
 from bench.options import numbers
 from bench.trials import interleaved
-from xlaserve.runtimes.tf.device import cpu_name
+from xlaserve.programs.tf.device import cpu_name
 from xlaserve_loadtest.reports import markdown
 from xlaserve_loadtest.reports.table import Cell, Number, Table
 from xlaserve_loadtest.run import environment, gpus

@@ -27,7 +27,7 @@ from bench.generator import image_request, pixels_request
 from bench.options import numbers
 from bench.trials import interleaved
 from xlaserve.commands.processor_time import ENGINE, OWN
-from xlaserve.model.fast_decoding import encode, photograph
+from xlaserve.models.fast_decoding import encode, photograph
 from xlaserve_loadtest.reports import markdown
 from xlaserve_loadtest.reports.table import Cell, Number, Table
 

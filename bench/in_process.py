@@ -10,7 +10,7 @@ from bench.trials import TRIAL_S, fastest
 from xlaserve.config import Bucket, Mode, Settings
 from xlaserve.engine.program import Executable
 from xlaserve.engine.warmup.compiler import noise
-from xlaserve.runtimes.tf.device import configure
+from xlaserve.programs.tf.device import configure
 from xlaserve.telemetry.logs import quiet_tensorflow
 from xlaserve_loadtest.targets.in_process import warm
 

@@ -33,11 +33,11 @@ from xlaserve.engine.batching.worker import Worker
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.model_engine import ModelEngine
 from xlaserve.engine.program import Warmed
-from xlaserve.link.front import connect
-from xlaserve.link.host import Host, Hosted
-from xlaserve.link.snapshot import ModelSnapshot
-from xlaserve.model.sources.noop import CLASSES, NoopProgram
-from xlaserve.runtimes.tf.device import cpu_name
+from xlaserve.models.sources.noop import CLASSES, NoopProgram
+from xlaserve.processes.link.engine_end import Host, Hosted
+from xlaserve.processes.link.engine_state import ModelSnapshot
+from xlaserve.processes.link.front_end import connect
+from xlaserve.programs.tf.device import cpu_name
 
 BATCHES: Final = (1, 2, 4, 8, 16, 32)
 AT_A_TIME: Final = (1, 8, 32, 128)

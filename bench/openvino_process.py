@@ -16,9 +16,9 @@ import tensorflow as tf
 from bench.trials import TRIAL_S, fastest
 from xlaserve.config import Bucket, Lowering, Mode, Settings
 from xlaserve.engine.warmup.compiler import noise
-from xlaserve.model import catalog
-from xlaserve.runtimes.openvino.executable import TYPES
-from xlaserve.runtimes.tf.executable import TensorFlowProgram
+from xlaserve.models import catalog
+from xlaserve.programs.openvino.openvino_program import TYPES
+from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 from xlaserve.telemetry.logs import quiet_tensorflow
 
 

@@ -26,8 +26,8 @@ from bench.figures import Figure, ratio
 from bench.generator import closed_loop, pixels_request
 from xlaserve.commands.measured import Measured, measured
 from xlaserve.commands.remote import list_models, ready_model
-from xlaserve.oracle.load import Load, read_trace
-from xlaserve.oracle.simulation import simulate
+from xlaserve.planning.load import Load, read_trace
+from xlaserve.planning.simulation import simulate
 from xlaserve_loadtest.schedule.early_stopping import least_requests
 
 SIDE: Final = 224

@@ -24,10 +24,10 @@ from bench.trials import interleaved
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Settings
 from xlaserve.engine.program import Executable, Images, Outputs
 from xlaserve.engine.warmup.compiler import noise
-from xlaserve.model import catalog
-from xlaserve.runtimes.tf.device import configure, cpu_name
-from xlaserve.runtimes.tf.executable import TensorFlowProgram
-from xlaserve.runtimes.tf.frozen import portable
+from xlaserve.models import catalog
+from xlaserve.programs.tf.device import configure, cpu_name
+from xlaserve.programs.tf.frozen_graph import portable
+from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 from xlaserve.telemetry.logs import quiet_tensorflow
 
 MODELS: Final = (

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from bench.figures import Figure, at_most, finish
 from bench.generator import answer, pixels_request
 from bench.processes import application, xlaserve
-from xlaserve.runtimes.tf.device import cpu_name
+from xlaserve.programs.tf.device import cpu_name
 from xlaserve_client import VisionClient
 
 BUCKETS = (1, 2, 4, 8, 16)

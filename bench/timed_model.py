@@ -11,8 +11,8 @@ from typing import Final
 from xlaserve.cli import main
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.program import Compilation, Images, Outputs
-from xlaserve.model.sources import noop
-from xlaserve.model.sources.noop import NoopProgram
+from xlaserve.models.sources import noop
+from xlaserve.models.sources.noop import NoopProgram
 
 BATCH_S: Final = 0.020
 IMAGE_S: Final = 0.010

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import uvloop
 
 from bench.trials import interleaved
-from xlaserve.runtimes.tf.device import cpu_name
+from xlaserve.programs.tf.device import cpu_name
 
 RECORD: Final = struct.Struct("=Q96x")
 IN_FLIGHT: Final = (1, 8, 32)

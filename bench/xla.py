@@ -19,7 +19,7 @@ from bench.figures import Figure, finish, ratio
 from bench.processes import Worker, application, worker
 from bench.trials import fastest, interleaved
 from xlaserve.config import Lowering
-from xlaserve.runtimes.tf.device import cpu_name, usable_cores
+from xlaserve.programs.tf.device import cpu_name, usable_cores
 
 TARGETS: Final[Mapping[str, float]] = {
     "MobileNet": 1.0,

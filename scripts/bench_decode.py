@@ -1,4 +1,4 @@
-"""Compares decoding by xlaserve.image (Pillow) with OpenCV: images/s, and how long the interpreter is held.
+"""Compares decoding by xlaserve.images.decoder (Pillow) with OpenCV: images/s, and how long the interpreter is held.
 
 OpenCV is no dependency of ours, so it takes an environment of its own:
 
@@ -22,8 +22,8 @@ import numpy as np
 from PIL import Image
 
 from xlaserve.config import Fit
-from xlaserve.frame import place
-from xlaserve.image import ImageLimits, decode
+from xlaserve.images.decoder import ImageLimits, decode
+from xlaserve.images.frame import place
 
 CASES = ((8, 8, 8), (8, 8, 224), (224, 224, 224), (480, 640, 224), (1080, 1920, 224))  # height, width, the model's side
 FORMATS: tuple[tuple[str, dict[str, Any]], ...] = (

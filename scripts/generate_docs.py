@@ -38,11 +38,11 @@ from pydantic.fields import FieldInfo
 from scripts.monitoring import questions
 
 from xlaserve import cli as server_cli
-from xlaserve.app.one_process import App
 from xlaserve.commands import health
 from xlaserve.config import ENV_PREFIX, ModelSettings, Settings
 from xlaserve.fleet.settings import FleetSettings
-from xlaserve.processes.metrics import Restarted
+from xlaserve.processes.one_process import App
+from xlaserve.processes.supervision.merged_metrics import Restarted
 from xlaserve_client import cli as client_cli
 from xlaserve_loadtest import cli as loadtest_cli
 from xlaserve_loadtest.reports import prometheus as loadtest_metrics

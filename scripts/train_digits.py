@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from scripts.digits_data import DigitImage, digit_images
 
-from xlaserve.model.networks.keras_runtime import keras
-from xlaserve.model.sources import digits
+from xlaserve.models.networks.keras_runtime import keras
+from xlaserve.models.sources import digits
 
 ROOT = Path(__file__).resolve().parent.parent
 WEIGHTS_FILE = ROOT / "server" / "xlaserve" / "model" / "sources" / "data" / digits.WEIGHTS

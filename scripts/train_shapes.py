@@ -17,9 +17,9 @@ from PIL import Image
 from scripts.shapes_data import HELD_OUT_SEED, LABELS, MAX_SHAPES, TRAIN_SEED, scene
 
 from xlaserve.config import Fit
-from xlaserve.frame import place
-from xlaserve.model.networks.keras_runtime import keras
-from xlaserve.model.sources import shapes
+from xlaserve.images.frame import place
+from xlaserve.models.networks.keras_runtime import keras
+from xlaserve.models.sources import shapes
 
 SAMPLES: Final = {9: (240, 360), 3: (360, 200), 7: (300, 310)}
 """Height and width by the number of a held-out scene; both models read these correctly, as they do most."""

@@ -14,7 +14,7 @@ import pytest_asyncio
 from hypothesis import settings
 
 from xlaserve.engine.program import Executable, Images, Outputs
-from xlaserve.oracle.virtual_time import VirtualTimeLoop
+from xlaserve.planning.virtual_time import VirtualTimeLoop
 
 # The same examples in every run; `--hypothesis-profile=default` looks for new ones.
 settings.register_profile("steady", deadline=None, derandomize=True)

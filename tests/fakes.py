@@ -16,8 +16,8 @@ from xlaserve.engine.batching.lanes import Lanes, Share
 from xlaserve.engine.batching.queue import Result
 from xlaserve.engine.batching.worker import Batch, Run, Worker, gather
 from xlaserve.engine.program import Compilation, Images, Outputs, run_batch
-from xlaserve.model.task import Task
-from xlaserve.model.version import Served
+from xlaserve.models.task import Task
+from xlaserve.models.version import Served
 
 
 class Clock:

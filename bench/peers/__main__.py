@@ -35,7 +35,7 @@ from bench.figures import Figure, finish, ratio
 from bench.generator import answer, closed_loop, pixels_request
 from bench.peers import KERAS, SAVED, SIDE
 from bench.trials import interleaved
-from xlaserve.runtimes.tf.device import cpu_name
+from xlaserve.programs.tf.device import cpu_name
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = Path(__file__).parent

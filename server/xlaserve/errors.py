@@ -1,29 +1,16 @@
 """Every error that xlaserve raises on purpose.
 
 A message is written for the client: it names the field, what was expected and what came, and never a path or a trace.
-The status that each protocol's clients get is in `xlaserve.status`.
+The status that each protocol's clients get is in `STATUS`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+import logging
+from typing import Final, NamedTuple
 
-_NO_CAUSE: Final = re.compile(
-    r"Graph execution error|Detected at node|<stack traces unavailable>|The op is created at|File \"|Traceback \("
-    r"|in user code|Exception encountered when calling|Arguments received by|\[\[|[•^~]"
-)
-"""How lines of TensorFlow's and Keras's messages begin that say where, and not what."""
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
-_FOLDERS: Final = re.compile(r"(?<=['\"])/(?:[^/'\"]+/)+|(?<![\w.:/~])/(?:[^\s/'\"]+/)+")
-"""Folders of absolute paths; `~/.keras/models` tells nothing of this machine."""
-_INNER: Final = "Exception encountered: "
-"""The text that Keras writes before each error that it has met within another, all in one text."""
-_CONFIG: Final = re.compile(r"\.?\s*Full object config: .*")
-"""The configuration that Keras adds to some errors: pages of it."""
-_LONGEST: Final = 500
+log = logging.getLogger(__name__)
+
 _SHOWN: Final = 48
 """Characters of a value that a refusal shows."""
 
@@ -104,20 +91,6 @@ class ModelFailed(ModelError):
         super().__init__(message)
         if lacks_mode:
             self.lacks_mode = True
-
-
-@contextmanager
-def failing_on_exit() -> Iterator[None]:
-    """A block in which a model's own code may run: where that calls `sys.exit()`, the model fails and not the server.
-
-    Raises ModelFailed.
-    """
-    try:
-        yield
-    except Exception:
-        raise
-    except BaseException as error:  # SystemExit and its like, which an event loop takes for the end of the process
-        raise ModelFailed(f"the model's own code raised {type(error).__name__}: {cause(error)}") from error
 
 
 class ExecutionFailed(ModelError):
@@ -209,29 +182,75 @@ def shown(value: object) -> str:
     return "nothing" if value is None else "another value"
 
 
-def cause(error: BaseException) -> str:
-    """Returns the line of an error of any library that says what is wrong, or its type where it says nothing.
+class Status(NamedTuple):
+    """What an error is called."""
 
-    Like `telling_line`, it may be sent to clients.
-    """
-    if line := telling_line(str(error)):
-        return line
-    origin = error.__cause__ or error.__context__
-    return cause(origin) if origin is not None else type(error).__name__
+    grpc: str
+    """The name of a status code of gRPC; in metrics as well."""
+    http: int
+    """The status code of HTTP."""
 
 
-def telling_line(text: str) -> str:
-    """Returns the line of an error's text that says what is wrong: no trace, and of paths only the last part.
+INTERNAL: Final = Status("INTERNAL", 500)
 
-    Empty where there is none. Of errors within others it is the innermost that says it.
-    """
-    outer, _, inner = text.rpartition(_INNER)
-    if outer and (line := telling_line(inner)):
-        return line
-    is_code = False
-    for line in text.splitlines():
-        told = _COLOUR.sub("", line).strip()
-        if told and not is_code and not _NO_CAUSE.match(told):
-            return _FOLDERS.sub("", _CONFIG.sub("", told))[:_LONGEST]
-        is_code = told.startswith("File ")
-    return ""
+STATUS: Final[dict[type[XlaserveError], Status]] = {
+    ConfigError: INTERNAL,
+    InvalidArgument: Status("INVALID_ARGUMENT", 400),
+    InvalidImage: Status("INVALID_ARGUMENT", 400),
+    ImageTooLarge: Status("INVALID_ARGUMENT", 413),
+    MessageTooLarge: Status("INVALID_ARGUMENT", 413),
+    UnsupportedFeature: Status("UNIMPLEMENTED", 501),
+    ModelNotFound: Status("NOT_FOUND", 404),
+    NotFound: Status("NOT_FOUND", 404),
+    Unauthenticated: Status("UNAUTHENTICATED", 401),
+    PermissionDenied: Status("PERMISSION_DENIED", 403),
+    ModelNotReady: Status("UNAVAILABLE", 503),
+    ModelFailed: Status("FAILED_PRECONDITION", 503),
+    ExecutionFailed: INTERNAL,
+    OutOfDeviceMemory: Status("RESOURCE_EXHAUSTED", 503),
+    QueueFull: Status("RESOURCE_EXHAUSTED", 429),
+    LimitExceeded: Status("RESOURCE_EXHAUSTED", 429),
+    ProfilerBusy: Status("RESOURCE_EXHAUSTED", 429),
+    DeadlineUnreachable: Status("RESOURCE_EXHAUSTED", 429),
+    DeadlineExceeded: Status("DEADLINE_EXCEEDED", 504),
+    EngineLost: Status("UNAVAILABLE", 503),
+    ShuttingDown: Status("UNAVAILABLE", 503),
+}
+"""By error: every leaf of the tree of errors. test_status.py checks that none is missing."""
+
+INTERNAL_MESSAGE: Final = "internal error; its details are in the server's log"
+MAX_MESSAGE_LENGTH: Final = 800
+"""A status travels in trailing metadata: a client that gets more than 8 KiB of it sees another error in its place."""
+RETRY_AFTER: Final = "retry-after"
+"""The header, of HTTP and in gRPC's trailing metadata, that says in how many whole seconds to come again."""
+RETRY_AFTER_S: Final = 1.0
+"""When a client may come again where nothing says when there will be room."""
+
+_NO_ROOM_SOON: Final = (DeadlineExceeded, ShuttingDown)
+"""Of what may be tried again, that which waiting does not help."""
+
+
+def status_of(error: BaseException) -> tuple[Status, str]:
+    """Returns the status and the message that a client gets for `error`."""
+    status = STATUS.get(type(error)) if isinstance(error, XlaserveError) else None
+    if status is None or isinstance(error, ConfigError):  # the operator's concern alone
+        return INTERNAL, INTERNAL_MESSAGE
+    message = str(error)
+    return status, message if len(message) <= MAX_MESSAGE_LENGTH else f"{message[:MAX_MESSAGE_LENGTH]} ..."
+
+
+def retry_after_s(error: BaseException) -> float | None:
+    """Returns in how many seconds a client may come again; None where waiting is no help, or another server may be."""
+    if not isinstance(error, OverloadError):
+        return None
+    if error.retry_after_s is None and not isinstance(error, _NO_ROOM_SOON):
+        return RETRY_AFTER_S
+    return error.retry_after_s
+
+
+def explain(error: Exception) -> tuple[Status, str]:
+    """Returns what `status_of` does; logs an unexpected error, and clears the tracebacks of any."""
+    if not isinstance(error, XlaserveError):
+        log.error("unexpected error", exc_info=error)
+    clear_tracebacks(error)
+    return status_of(error)

@@ -14,20 +14,20 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from xlaserve.admission.shared_counts import Usage
 from xlaserve.config import Mode, PixelRange, Settings
-from xlaserve.decoding import DecodingThreads, Memory
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, BatchRows, Result
 from xlaserve.engine.batching.traced import TracedBatch
 from xlaserve.engine.model_engine import Admitted
 from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.timings import Timings
+from xlaserve.engine.trace_context import TraceContext
 from xlaserve.errors import InvalidArgument, RequestError
-from xlaserve.frame import Frame, whole, within
-from xlaserve.image import Encoded, ImageLimits, Place, check_pixels, decode, of_images
-from xlaserve.model.version import Served
-from xlaserve.runtimes.tf.device import usable_cores
-from xlaserve.timings import Timings
-from xlaserve.trace_context import TraceContext
-from xlaserve.usage import Usage
+from xlaserve.images.decoder import Encoded, ImageLimits, Place, check_pixels, decode, of_images
+from xlaserve.images.frame import Frame, whole, within
+from xlaserve.images.threads import DecodingThreads, Memory
+from xlaserve.models.version import Served
+from xlaserve.programs.tf.device import usable_cores
 
 CHANNELS: Final = 3
 MAX_INLINE_BYTES: Final = 2**19

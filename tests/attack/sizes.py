@@ -20,7 +20,7 @@ SAVE: Final = """
 import sys
 import warnings
 
-from xlaserve.model.networks.keras_runtime import keras
+from xlaserve.models.networks.keras_runtime import keras
 
 warnings.simplefilter("ignore")
 keras.utils.set_random_seed(3)

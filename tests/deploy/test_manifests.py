@@ -24,9 +24,9 @@ from tests.deploy.manifests import (
     read,
 )
 
-from xlaserve.app.front import FLUSH_S
 from xlaserve.cli import parser
 from xlaserve.config import load
+from xlaserve.processes.front import FLUSH_S
 
 SCHEMAS = Path(__file__).parent / "schemas"
 MOST_APPLIED_BYTES = 2**18

@@ -25,8 +25,8 @@ import trustme
 from tests.deploy.manifests import KSERVE, KUBERNETES, kustomized, one, read
 from tests.deploy.pod import PATIENCE_S, Pod, may_mount
 
-from xlaserve.app.stopping import SECOND_SIGNAL_S
 from xlaserve.config import load
+from xlaserve.processes.stopping import SECOND_SIGNAL_S
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import open_inference_pb2_grpc as pb_grpc
 

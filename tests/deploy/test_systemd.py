@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from tests.integration.conftest import NOOP, StartServer
 
-from xlaserve.app.front import FLUSH_S
 from xlaserve.cli import parser
 from xlaserve.config import Settings
+from xlaserve.processes.front import FLUSH_S
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
 UNIT = FOLDER / "xlaserve.service"

@@ -52,7 +52,7 @@ def test_every_field_of_the_settings_is_documented(pages: dict[str, str]) -> Non
 
 
 def test_methods_that_the_reference_calls_unimplemented_refuse_everything(pages: dict[str, str]) -> None:
-    from xlaserve.rpc.tensorflow_serving import ModelService, PredictionService
+    from xlaserve.wire.grpc.tensorflow_serving_service import ModelService, PredictionService
 
     told = set(re.findall(r"^### (\w+)\n\nTakes .*\n\nUNIMPLEMENTED", pages["tensorflow-serving.md"], re.MULTILINE))
     methods = {**vars(PredictionService), **vars(ModelService)}
@@ -61,7 +61,7 @@ def test_methods_that_the_reference_calls_unimplemented_refuse_everything(pages:
 
 def test_the_help_of_load_process_names_the_modes_that_it_is_for() -> None:
     from xlaserve.config import Mode, ModelSettings, Settings
-    from xlaserve.model.preparer import can_be_prepared
+    from xlaserve.models.preparer import can_be_prepared
 
     told = set(re.findall(r"`(\w+)`", Settings.model_fields["load_process"].description or ""))
     models = (ModelSettings(name="m", source="keras.applications:MobileNetV2", modes=(mode,)) for mode in Mode)
@@ -90,7 +90,7 @@ def test_pages_say_what_the_code_says(pages: dict[str, str], page: str, line: st
 
 
 def test_the_page_for_users_of_triton_names_every_metric_of_its_names(pages: dict[str, str]) -> None:
-    from xlaserve.model.triton_metrics import triton_metrics
+    from xlaserve.models.triton_metrics import triton_metrics
     from xlaserve.telemetry.metrics import Metrics
 
     listed = re.findall(r"^\| `(nv_\w+)`", pages["metrics.md"], re.MULTILINE)

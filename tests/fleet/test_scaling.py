@@ -15,7 +15,7 @@ import pytest
 from bench.timed_model import BATCH_S, IMAGE_S
 from tests.fleet.conftest import Fleet
 
-from xlaserve.model.sources.noop import SIDE
+from xlaserve.models.sources.noop import SIDE
 from xlaserve_client import AsyncVisionClient
 from xlaserve_client.errors import ServerError
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bench import processes
-from xlaserve.check import record
 from xlaserve.config import Mode
+from xlaserve.inspection.check import record
 from xlaserve_client import VisionClient
 
 pytestmark = pytest.mark.gpu

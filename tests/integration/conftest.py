@@ -44,7 +44,7 @@ COMPILES = {"compile_cache": None}
 BRAKED_NOOP = """
 import os, time
 from xlaserve.engine.program import Compilation
-from xlaserve.model.sources.noop import NoopProgram
+from xlaserve.models.sources.noop import NoopProgram
 
 compile = NoopProgram.compile
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from xlaserve.errors import ConfigError
-from xlaserve.processes import pulse
-from xlaserve.processes.child import Child
+from xlaserve.processes.supervision import pulse
+from xlaserve.processes.supervision.child import Child
 from xlaserve.telemetry.counts import LoopCounter
 from xlaserve.telemetry.http import on_loop
 

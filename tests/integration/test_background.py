@@ -19,8 +19,8 @@ from tests.integration.test_engines import until_ready
 from tests.integration.test_fronts import processes, times_ready
 from tests.required import required
 
-from xlaserve.runtimes.tf.device import usable_cores
-from xlaserve.runtimes.watch.compile_watch import KNOWN
+from xlaserve.programs.tf.device import usable_cores
+from xlaserve.programs.watch.compile_watch import KNOWN
 from xlaserve_proto import open_inference_pb2 as oip
 from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
 from xlaserve_proto import vision_pb2 as pb
@@ -46,7 +46,7 @@ def dump(fronts: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A model of any size."""
-    from xlaserve.model.networks.keras_runtime import keras
+    from xlaserve.models.networks.keras_runtime import keras
 
     pixels = keras.Input((None, None, 3))
     x = keras.layers.Rescaling(1 / 255)(pixels)

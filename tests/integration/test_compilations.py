@@ -22,7 +22,7 @@ from PIL import Image
 from scripts.digits_data import digit_images
 from tests.integration.conftest import COMPILES, StartServer
 
-from xlaserve.runtimes.watch.compile_watch import KNOWN
+from xlaserve.programs.watch.compile_watch import KNOWN
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import open_inference_pb2_grpc as pb_grpc
 from xlaserve_proto import vision_pb2 as vision_pb
@@ -140,7 +140,7 @@ import pytest
 import tensorflow as tf
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.runtimes.tf.executable import TensorFlowProgram
+from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 
 
 def forward(pixels):
@@ -201,7 +201,7 @@ RECOMPILING = """
 import os
 from pathlib import Path
 
-from xlaserve.model import catalog
+from xlaserve.models import catalog
 
 cause = Path(os.environ["CAUSE"])
 load = catalog.load
@@ -278,7 +278,7 @@ def test_what_xla_compiles_while_serving_is_counted_and_said_with_its_cause(
 
 
 SILENCED = """
-from xlaserve.runtimes.watch import stderr_tap
+from xlaserve.programs.watch import stderr_tap
 
 stderr_tap.VMODULE = "some_other_file=1"
 """

@@ -16,7 +16,7 @@ import pytest
 from scripts.digits_data import digit_images
 from tests.integration.conftest import COMPILES, StartServer
 
-from xlaserve.cache.records import SUFFIX, Folder, Record
+from xlaserve.programs.cache.records import SUFFIX, Folder, Record
 from xlaserve_client import VisionClient
 
 BUCKETS = [1, 2, 4]
@@ -114,8 +114,8 @@ def test_a_second_start_compiles_nothing_and_times_nothing(config: Path) -> None
 
 
 ENGINES_OF_1_AND_2_CORES = """
-from xlaserve.app import engines
-from xlaserve.runtimes.tf.device import Share
+from xlaserve.processes import engines
+from xlaserve.programs.tf.device import Share
 
 real, shares = engines.shares_of_machine, [Share(frozenset(cores)) for cores in SHARES]
 engines.shares_of_machine = lambda settings: shares if settings.engines == 3 else real(settings)

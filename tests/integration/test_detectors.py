@@ -20,11 +20,11 @@ import tensorflow as tf
 from PIL import Image
 from tests.integration.conftest import Server, StartServer
 from tests.same_objects import Objects, unlike
-from tests.server.model.sources.test_keras_hub_models import TINY
+from tests.server.models.sources.test_keras_hub_models import TINY
 
-from xlaserve.model.fast_decoding import photograph
-from xlaserve.model.sources import keras_hub_models, keras_hub_table, random_weights
-from xlaserve.model.sources.keras_cv_table import BACKBONES
+from xlaserve.models.fast_decoding import photograph
+from xlaserve.models.sources import keras_hub_models, keras_hub_table, random_weights
+from xlaserve.models.sources.keras_cv_table import BACKBONES
 from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc as pb_grpc
 

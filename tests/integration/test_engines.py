@@ -25,7 +25,7 @@ from tests.integration.test_fronts import (
 )
 from tests.integration.test_swap import NOOP, OTHER, asked
 
-from xlaserve.runtimes.tf.device import usable_cores
+from xlaserve.programs.tf.device import usable_cores
 from xlaserve_proto import open_inference_pb2 as pb
 
 pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="each engine has a core of its own")

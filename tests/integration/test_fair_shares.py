@@ -15,7 +15,7 @@ import pytest
 from grpc import StatusCode as Status
 from tests.integration.conftest import Brake, NoopClient, Server, StartServer
 
-from xlaserve.runtimes.tf.device import usable_cores
+from xlaserve.programs.tf.device import usable_cores
 
 PATIENCE_S = 60.0
 FLOOD = 300

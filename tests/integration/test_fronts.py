@@ -33,7 +33,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.conftest import DIGITS, Brake, NoopClient, Server, StartServer
 from tests.integration.test_shutdown import DEFECT
 
-from xlaserve.processes.orders import SPARE
+from xlaserve.processes.supervision.orders import SPARE
 from xlaserve_client import AsyncVisionClient, VisionClient
 from xlaserve_proto import open_inference_pb2 as pb
 
@@ -46,12 +46,12 @@ SOON_S = 5.0
 """What takes a second at most, on a busy machine."""
 SLOW_START = """
 import time
-from xlaserve.app.engine import Engine
+from xlaserve.processes.engine import Engine
 
 Engine._settle = lambda self: time.sleep(0.5)  # as where TensorFlow is imported
 """
 IMPATIENT = """
-from xlaserve.processes import liveness, metrics, pulse
+from xlaserve.processes.supervision import liveness, metrics, pulse
 
 liveness.LOOK_S = pulse.BEAT_S = metrics.EVERY_S = 0.1
 """

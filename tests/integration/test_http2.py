@@ -12,8 +12,8 @@ from tests.attack.client import HEALTH
 from tests.attack.http2 import ACK, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING
 from tests.integration.conftest import Server
 
-from xlaserve.rpc.server import MIN_PING_INTERVAL_MS
-from xlaserve.rpc.unreceived import MAX_METADATA_BYTES
+from xlaserve.wire.grpc.grpc_server import MIN_PING_INTERVAL_MS
+from xlaserve.wire.grpc.unreceived import MAX_METADATA_BYTES
 
 POLITE_S = 1.1 * MIN_PING_INTERVAL_MS / 1000
 """Between pings of a client that is to stay."""

@@ -20,14 +20,14 @@ import psutil
 import pytest
 from prometheus_client import CollectorRegistry
 
-from xlaserve.processes import interpreter, liveness
-from xlaserve.processes.liveness import Liveness
-from xlaserve.processes.metrics import AllMetrics
-from xlaserve.processes.orders import SPARE
-from xlaserve.processes.process import ChildProcess, Launcher
-from xlaserve.processes.restarts import RestartPolicy
-from xlaserve.processes.role import Role, State
-from xlaserve.processes.supervisor import Process, Supervisor, Watcher
+from xlaserve.processes.supervision import interpreters, liveness
+from xlaserve.processes.supervision.child_handle import ChildProcess, Launcher
+from xlaserve.processes.supervision.liveness import Liveness
+from xlaserve.processes.supervision.merged_metrics import AllMetrics
+from xlaserve.processes.supervision.orders import SPARE
+from xlaserve.processes.supervision.restarts import RestartPolicy
+from xlaserve.processes.supervision.role import Role, State
+from xlaserve.processes.supervision.supervisor import Process, Supervisor, Watcher
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
@@ -215,7 +215,7 @@ async def test_garbage_ends_the_process_that_says_it_and_no_other(caplog: pytest
         assert launched.ends[0][:2] == ("front 1", -signal.SIGKILL)
         assert {name for name, _, _ in launched.ends} == {"front 1"}
     assert "front 1: what it says can't be understood, and it is killed" in caplog.text
-    said = [record for record in caplog.records if record.name == "xlaserve.processes.output"]
+    said = [record for record in caplog.records if record.name == "xlaserve.processes.supervision.output"]
     assert said[-1].getMessage() == "F0000 Check failed: all is lost"
     assert {record.__dict__["role"] for record in said} == {"front 1"}
 
@@ -380,7 +380,7 @@ async def test_what_is_forked_too_late_ends(monkeypatch: pytest.MonkeyPatch) -> 
     async with supervised(front, launched=(prepared := Prepared())) as (supervisor, _):
         for number in range(LATE):
             await until(lambda: prepared.launcher.prepare(front) and all_are_ready(supervisor) and prepared.has_spare())
-            monkeypatch.setattr(interpreter, "FORK_S", draw.uniform(0.0005, 0.01))
+            monkeypatch.setattr(interpreters, "FORK_S", draw.uniform(0.0005, 0.01))
             prepared.last("front 1").send_signal(signal.SIGKILL)
             await until(lambda number=number: all_are_ready(supervisor) and len(prepared.processes) == number + 2)  # type: ignore[misc]
         prepared.launcher.close()
@@ -453,10 +453,10 @@ async def test_metrics_are_shown_while_an_event_loop_hangs() -> None:
 
 SUPERVISOR = """
 import asyncio, signal, sys, uvloop
-from xlaserve.processes.process import Launcher
-from xlaserve.processes.restarts import RestartPolicy
-from xlaserve.processes.role import Role
-from xlaserve.processes.supervisor import Supervisor
+from xlaserve.processes.supervision.child_handle import Launcher
+from xlaserve.processes.supervision.restarts import RestartPolicy
+from xlaserve.processes.supervision.role import Role
+from xlaserve.processes.supervision.supervisor import Supervisor
 from xlaserve.telemetry import logs
 
 def role(name, target, **about):

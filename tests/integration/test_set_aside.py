@@ -26,9 +26,9 @@ DEADLY = 66
 """Images of this level end the process that runs them."""
 DEADLY_NOOP = """
 import ctypes, os, time
-from xlaserve.app import engine
+from xlaserve.processes import engine
 from xlaserve.engine.program import Compilation
-from xlaserve.model.sources.noop import NoopProgram
+from xlaserve.models.sources.noop import NoopProgram
 
 compile = NoopProgram.compile
 

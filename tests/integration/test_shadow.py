@@ -16,7 +16,7 @@ import grpc
 import pytest
 from tests.integration.conftest import DIGITS, DIGITS_SIZE, NoopClient, Server, StartServer
 
-from xlaserve.runtimes.tf.device import usable_cores
+from xlaserve.programs.tf.device import usable_cores
 from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc
 
@@ -31,7 +31,7 @@ def compare_versions(server: Server, *options: str) -> subprocess.CompletedProce
 
 def save_constant(path: Path) -> str:
     """Saves a model of digits' shape that calls everything a zero, and returns the path."""
-    from xlaserve.model.networks.keras_runtime import keras
+    from xlaserve.models.networks.keras_runtime import keras
 
     pixels = keras.Input((*DIGITS_SIZE, 3), dtype="uint8")
     x = keras.layers.GlobalAveragePooling2D()(keras.layers.Rescaling(1 / 255)(pixels))

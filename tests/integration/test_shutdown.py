@@ -477,7 +477,7 @@ def test_a_signal_ends_a_load_with_its_process_and_its_folder_however_busy_the_m
 def preparing(server: Server) -> list[psutil.Process]:
     """Returns the processes that compile a model for the server."""
     children = psutil.Process(server.pid).children(recursive=True)
-    return [child for child in children if "xlaserve.model.preparer_process" in child.cmdline()]
+    return [child for child in children if "xlaserve.models.preparer_process" in child.cmdline()]
 
 
 def test_a_killed_server_leaves_no_client_waiting(braked: Server, brake: Brake, connect: Connect) -> None:

@@ -30,7 +30,7 @@ OTHER = {**NOOP, "name": "other"}
 CONFIG: dict[str, Any] = {"models": [NOOP, OTHER], "fronts": 2}
 HELD_START = """
 import os, time
-from xlaserve.app.engine import Engine
+from xlaserve.processes.engine import Engine
 
 def settle(self):
     while os.path.exists(os.environ["HELD"]):

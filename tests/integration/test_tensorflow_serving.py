@@ -47,7 +47,7 @@ def serving(start_module_server: StartServer, tmp_path_factory: pytest.TempPathF
 
 def save_brightness(folder: Path) -> str:
     """Saves a model that answers an image with the mean of its pixels, and returns the path."""
-    from xlaserve.model.networks.keras_runtime import keras
+    from xlaserve.models.networks.keras_runtime import keras
 
     third = keras.initializers.Constant(1 / 3)
     layers = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(1, kernel_initializer=third, use_bias=False)]

@@ -43,7 +43,7 @@ class Unrunnable(keras.layers.Layer):
 
 @pytest.fixture(scope="module")
 def server(start_module_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from xlaserve.model.networks.keras_runtime import keras
+    from xlaserve.models.networks.keras_runtime import keras
 
     folder = tmp_path_factory.mktemp("models")
     (folder / "odd_layers.py").write_text(ODD_LAYERS)

@@ -287,7 +287,7 @@ def test_statistics_metadata_and_the_index_show_each_version(
 def test_a_new_folder_of_a_version_is_served_and_one_that_is_no_model_is_not(
     start_server: StartServer, connect: Connect, tmp_path: Path
 ) -> None:
-    from xlaserve.model.networks.keras_runtime import keras
+    from xlaserve.models.networks.keras_runtime import keras
 
     keras.utils.set_random_seed(1)
     pixels = keras.Input((6, 5, 3), dtype="uint8")

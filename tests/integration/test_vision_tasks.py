@@ -17,7 +17,7 @@ from tests.required import required
 from tests.scoring import Confusion, Found, Truth, mean_average_precision
 
 from xlaserve.config import Fit
-from xlaserve.frame import place
+from xlaserve.images.frame import place
 from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc as vision_grpc
 from xlaserve_proto.vision_pb2_grpc import VisionStub
@@ -40,7 +40,7 @@ MODELS = [
 @pytest.fixture(scope="module")
 def mean_colour(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A model whose embedding is an image's mean red, green and blue."""
-    from xlaserve.model.networks.keras_runtime import keras
+    from xlaserve.models.networks.keras_runtime import keras
 
     file = tmp_path_factory.mktemp("models") / "mean.keras"
     pixels = keras.Input((8, 8, 3))

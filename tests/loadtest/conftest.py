@@ -14,7 +14,7 @@ import pytest
 from tests.loadtest.known_servers import measured
 from tests.loadtest.run_files import compared, run_file
 
-from xlaserve.oracle.virtual_time import VirtualTimeLoop
+from xlaserve.planning.virtual_time import VirtualTimeLoop
 from xlaserve_loadtest.record.lines import Status
 from xlaserve_loadtest.run import ceilings, strain
 from xlaserve_loadtest.run.recorder import Ceiling

@@ -38,7 +38,7 @@ tempfile._get_default_tempdir = find_none
 """
 ENDLESS_COMPILATION = """
 import threading
-from xlaserve.model.sources.noop import NoopProgram
+from xlaserve.models.sources.noop import NoopProgram
 
 NoopProgram.compile = lambda *arguments: threading.Event().wait()
 """

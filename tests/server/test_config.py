@@ -27,11 +27,11 @@ from xlaserve.config import (
     dump,
     load,
 )
+from xlaserve.config.base import Frozen, OrPath, Pairs
 from xlaserve.config.files import resolved
-from xlaserve.config.frozen import Frozen, OrPath, Pairs
 from xlaserve.config.sources import BUILTIN_SOURCES, Source, kind_of
 from xlaserve.errors import ConfigError
-from xlaserve.model import catalog
+from xlaserve.models import catalog
 
 NOTHING: dict[str, str] = {}
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from xlaserve import errors
-from xlaserve.errors import InvalidArgument, XlaserveError, cause
+from xlaserve.engine.causes import cause
+from xlaserve.errors import InvalidArgument, XlaserveError
 
 CLASSES = [each for each in vars(errors).values() if isinstance(each, type) and each.__module__ == errors.__name__]
 

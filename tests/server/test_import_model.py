@@ -17,7 +17,7 @@ from xlaserve.commands import import_config
 from xlaserve.commands.command import Invocation
 from xlaserve.config import Bucket, Mode, ModelSettings, Settings
 from xlaserve.errors import ConfigError
-from xlaserve.model import catalog
+from xlaserve.models import catalog
 
 
 def forward(params: dict[str, jax.Array], images: jax.Array) -> jax.Array:

@@ -15,10 +15,13 @@ import pytest
 from PIL import Image
 from tests.fakes import Clock
 
-from xlaserve import image, pipeline
+from xlaserve import pipeline
+from xlaserve.admission.shared_counts import Usage
 from xlaserve.config import Bucket, Decoding, Fit, Grey16, Mode, ModelSettings, PixelRange, Settings, Window
 from xlaserve.engine.batching.queue import BatchRows, Result
 from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.timings import Timings
+from xlaserve.engine.trace_context import TraceContext
 from xlaserve.errors import (
     DeadlineExceeded,
     DeadlineUnreachable,
@@ -27,15 +30,13 @@ from xlaserve.errors import (
     InvalidImage,
     QueueFull,
 )
-from xlaserve.frame import Frame, place, whole
-from xlaserve.image import Decoded, Place
-from xlaserve.model.task import Classification, Segmentation, Task
-from xlaserve.model.version import Served
+from xlaserve.images import decoder
+from xlaserve.images.decoder import Decoded, Place
+from xlaserve.images.frame import Frame, place, whole
+from xlaserve.models.task import Classification, Segmentation, Task
+from xlaserve.models.version import Served
 from xlaserve.pipeline import Pending, Pipeline, Request
-from xlaserve.rpc.open_inference import TypedValues
-from xlaserve.timings import Timings
-from xlaserve.trace_context import TraceContext
-from xlaserve.usage import Usage
+from xlaserve.wire.grpc.open_inference_service import TypedValues
 
 DEADLINE = 123.0
 PATIENCE_S = 20
@@ -275,7 +276,7 @@ async def test_decoding_never_runs_on_the_event_loop(
     pipe: Pipeline, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = set()
-    decode = image.decode
+    decode = decoder.decode
 
     def watched(*args: Any, **options: Any) -> Decoded:
         threads.add(threading.current_thread())
@@ -386,11 +387,11 @@ async def test_an_answer_warns_of_16_bit_grey_until_the_model_says_what_it_means
     unset = make_served(batcher, (4, 6))
     answer = await pipe.run(unset, Request("", [png(7), png16(4095), png16(4095)], DEADLINE))
     assert levels(answer) == [7, 15, 15]
-    assert answer.warning == f"images[1], images[2]: {image.GREY16_WARNING}"
+    assert answer.warning == f"images[1], images[2]: {decoder.GREY16_WARNING}"
     alone = await pipe.run(unset, Request("", [png16(4095)], DEADLINE))
-    assert alone.warning == image.GREY16_WARNING
+    assert alone.warning == decoder.GREY16_WARNING
     many = await pipe.run(unset, Request("", [png(7), *[png16(4095)] * 12], DEADLINE))
-    assert many.warning == f"{', '.join(f'images[{row}]' for row in range(1, 9))} and 4 more: {image.GREY16_WARNING}"
+    assert many.warning == f"{', '.join(f'images[{row}]' for row in range(1, 9))} and 4 more: {decoder.GREY16_WARNING}"
     assert (await pipe.run(unset, Request("", [png(7)], DEADLINE))).warning == ""
     chosen: dict[Grey16 | Window, int] = {Grey16.HIGH_BYTE: 15, Grey16.LARGEST: 255, (0, 8190): 128}
     for grey16, level in chosen.items():
@@ -680,7 +681,7 @@ async def test_pixels_that_take_long_are_checked_on_a_thread_once_they_are_admit
 ) -> None:
     threads = []
     given = np.full((2, 4, 6, 3), 7, np.float32)
-    check_pixels = image.check_pixels
+    check_pixels = decoder.check_pixels
 
     def check(array: Any, pixel_range: PixelRange) -> Images:
         threads.append(threading.current_thread())

@@ -41,9 +41,9 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from xlaserve.model.networks.keras_runtime import keras
-from xlaserve.runtimes.tf.frozen import CLUSTER_RUNS, MAX_CLUSTERED
-from xlaserve.runtimes.watch.xla_log import Reader
+from xlaserve.models.networks.keras_runtime import keras
+from xlaserve.programs.tf.frozen_graph import CLUSTER_RUNS, MAX_CLUSTERED
+from xlaserve.programs.watch.xla_log import Reader
 
 ROOT: Final = Path(__file__).parents[2]
 PATIENCE_S: Final = 120
@@ -106,7 +106,7 @@ CYCLES: Final = {
     *("body", "disconnected", "keep_alive", "message_event", "response_complete", "response_started"),
     "waiting_for_100_continue",
 }
-"""What `http/connection.py` overrides, calls or reads of uvicorn's connection, and of its request."""
+"""What `wire/http/connection.py` overrides, calls or reads of uvicorn's connection, and of its request."""
 
 
 @contextmanager
@@ -205,7 +205,7 @@ def traced() -> Any:
 def test_tensorflows_context_knows_its_device_and_its_configuration() -> None:
     with needed(
         "tensorflow.python.eager.context.context()",
-        by="runtimes/tf/frozen.py",
+        by="programs/tf/frozen_graph.py",
         breaks="frozen graphs have threads, memory and GPUs of their own, and replicas run on the wrong GPU",
     ):
         with tf.device("/CPU:0"):
@@ -222,7 +222,7 @@ def test_tensorflows_context_knows_its_device_and_its_configuration() -> None:
 def test_variables_become_constants_in_a_graph() -> None:
     with needed(
         "convert_to_constants._FunctionConverterDataInEager and ._replace_variables_by_constants",
-        by="runtimes/tf/frozen.py",
+        by="programs/tf/frozen_graph.py",
         breaks="no model runs in graph mode or autocluster",
     ):
         function = traced()
@@ -244,7 +244,7 @@ def test_variables_become_constants_in_a_graph() -> None:
 def test_functions_are_inlined_into_a_graph() -> None:
     with needed(
         "convert_to_constants._run_inline_graph_optimization",
-        by="runtimes/tf/frozen.py",
+        by="programs/tf/frozen_graph.py",
         breaks="OpenVINO runs no model that XLA would compile a part of, such as convolutions with groups",
     ):
         graph = tf.Graph()
@@ -261,7 +261,7 @@ def test_functions_are_inlined_into_a_graph() -> None:
 def test_a_function_runs_on_without_pythons_half_of_the_graphs_that_it_calls() -> None:
     with needed(
         "FuncGraph._functions and AtomicFunction._cached_graph",
-        by="runtimes/tf/executable.py",
+        by="programs/tf/tensorflow_program.py",
         breaks="the garbage collector walks through the graphs of each model that serves, and all wait meanwhile",
     ):
         inner = traced()
@@ -285,7 +285,7 @@ def test_a_function_runs_on_without_pythons_half_of_the_graphs_that_it_calls() -
 def test_a_function_graph_gives_what_it_captured() -> None:
     with needed(
         "FuncGraph.captures, .variables and a variable's .handle",
-        by="runtimes/tf/stablehlo.py",
+        by="programs/tf/stablehlo.py",
         breaks="programs are exported to the compile cache with the wrong weights, or none",
     ):
         function = traced()
@@ -299,7 +299,7 @@ def test_a_function_graph_gives_what_it_captured() -> None:
 def test_a_concrete_function_is_called_with_what_it_captured() -> None:
     with needed(
         "ConcreteFunction's inference_fn.call_flat and captured_inputs",
-        by="runtimes/tf/executable.py",
+        by="programs/tf/tensorflow_program.py",
         breaks="no program that is not from the compile cache runs",
     ):
         weights = tf.constant([2.0, 3.0])
@@ -314,7 +314,7 @@ def test_a_concrete_function_is_called_with_what_it_captured() -> None:
 def test_a_function_that_was_registered_is_called_by_its_name() -> None:
     with needed(
         "context.context().call_function, and import_graph_def, which registers functions outside of a graph",
-        by="runtimes/tf/stablehlo.py",
+        by="programs/tf/stablehlo.py",
         breaks="no program of the compile cache runs",
     ):
         function = tf.function(lambda values: (values + 1.0, values)).get_concrete_function(tf.TensorSpec(2))
@@ -327,11 +327,11 @@ def test_a_function_that_was_registered_is_called_by_its_name() -> None:
 
 
 def test_a_module_of_stablehlo_is_an_operation() -> None:
-    from xlaserve.runtimes.tf.stablehlo import export, load
+    from xlaserve.programs.tf.stablehlo import export, load
 
     with needed(
         "XlaCallModule, its attributes and its calling convention 9, and get_compiler_ir's stablehlo_serialized",
-        by="runtimes/tf/stablehlo.py",
+        by="programs/tf/stablehlo.py",
         breaks="nothing can be written to the compile cache, or what is there can't be run",
     ):
         weight = tf.Variable(3.0)
@@ -345,14 +345,14 @@ def test_an_export_of_jax_runs_with_its_weights_as_arguments() -> None:
     import jax
     from jax import export
 
-    from xlaserve.model.sources.jax_export import exported_model
-    from xlaserve.model.sources.jax_file import ImageFunction
+    from xlaserve.models.sources.jax_export import exported_model
+    from xlaserve.models.sources.jax_file import ImageFunction
 
     kernel = np.random.default_rng(0).normal(size=(3, 2048)).astype(np.float32)
     with needed(
         "tf2xla.python.xla.call_module, Exported's fields, MLIR's bindings in jax.extend.mlir, and "
         "tensorflow.python.ops.resource_variable_ops.ResourceVariable",
-        by="model/sources/jax_file.py, jax_export.py, stablehlo_weights.py and stablehlo_graph.py",
+        by="models/sources/jax_file.py, jax_export.py, stablehlo_weights.py and stablehlo_graph.py",
         breaks="exports of JAX can't be served or are not lowered, or each program holds their weights",
     ):
         image = jax.ShapeDtypeStruct((*export.symbolic_shape("b"), 2, 2, 3), np.float32)
@@ -369,7 +369,7 @@ def test_an_export_of_jax_runs_with_its_weights_as_arguments() -> None:
 def test_a_functions_program_can_be_had(stage: str) -> None:
     with needed(
         f"tf.function(...).experimental_get_compiler_ir(...)(stage={stage!r})",
-        by="runtimes/tf/stablehlo.py, runtimes/tf/executable.py and inspection/explain.py",
+        by="programs/tf/stablehlo.py, programs/tf/tensorflow_program.py and inspection/compile_and_explain.py",
         breaks="no compile cache, no `xlaserve explain`",
     ):
         function = tf.function(lambda values: values + 1.0, jit_compile=True)
@@ -379,7 +379,7 @@ def test_a_functions_program_can_be_had(stage: str) -> None:
 def test_xlas_barrier_is_an_operation() -> None:
     with needed(
         "tensorflow.compiler.tf2xla.ops.gen_xla_ops.xla_optimization_barrier",
-        by="model/lowering/materialize.py",
+        by="models/lowering/materialize.py",
         breaks="lowered layers can't be traced: no convolutional model of Keras runs in XLA on a CPU",
     ):
         from tensorflow.compiler.tf2xla.ops.gen_xla_ops import xla_optimization_barrier
@@ -391,11 +391,11 @@ def test_xlas_barrier_is_an_operation() -> None:
 
 
 def test_the_mark_that_has_xla_compile_a_function_keeps_its_name() -> None:
-    from xlaserve.runtimes.tf.stablehlo import MUST_COMPILE
+    from xlaserve.programs.tf.stablehlo import MUST_COMPILE
 
     with needed(
         "the attribute _XlaMustCompile",
-        by="runtimes/tf/frozen.py and runtimes/tf/stablehlo.py",
+        by="programs/tf/frozen_graph.py and programs/tf/stablehlo.py",
         breaks="graph mode runs XLA unseen, and programs from the compile cache run without it",
     ):
         inner = tf.function(lambda values: values + 1.0, jit_compile=True)
@@ -408,7 +408,7 @@ def test_the_mark_that_has_xla_compile_a_function_keeps_its_name() -> None:
 def test_a_recording_can_be_parsed() -> None:
     with needed(
         "tensorflow.tsl.profiler.protobuf.xplane_pb2",
-        by="inspection/trace.py",
+        by="programs/tf/trace.py",
         breaks="`xlaserve explain` can't say what instructions took",
     ):
         from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -420,7 +420,7 @@ def test_a_recording_can_be_parsed() -> None:
 def test_switches_of_the_device_are_where_they_were() -> None:
     with needed(
         "tf.config.experimental",
-        by="runtimes/tf/device.py and runtimes/tf/executable.py",
+        by="programs/tf/device.py and programs/tf/tensorflow_program.py",
         breaks="no server starts on a GPU",
     ):
         experimental = tf.config.experimental
@@ -436,11 +436,11 @@ PROBE = """
 import json, os, sys
 from pathlib import Path
 
-from xlaserve.runtimes.tf import device
-from xlaserve.runtimes.tf import flags, persistent_cache
-from xlaserve.runtimes.watch import stderr_tap
-from xlaserve.runtimes.watch import xla_log
-from xlaserve.runtimes.tf.persistent_cache import FOLDER
+from xlaserve.programs.tf import device
+from xlaserve.programs.tf import flags, persistent_cache
+from xlaserve.programs.watch import stderr_tap
+from xlaserve.programs.watch import xla_log
+from xlaserve.programs.tf.persistent_cache import FOLDER
 
 folder = Path(sys.argv[1])
 device._set_flags()
@@ -451,7 +451,7 @@ os.environ.update(TF_CPP_MIN_LOG_LEVEL="0", TF_CPP_VMODULE=xla_log.VMODULE)
 import numpy as np
 import tensorflow as tf
 
-from xlaserve.runtimes.tf.frozen import CLUSTER_RUNS, MAX_CLUSTERED, FrozenGraph, freeze
+from xlaserve.programs.tf.frozen_graph import CLUSTER_RUNS, MAX_CLUSTERED, FrozenGraph, freeze
 
 # A constant, for the watch, and what is kept of a function, for the compile cache.
 def probed(images, size):
@@ -497,7 +497,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 def test_tensorflow_and_xla_take_the_flags_that_a_server_sets(probe: SimpleNamespace) -> None:
     with needed(
         "a flag in XLA_FLAGS or TF_XLA_FLAGS",
-        by="runtimes/tf/device.py, cache and runtimes/watch/stderr_tap.py",
+        by="programs/tf/device.py, cache and programs/watch/stderr_tap.py",
         breaks="an unknown flag ends the process when XLA is first used: no server starts",
     ):
         assert probe.status == 0, probe.log[-2000:]
@@ -506,7 +506,7 @@ def test_tensorflow_and_xla_take_the_flags_that_a_server_sets(probe: SimpleNames
 def test_tensorflows_log_tells_of_a_compilation_what_the_watch_needs(probe: SimpleNamespace) -> None:
     with needed(
         "TF_CPP_VMODULE, and the wording of device_compiler, device_executable_persistor, xla_compiler, const_analysis",
-        by="runtimes/watch/xla_log.py, runtimes/watch/stderr_tap.py",
+        by="programs/watch/xla_log.py, programs/watch/stderr_tap.py",
         breaks="what XLA compiles while serving goes unseen (a server then says that its watch is blind)",
     ):
         reader = Reader()
@@ -520,7 +520,7 @@ def test_tensorflows_log_tells_of_a_compilation_what_the_watch_needs(probe: Simp
 def test_tensorflow_keeps_executables_by_the_functions_name(probe: SimpleNamespace) -> None:
     with needed(
         "--tf_xla_persistent_cache_directory, what is in its files, and the file system ram://",
-        by="runtimes/tf/persistent_cache.py",
+        by="programs/tf/persistent_cache.py",
         breaks="nothing is found to be kept: each start compiles again",
     ):
         assert len(json.loads(probe.stdout)["kept"]) == 1
@@ -529,7 +529,7 @@ def test_tensorflow_keeps_executables_by_the_functions_name(probe: SimpleNamespa
 def test_clusters_are_compiled_within_the_runs_and_shapes_that_warm_up_counts_on(probe: SimpleNamespace) -> None:
     with needed(
         f"kDefaultCompilationThreshold ({CLUSTER_RUNS}) and kCompileThreshold ({MAX_CLUSTERED})",
-        by="runtimes/tf/frozen.py",
+        by="programs/tf/frozen_graph.py",
         breaks="the mode autocluster compiles while a request waits, or never",
     ):
         counted = json.loads(probe.stdout)
@@ -548,7 +548,7 @@ def small() -> Any:
 def test_an_output_knows_the_layer_that_made_it() -> None:
     with needed(
         "KerasTensor._keras_history.operation",
-        by="model/networks/precision.py",
+        by="models/networks/precision.py",
         breaks="the last layer computes in half the bits, or no model can be narrowed",
     ):
         model = small()
@@ -558,7 +558,7 @@ def test_an_output_knows_the_layer_that_made_it() -> None:
 def test_a_model_gives_layers_within_layers() -> None:
     with needed(
         "Model._flatten_layers",
-        by="model/networks/precision.py, model/sources/random_weights.py",
+        by="models/networks/precision.py, models/sources/random_weights.py",
         breaks="layers within layers stay in float32, and random weights give every image the same answer",
     ):
         assert {"inner", "inside", "last"} <= {layer.name for layer in small()._flatten_layers()}
@@ -567,7 +567,7 @@ def test_a_model_gives_layers_within_layers() -> None:
 def test_a_layers_policy_can_be_changed_once_it_is_built() -> None:
     with needed(
         "the setter of Layer.dtype_policy",
-        by="model/networks/precision.py",
+        by="models/networks/precision.py",
         breaks="precision has no effect, or breaks layers",
     ):
         layer = small().get_layer("inner").layers[-1]
@@ -578,7 +578,7 @@ def test_a_layers_policy_can_be_changed_once_it_is_built() -> None:
 
 def test_a_model_knows_whether_its_input_was_a_mapping() -> None:
     with needed(
-        "Functional._inputs_struct", by="model/sources/keras_models.py", breaks="models whose input has a name fail"
+        "Functional._inputs_struct", by="models/sources/keras_models.py", breaks="models whose input has a name fail"
     ):
         pixels = keras.Input((8, 8, 3), name="pixels")
         outputs = keras.layers.Flatten()(pixels)
@@ -589,7 +589,7 @@ def test_a_model_knows_whether_its_input_was_a_mapping() -> None:
 def test_the_functions_that_a_graph_calls_can_be_had_and_given_to_another() -> None:
     with needed(
         "FuncGraph._get_function, AtomicFunction.graph, Graph._add_function_recursive and FuncGraph.watch_variable",
-        by="model/lowering/replay.py and model/lowering/__init__.py",
+        by="models/lowering/replay.py and models/lowering/__init__.py",
         breaks="nothing is lowered: depthwise convolutions take XLA on a CPU tens of times longer",
     ):
         inner = tf.function(lambda values: values + 1.0)
@@ -615,7 +615,7 @@ def test_the_functions_that_a_graph_calls_can_be_had_and_given_to_another() -> N
 def test_an_operation_is_computed_by_the_name_and_the_attributes_that_it_has_in_a_graph() -> None:
     with needed(
         "tensorflow.python.eager.execute.quick_execute",
-        by="model/lowering/replay.py",
+        by="models/lowering/replay.py",
         breaks="batch normalization and 3 x 3 convolutions are not lowered",
     ):
         from tensorflow.python.eager import context, execute
@@ -632,7 +632,7 @@ def test_an_operation_is_computed_by_the_name_and_the_attributes_that_it_has_in_
 def test_a_shape_is_known_as_far_as_that_of_the_tensor_that_it_is_taken_from() -> None:
     with needed(
         "tensorflow.python.framework.tensor_util.constant_value_as_shape",
-        by="model/lowering/resize.py",
+        by="models/lowering/resize.py",
         breaks="bilinear resizing to the size of another tensor is not lowered",
     ):
         from tensorflow.python.framework import tensor_util
@@ -645,7 +645,7 @@ def test_a_shape_is_known_as_far_as_that_of_the_tensor_that_it_is_taken_from() -
 def test_a_type_that_saved_models_hold_can_be_registered() -> None:
     with needed(
         "tensorflow.python.saved_model.revived_types",
-        by="model/sources/saved_model.py",
+        by="models/sources/saved_model.py",
         breaks="SavedModels of Keras 2 that hold an optimizer can't be loaded",
     ):
         from tensorflow.python.saved_model import revived_types
@@ -658,11 +658,11 @@ def test_a_type_that_saved_models_hold_can_be_registered() -> None:
 
 
 def test_small_tensors_become_constants_of_a_function_and_others_arguments() -> None:
-    from xlaserve.model.lowering.materialize import ARGUMENT_NUMBERS
+    from xlaserve.models.lowering.materialize import ARGUMENT_NUMBERS
 
     with needed(
         "tensorflow.python.framework.func_graph._EAGER_CONST_THRESHOLD of 128",
-        by="model/lowering/materialize.py",
+        by="models/lowering/materialize.py",
         breaks="XLA computes again what layer normalization reads",
     ):
         ones = tf.ones(ARGUMENT_NUMBERS)
@@ -671,11 +671,11 @@ def test_small_tensors_become_constants_of_a_function_and_others_arguments() -> 
 
 
 def test_initial_weights_come_of_pythons_generator() -> None:
-    from xlaserve.model.sources.random_weights import seeded
+    from xlaserve.models.sources.random_weights import seeded
 
     with needed(
         "Keras drawing the seeds of its initializers from Python's random",
-        by="model/sources/random_weights.py",
+        by="models/sources/random_weights.py",
         breaks="models with random weights give other answers at each start, and replicas disagree",
     ):
         kernels = []
@@ -688,11 +688,11 @@ def test_initial_weights_come_of_pythons_generator() -> None:
 
 
 def test_kerascvs_detectors_decode_with_a_layer_that_can_be_replaced() -> None:
-    from xlaserve.model.sources.keras_detectors import is_detector
+    from xlaserve.models.sources.keras_detectors import is_detector
 
     with needed(
         "RetinaNet.prediction_decoder, YOLOV8Detector.prediction_decoder and .decode_predictions",
-        by="model/sources/keras_detectors.py",
+        by="models/sources/keras_detectors.py",
         breaks="KerasCV's detectors are served as something else, or suppress on the host",
     ):
         import keras_cv
@@ -705,13 +705,13 @@ def test_kerascvs_detectors_decode_with_a_layer_that_can_be_replaced() -> None:
 
 
 def test_kerashubs_tasks_tell_what_they_do_to_pixels_and_how_boxes_are_decoded() -> None:
-    from xlaserve.model.networks.preprocess import Scaling
-    from xlaserve.model.sources import keras_library
-    from xlaserve.model.sources.keras_detectors import is_detector
+    from xlaserve.models.networks.preprocess import Scaling
+    from xlaserve.models.sources import keras_library
+    from xlaserve.models.sources.keras_detectors import is_detector
 
     with needed(
         "ImageConverter.scale and .offset, Task.preprocessor, ObjectDetector.prediction_decoder",
-        by="model/sources/keras_library.py and keras_detectors.py",
+        by="models/sources/keras_library.py and keras_detectors.py",
         breaks="KerasHub's presets see pixels that they were not trained with, or its detectors suppress on the host",
     ):
         import keras_hub
@@ -845,7 +845,7 @@ def test_a_deserializer_may_return_none() -> None:
 
     with needed(
         "handlers whose deserializer returns None",
-        by="rpc/handlers.py",
+        by="wire/grpc/handlers.py",
         breaks="bytes that are no message become UNKNOWN with the name of a Python class, and a traceback in the log",
     ):
         assert asyncio.run(ask()) == b"none"
@@ -856,7 +856,7 @@ def test_grpcio_accepts_calls_in_a_task_that_can_be_told() -> None:
 
     import grpc
 
-    from xlaserve.rpc.server import ACCEPTING
+    from xlaserve.wire.grpc.grpc_server import ACCEPTING
 
     async def tasks() -> list[str]:
         server = grpc.aio.server()
@@ -869,7 +869,7 @@ def test_grpcio_accepts_calls_in_a_task_that_can_be_told() -> None:
 
     with needed(
         f"the coroutine {ACCEPTING}",
-        by="rpc/server.py",
+        by="wire/grpc/grpc_server.py",
         breaks="after a call whose path is no UTF-8 nobody is served for as long as its connection stays open",
     ):
         assert sum(ACCEPTING in name for name in asyncio.run(tasks())) == 1
@@ -880,8 +880,8 @@ def test_grpcio_refuses_a_call_through_the_state_that_its_task_refers_to() -> No
 
     import grpc
 
-    from xlaserve.protocol.admission import current_call
-    from xlaserve.rpc.ending import Ending
+    from xlaserve.admission.calls import current_call
+    from xlaserve.wire.grpc.ending import Ending
 
     async def ask() -> tuple[grpc.StatusCode, str]:
         answering: asyncio.Future[asyncio.Task[Any]] = asyncio.get_running_loop().create_future()
@@ -909,7 +909,7 @@ def test_grpcio_refuses_a_call_through_the_state_that_its_task_refers_to() -> No
 
     with needed(
         "RPCState, _ServicerContext and that the task which looks a call's handler up refers to its state",
-        by="rpc/ending.py",
+        by="wire/grpc/ending.py",
         breaks="clients that were too slow are not told that their calls have ended",
     ):
         assert asyncio.run(ask()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "gave way")
@@ -920,8 +920,8 @@ def test_grpcio_cancels_calls_whose_tasks_are_cancelled() -> None:
 
     import grpc
 
-    from xlaserve.protocol.admission import current_call
-    from xlaserve.rpc.ending import reset
+    from xlaserve.admission.calls import current_call
+    from xlaserve.wire.grpc.ending import reset
 
     async def ask() -> tuple[grpc.StatusCode, grpc.StatusCode]:
         answering: asyncio.Future[asyncio.Task[Any]] = asyncio.get_running_loop().create_future()
@@ -949,14 +949,14 @@ def test_grpcio_cancels_calls_whose_tasks_are_cancelled() -> None:
 
     with needed(
         "the task of a call, its reference to the one that answers it, and what becomes of a call without references",
-        by="rpc/ending.py",
+        by="wire/grpc/ending.py",
         breaks="calls whose answers are not read stay for as long as their clients do, and their memory with them",
     ):
         assert asyncio.run(ask()) == (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED)
 
 
 def test_uvicorns_connection_and_request_are_what_ours_adds_bounds_to() -> None:
-    tree = ast.parse((ROOT / "server/xlaserve/http/connection.py").read_text())
+    tree = ast.parse((ROOT / "server/xlaserve/wire/http/connection.py").read_text())
     (ours,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Connection")
     own = {node.name for node in ours.body if isinstance(node, ast.FunctionDef)} - UVICORNS_METHODS
     used, set_ = set(), set()
@@ -979,7 +979,9 @@ def test_uvicorns_connection_and_request_are_what_ours_adds_bounds_to() -> None:
         connection.data_received(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nab")
         return connection
 
-    with needed("uvicorn's connection", by="http/connection.py", breaks="bounds on slow, silent and hostile clients"):
+    with needed(
+        "uvicorn's connection", by="wire/http/connection.py", breaks="bounds on slow, silent and hostile clients"
+    ):
         for name in UVICORNS_METHODS:
             assert callable(getattr(HttpToolsProtocol, name)), name
         connection = asyncio.run(received())
@@ -999,7 +1001,7 @@ def test_httptools_takes_what_is_behind_an_upgrade_for_another_protocol() -> Non
     head = b"POST / HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\n"
     with needed(
         "HttpParserUpgrade with the place behind the head, before any of the body",
-        by="http/connection.py",
+        by="wire/http/connection.py",
         breaks="the body behind such a head, which would be lost, or read as the next request",
     ):
         parser = httptools.HttpRequestParser(SimpleNamespace())
@@ -1013,7 +1015,7 @@ def test_httptools_takes_what_is_behind_an_upgrade_for_another_protocol() -> Non
 def test_python_decodes_the_certificate_of_a_file(tmp_path: Path) -> None:
     certificate = tmp_path / "certificate.pem"
     trustme.CA().issue_cert("localhost").cert_chain_pems[0].write_to_path(certificate)
-    with needed("_ssl._test_decode_cert", by="access/certificates.py", breaks="names of clients' certificates"):
+    with needed("_ssl._test_decode_cert", by="admission/certificates.py", breaks="names of clients' certificates"):
         assert ssl.cert_time_to_seconds(_ssl._test_decode_cert(str(certificate))["notAfter"]) > time.time()  # type: ignore[attr-defined]
         with pytest.raises(ssl.SSLError):
             _ssl._test_decode_cert(str(tmp_path))  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@ import pytest
 from grpc import StatusCode
 
 from xlaserve import errors
-from xlaserve.status import INTERNAL, INTERNAL_MESSAGE, MAX_MESSAGE_LENGTH, STATUS, status_of
+from xlaserve.errors import INTERNAL, INTERNAL_MESSAGE, MAX_MESSAGE_LENGTH, STATUS, status_of
 
 
 def leaves(root: type[errors.XlaserveError]) -> set[type[errors.XlaserveError]]:

@@ -23,8 +23,8 @@ from xlaserve.config import Bucket, Mode, ModelSettings, Settings
 from xlaserve.engine.program import Warmed, run_batch
 from xlaserve.engine.warmup.compiler import fastest, measure, warm_up
 from xlaserve.engine.warmup.ledger import Entry, Ledger
-from xlaserve.model import catalog
-from xlaserve.runtimes.tf.device import configure
+from xlaserve.models import catalog
+from xlaserve.programs.tf.device import configure
 from xlaserve.telemetry.logs import quiet_tensorflow
 from xlaserve_loadtest.record.lines import LedgerEntry, Status
 from xlaserve_loadtest.schedule.payload import Request

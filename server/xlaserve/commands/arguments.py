@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from xlaserve.cache.records import check_writable
 from xlaserve.config import BucketSettings
 from xlaserve.errors import ConfigError
+from xlaserve.programs.cache.records import check_writable
 
 MAX_COUNT: Final = 65_536
 DAY_S: Final = 86_400

@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.table import Table
 
-from xlaserve import console
 from xlaserve.commands import arguments, remote
 from xlaserve.commands.command import ADDRESS, Command, Invocation
 from xlaserve.config import AutoBuckets, Mode
@@ -19,6 +18,7 @@ from xlaserve.engine.buckets import demand
 from xlaserve.engine.buckets.choice import OVERHEAD_S
 from xlaserve.engine.buckets.report import Choice, Report, report
 from xlaserve.errors import ConfigError, ModelNotReady
+from xlaserve.telemetry import console
 from xlaserve_proto import vision_pb2 as pb
 
 

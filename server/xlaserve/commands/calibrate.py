@@ -17,19 +17,20 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import yaml
 from rich.table import Table
 
-from xlaserve import __version__, console
+from xlaserve import __version__
 from xlaserve.commands import arguments, subject
 from xlaserve.commands.command import EXECUTION, Command, Invocation
 from xlaserve.config import Mode, Precision
 from xlaserve.errors import ConfigError, ModelFailed, RequestError
-from xlaserve.image import ImageLimits
+from xlaserve.images.decoder import ImageLimits
 from xlaserve.inspection.words import seconds
-from xlaserve.runtimes.openvino import calibration as record
-from xlaserve.runtimes.openvino import executable, quantize
-from xlaserve.runtimes.tf.device import check_temporary_folder
+from xlaserve.programs.openvino import calibration as record
+from xlaserve.programs.openvino import openvino_program, quantize
+from xlaserve.programs.tf.device import check_temporary_folder
+from xlaserve.telemetry import console
 
 if TYPE_CHECKING:
-    from xlaserve.model.calibration import Int8
+    from xlaserve.models.int8 import Int8
 
 LEAST_AGREEMENT: Final = 0.99
 MOST_IMAGES: Final = 500
@@ -44,7 +45,7 @@ def run(invocation: Invocation) -> int:
     """Calibrates the model, prints what was measured, and writes the folder if it agrees well enough with float32."""
     own = invocation.own
     check_temporary_folder()
-    for package, said in (("openvino", executable.NOT_INSTALLED), ("nncf", quantize.NOT_INSTALLED)):
+    for package, said in (("openvino", openvino_program.NOT_INSTALLED), ("nncf", quantize.NOT_INSTALLED)):
         if importlib.util.find_spec(package) is None:
             raise ConfigError(said)
     settings = subject.model_settings(invocation.settings, own.model)
@@ -54,9 +55,9 @@ def run(invocation: Invocation) -> int:
     if os.path.lexists(out):  # a link to nothing as well
         raise ConfigError(f"--out: expected a folder that is to be made, got {out}, which exists")
     loaded = subject.load(invocation.settings, own.model, own.bucket, Mode.OPENVINO, _FLOAT32).model
-    from xlaserve.model import calibration  # noqa: PLC0415 - TensorFlow had to be set up first
+    from xlaserve.models import int8  # noqa: PLC0415 - TensorFlow had to be set up first
 
-    folder = calibration.Folder(own.images, own.most_images, loaded, ImageLimits.of(invocation.settings))
+    folder = int8.Folder(own.images, own.most_images, loaded, ImageLimits.of(invocation.settings))
     for file, reason in list(folder.skipped.items())[:MAX_SHOWN]:
         log.warning("%s is left out: %s", file, reason)
     if len(folder.skipped) > MAX_SHOWN:
@@ -66,7 +67,7 @@ def run(invocation: Invocation) -> int:
     try:
         with _made(out) as partial:
             try:
-                made += calibration.make(loaded, folder)
+                made += int8.make(loaded, folder)
             except (OSError, RequestError) as error:
                 raise ConfigError(f"--images: one could be decoded before and can't now: {error}") from None
             text = _write(partial, own, loaded.settings.source, made, images=len(folder.calibrating))
@@ -113,17 +114,17 @@ def _write(partial: Path, own: argparse.Namespace, source: str, made: Sequence[I
         )
         for one in made
     )
-    calibration = record.Calibration(
+    int8 = record.Calibration(
         source=source,
         images=images,
         least_agreement=least,
         xlaserve=__version__,
-        openvino=executable.version(),
+        openvino=openvino_program.version(),
         nncf=quantize.version(),
         models=models,
     )
-    (partial / record.FILE).write_text(calibration.model_dump_json(indent=2) + "\n", "utf-8")
-    return str(calibration)
+    (partial / record.FILE).write_text(int8.model_dump_json(indent=2) + "\n", "utf-8")
+    return str(int8)
 
 
 @contextmanager

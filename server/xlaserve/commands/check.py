@@ -12,17 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from xlaserve import console
-from xlaserve.check import record, runner, tables
-from xlaserve.check.record import Checked
 from xlaserve.commands import arguments, subject
 from xlaserve.commands.command import FAILED, Command, Invocation
 from xlaserve.config import BucketSettings, Mode, ModelSettings, PerformanceHint, Precision, Settings
-from xlaserve.config.model import TRAITS
+from xlaserve.config.model_settings import TRAITS
 from xlaserve.config.sources import Source
 from xlaserve.errors import ConfigError
-from xlaserve.model import catalog
-from xlaserve.runtimes.tf.device import check_temporary_folder
+from xlaserve.inspection.check import record, runner, tables
+from xlaserve.inspection.check.record import Checked
+from xlaserve.models import catalog
+from xlaserve.programs.tf.device import check_temporary_folder
+from xlaserve.telemetry import console
 
 log = logging.getLogger(__name__)
 

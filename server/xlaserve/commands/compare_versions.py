@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from xlaserve import console
 from xlaserve.commands import arguments, remote
 from xlaserve.commands.command import ADDRESS, Command, Invocation
 from xlaserve.errors import ModelNotFound, XlaserveError
+from xlaserve.telemetry import console
 from xlaserve_proto import vision_pb2 as pb
 
 if TYPE_CHECKING:

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
 
-from xlaserve import console
 from xlaserve.commands import arguments, subject
 from xlaserve.commands.command import EXECUTION, Command, Invocation
 from xlaserve.config import Mode
 from xlaserve.errors import ConfigError
-from xlaserve.inspection import dump, graph, page
+from xlaserve.inspection import dump, graph, html_page
 from xlaserve.inspection.explanation import GROUP_COLUMNS, Explanation, Row
 from xlaserve.inspection.words import amount, seconds
-from xlaserve.runtimes.tf.device import check_temporary_folder
+from xlaserve.programs.tf.device import check_temporary_folder
+from xlaserve.telemetry import console
 
 if TYPE_CHECKING:
-    from xlaserve.inspection.explain import Explained
+    from xlaserve.inspection.compile_and_explain import Explained
     from xlaserve.inspection.layers import LayersExplained
 
 STAGES: Final = ("hlo", "optimized_hlo", "stablehlo", "dot")
@@ -43,7 +43,7 @@ def run(invocation: Invocation) -> int:
     with dump.dumped() as folder:
         loaded = subject.load(invocation.settings, own.model, own.bucket)
         compilation = loaded.compile(Mode.XLA)
-        from xlaserve.inspection.explain import explain  # noqa: PLC0415 - TensorFlow had to be set up first
+        from xlaserve.inspection.compile_and_explain import explain  # noqa: PLC0415 - TensorFlow had to be set up first
 
         explained = explain(loaded.model, loaded.bucket, loaded.device, compilation, folder=folder, peak=peak)
     if own.out is not None:
@@ -118,7 +118,7 @@ def _write(folder: Path, explained: Explained) -> None:
     (folder / "graph.dot").write_text(explained.dot)
     drawing = folder / "graph.svg"
     is_drawn = graph.draw(explained.dot, drawing)
-    (folder / "explain.html").write_text(page.render(explanation, drawing.read_text() if is_drawn else ""))
+    (folder / "explain.html").write_text(html_page.render(explanation, drawing.read_text() if is_drawn else ""))
     log.info("written: %s", folder / "explain.html")
 
 

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from xlaserve import console
 from xlaserve.commands import arguments
 from xlaserve.commands.command import Command, Invocation
 from xlaserve.errors import ConfigError
@@ -23,6 +22,7 @@ from xlaserve.fleet import folders, follow, haproxy, settings
 from xlaserve.fleet.addresses import Entry
 from xlaserve.fleet.policy import BUSY, WAIT
 from xlaserve.fleet.settings import LOCAL, FleetSettings
+from xlaserve.telemetry import console
 
 TIMEOUT_S: Final = 600.0
 POLL_S: Final = 0.5

@@ -9,12 +9,12 @@ from typing import Any, Final, NamedTuple
 
 from rich.table import Table
 
-from xlaserve import console
-from xlaserve.app.event_loop import run_loop
 from xlaserve.commands import arguments, processor_time
 from xlaserve.commands.command import Command, Invocation
-from xlaserve.oracle.capacity import Capacity, Costs, Limit, advised, capacity, most_useful
-from xlaserve.runtimes.tf.device import usable_cores
+from xlaserve.processes.capacity import Capacity, Costs, Limit, advised, capacity, most_useful
+from xlaserve.processes.event_loop import run_loop
+from xlaserve.programs.tf.device import usable_cores
+from xlaserve.telemetry import console
 
 CORES: Final = (4, 8, 16, 32)
 SECONDS: Final = 5.0

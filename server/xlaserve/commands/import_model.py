@@ -12,8 +12,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
 from xlaserve.config import Settings
-from xlaserve.errors import ConfigError, XlaserveError, cause
-from xlaserve.runtimes.tf.device import configure
+from xlaserve.engine.causes import cause
+from xlaserve.errors import ConfigError, XlaserveError
+from xlaserve.programs.tf.device import configure
 
 
 class Needed(NamedTuple):
@@ -43,7 +44,7 @@ def save(own: argparse.Namespace) -> dict[str, Any]:
     # The work is small, and a GPU may be another's.
     os.environ["JAX_PLATFORMS"] = "cpu"
     configure(Settings(device="cpu"), uses_tensorflow=True)
-    from xlaserve.model.sources import jax_export, jax_file  # noqa: PLC0415 - they need what was configured
+    from xlaserve.models.sources import jax_export, jax_file  # noqa: PLC0415 - they need what was configured
 
     with TemporaryDirectory() as temporary:
         exported, weights = file, own.weights
@@ -60,7 +61,7 @@ def save(own: argparse.Namespace) -> dict[str, Any]:
 
 
 def _convert(file: Path, exported: Path, weights: Path) -> None:
-    command: list[str | Path] = [sys.executable, "-m", "xlaserve.model.sources.torch_to_jax", file, exported, weights]
+    command: list[str | Path] = [sys.executable, "-m", "xlaserve.models.sources.torch_to_jax", file, exported, weights]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.splitlines() or ["it ended by a signal"])[-1]

@@ -10,7 +10,7 @@ from typing import Final
 
 import yaml
 
-from xlaserve.access.caller import Role
+from xlaserve.admission.caller import Role
 from xlaserve.commands.command import Command, Invocation
 
 PREFIX: Final = "xla_"

@@ -8,12 +8,12 @@ from datetime import UTC
 
 from google.protobuf.json_format import MessageToDict
 
-from xlaserve import console
 from xlaserve.commands import remote
 from xlaserve.commands.command import ADDRESS, Command, Invocation
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.warmup.ledger import Entry
+from xlaserve.telemetry import console
 from xlaserve_proto import vision_pb2 as pb
 
 

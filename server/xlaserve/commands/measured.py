@@ -12,8 +12,8 @@ import numpy as np
 from xlaserve.engine.buckets.choice import OVERHEAD_S
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.errors import ModelNotReady
-from xlaserve.oracle.capacity import TYPICAL, US_PER_S
-from xlaserve.oracle.profile import POINTS, Profile, Quantiles, lognormal
+from xlaserve.planning.measured_profile import POINTS, Profile, Quantiles, lognormal
+from xlaserve.processes.capacity import TYPICAL, US_PER_S
 from xlaserve_proto import vision_pb2 as pb
 
 SPREAD: Final = 0.1

@@ -9,17 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from xlaserve import console
 from xlaserve.commands import arguments, plan_report, remote
 from xlaserve.commands.command import ADDRESS, FAILED, Command, Invocation
 from xlaserve.commands.measured import ENGINE_S, SPREAD, Measured, measured
 from xlaserve.commands.plan_report import Plan, Variant
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.errors import ConfigError
-from xlaserve.oracle.load import Load, poisson, read_trace
-from xlaserve.oracle.profile import Profile, lognormal
-from xlaserve.oracle.search import Slo, error, fewest, parse_slo
-from xlaserve.oracle.simulation import BALANCINGS, MOST_SERVERS, Outcome, simulate
+from xlaserve.planning.load import Load, poisson, read_trace
+from xlaserve.planning.measured_profile import Profile, lognormal
+from xlaserve.planning.search import Slo, error, fewest, parse_slo
+from xlaserve.planning.simulation import BALANCINGS, MOST_SERVERS, Outcome, simulate
+from xlaserve.telemetry import console
 
 BEYOND: Final = 100
 """Requests that are to be over the percentile, so that chance hardly moves it."""

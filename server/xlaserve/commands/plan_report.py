@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from xlaserve import console
 from xlaserve.commands.measured import Measured
-from xlaserve.oracle.load import Load
-from xlaserve.oracle.profile import Profile
-from xlaserve.oracle.search import MODEL_ERROR, TRIES, Error, Found, Slo
-from xlaserve.oracle.simulation import Outcome
+from xlaserve.planning.load import Load
+from xlaserve.planning.measured_profile import Profile
+from xlaserve.planning.search import MODEL_ERROR, TRIES, Error, Found, Slo
+from xlaserve.planning.simulation import Outcome
+from xlaserve.telemetry import console
 
 
 class Variant(NamedTuple):

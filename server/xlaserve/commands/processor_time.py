@@ -13,7 +13,7 @@ import grpc
 import psutil
 
 from xlaserve.fleet.process import ServerProcess
-from xlaserve.oracle.capacity import US_PER_S
+from xlaserve.processes.capacity import US_PER_S
 from xlaserve_proto import open_inference_pb2 as pb
 
 METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"

@@ -36,7 +36,7 @@ def run(invocation: Invocation) -> int:
     program = loaded.compile(own.mode)
     measure(program.executable, loaded.bucket, lanes=1)  # until it runs as it will
 
-    from xlaserve.inspection import trace  # noqa: PLC0415 - TensorFlow had to be set up first
+    from xlaserve.programs.tf import trace  # noqa: PLC0415 - TensorFlow had to be set up first
 
     pixels = noise(loaded.bucket)
     with trace.recorded(own.out):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import grpc
 
-from xlaserve.authority import authority
 from xlaserve.config import Settings
+from xlaserve.config.authority import authority
 from xlaserve.errors import ModelNotFound, XlaserveError
 from xlaserve_client.connection import call_metadata
 from xlaserve_proto import vision_pb2 as pb

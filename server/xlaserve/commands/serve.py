@@ -7,18 +7,17 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
-from xlaserve import console
-from xlaserve.app import auto_fronts
-from xlaserve.app.beginning import Beginning, CrashedError, begin, end_at_sigterm
-from xlaserve.app.event_loop import run_loop
-from xlaserve.app.upgrade import Predecessor
 from xlaserve.commands.command import Command, Invocation
 from xlaserve.config import Settings, check_files
 from xlaserve.errors import ConfigError
-from xlaserve.model import catalog
-from xlaserve.ready_file import ReadyFile
-from xlaserve.runtimes.watch.stderr_tap import StderrTap
-from xlaserve.telemetry import log_writer
+from xlaserve.models import catalog
+from xlaserve.processes import auto_fronts
+from xlaserve.processes.beginning import Beginning, CrashedError, begin, end_at_sigterm
+from xlaserve.processes.event_loop import run_loop
+from xlaserve.processes.handover import Predecessor
+from xlaserve.processes.ready_file import ReadyFile
+from xlaserve.programs.watch.stderr_tap import StderrTap
+from xlaserve.telemetry import console, log_writer
 
 
 def run(invocation: Invocation) -> int:
@@ -33,7 +32,7 @@ def run(invocation: Invocation) -> int:
         check_files(settings)
 
     async def serve(settings: Settings, beginning: Beginning) -> int:
-        from xlaserve.app.one_process import App  # noqa: PLC0415
+        from xlaserve.processes.one_process import App  # noqa: PLC0415
 
         with ExitStack() as stack:
             tap: StderrTap | None = None
@@ -52,7 +51,7 @@ def run(invocation: Invocation) -> int:
             return await app.run()
 
     async def serve_with_fronts() -> int:
-        from xlaserve.app.several_processes import Server  # noqa: PLC0415
+        from xlaserve.processes.several_processes import Server  # noqa: PLC0415
 
         with log_writer.without_waiting():
             grows = invocation.settings.fronts == "auto"

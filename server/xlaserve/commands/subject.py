@@ -13,10 +13,10 @@ from xlaserve.config.sources import kind_of_name
 from xlaserve.config.versions import grouped
 from xlaserve.engine.program import Compilation
 from xlaserve.errors import ConfigError, ModelFailed, XlaserveError
-from xlaserve.model import catalog
-from xlaserve.model.catalog import Model
-from xlaserve.runtimes.refusal import explain
-from xlaserve.runtimes.tf.device import Device, configure
+from xlaserve.models import catalog
+from xlaserve.models.catalog import Model
+from xlaserve.programs.tf.device import Device, configure
+from xlaserve.programs.xla_refusal import explain
 
 
 @dataclass(frozen=True)

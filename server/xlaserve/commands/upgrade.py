@@ -16,10 +16,10 @@ from typing import Final
 
 import psutil
 
-from xlaserve.app.several_processes import LEAVING, UPGRADING
-from xlaserve.app.upgrade import CHANGES_S
 from xlaserve.commands.command import FAILED, Command, Invocation
 from xlaserve.errors import XlaserveError
+from xlaserve.processes.handover import CHANGES_S
+from xlaserve.processes.several_processes import LEAVING, UPGRADING
 
 POLL_S: Final = 0.1
 BEGIN_S: Final = CHANGES_S + 10.0

@@ -11,14 +11,14 @@ import os
 import subprocess
 from typing import Final
 
-from xlaserve import console
-from xlaserve.app import auto_fronts
-from xlaserve.app.engines import shares_of_machine
-from xlaserve.app.event_loop import run_loop
-from xlaserve.app.upgrade import command
 from xlaserve.commands.command import EXECUTION, FAILED, Command, Invocation
 from xlaserve.config import check_files
-from xlaserve.runtimes.tf.device import Share, unlike
+from xlaserve.processes import auto_fronts
+from xlaserve.processes.engines import shares_of_machine
+from xlaserve.processes.event_loop import run_loop
+from xlaserve.processes.handover import command
+from xlaserve.programs.tf.device import Share, unlike
+from xlaserve.telemetry import console
 from xlaserve.telemetry.metrics import Metrics
 
 CACHE: Final = ("compile_cache", "compile_cache_read_only", "compile_threads", "exit_on_model_failure")
@@ -41,7 +41,7 @@ def run(invocation: Invocation) -> int:
     settings = settings.model_copy(update=for_this)
 
     async def warm() -> int:
-        from xlaserve.app.engine import Engine  # noqa: PLC0415
+        from xlaserve.processes.engine import Engine  # noqa: PLC0415
 
         with console.WarmUp(settings) as progress:
             engine = Engine(settings, Metrics(), on_record=progress.record)

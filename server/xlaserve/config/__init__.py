@@ -8,7 +8,7 @@ its documentation; the command's help prints it, and `xlaserve config --show` th
 from __future__ import annotations
 
 from xlaserve.config.files import CONFIG_FILE_VARIABLE, ENV_PREFIX, check_files, dump, load
-from xlaserve.config.model import (
+from xlaserve.config.model_settings import (
     BUILTIN_MODELS,
     AutoBuckets,
     BoxFormat,
@@ -27,7 +27,7 @@ from xlaserve.config.model import (
     TaskName,
     Window,
 )
-from xlaserve.config.server import MIB, PerformanceHint, Settings
+from xlaserve.config.server_settings import MIB, PerformanceHint, Settings
 from xlaserve.config.yaml_text import parse
 
 __all__ = [

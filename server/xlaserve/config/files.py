@@ -12,10 +12,10 @@ import yaml
 from pydantic import ValidationError
 
 from xlaserve.config import sources, yaml_text
-from xlaserve.config.frozen import OrPath
-from xlaserve.config.model import ModelSettings
-from xlaserve.config.refusal import LineOf, Place, did_you_mean, fields_of, leaves, reasons
-from xlaserve.config.server import EXPAND, Settings
+from xlaserve.config.base import OrPath
+from xlaserve.config.errors_in_words import LineOf, Place, did_you_mean, fields_of, leaves, reasons
+from xlaserve.config.model_settings import ModelSettings
+from xlaserve.config.server_settings import EXPAND, Settings
 from xlaserve.errors import ConfigError, shown
 
 ENV_PREFIX: Final = "XLASERVE_"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from xlaserve.config.model import ModelSettings
+from xlaserve.config.model_settings import ModelSettings
 from xlaserve.config.stamp import Stamp
 
 File = tuple[str, Stamp]

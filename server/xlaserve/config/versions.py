@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from xlaserve.config import sources
-from xlaserve.config.model import SHARED, VERSION, ModelSettings
+from xlaserve.config.model_settings import SHARED, VERSION, ModelSettings
 
 STABLE: Final = "stable"
 """The label of the version that answers requests that name none."""

@@ -1,4 +1,4 @@
-"""How batches run: `batching` forms them, `buckets` plans them, `warmup` makes, checks and times what runs them.
+"""The engine: `batching` forms batches and runs them, `buckets` plans them, `warmup` makes, checks and times programs.
 
-Knows programs only by the protocols of `program`. Nothing here imports TensorFlow.
+Programs are known only by the protocols in `program`. Nothing here imports TensorFlow.
 """

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import psutil
 
-from xlaserve import control_groups
+from xlaserve.engine import control_groups
 
 Made = TypeVar("Made")
 

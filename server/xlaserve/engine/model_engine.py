@@ -1,6 +1,6 @@
 """What runs a model, as requests see it: in this process the model's `Batcher`, or a link to another process.
 
-What holds for both is in `tests/server/link/test_model_engine.py` and `tests/server/link/test_everything_at_once.py`.
+Both are held to `test_model_engine.py` and `test_everything_at_once.py` in `tests/server/processes/link/`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from xlaserve.engine.batching.live import Live
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, Result, Shape
 from xlaserve.engine.buckets.demand import Resolution
 from xlaserve.engine.program import Images
-from xlaserve.trace_context import TraceContext
+from xlaserve.engine.trace_context import TraceContext
 
 
 class Admitted(Protocol):

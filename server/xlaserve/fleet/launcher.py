@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from xlaserve.processes import linux
+from xlaserve.processes.supervision import linux
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -15,11 +15,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from xlaserve.authority import authority
+from xlaserve.config.authority import authority
 from xlaserve.errors import ConfigError
 from xlaserve.fleet.addresses import Addresses, Entry
-from xlaserve.http.connection import Connection
-from xlaserve.http.connections import Connections
+from xlaserve.wire.http.connection import Connection
+from xlaserve.wire.http.connections import Connections
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from xlaserve.authority import authority
+from xlaserve.config.authority import authority
 from xlaserve.errors import XlaserveError
 from xlaserve.fleet import folders
 from xlaserve.fleet.policy import BUSY, WAIT

@@ -12,9 +12,9 @@ from pydantic import Field, ValidationError, model_validator
 
 from xlaserve import config
 from xlaserve.config import PerformanceHint, Settings
+from xlaserve.config.base import Frozen
+from xlaserve.config.errors_in_words import reasons
 from xlaserve.config.files import lines_of, read_mapping, resolved
-from xlaserve.config.frozen import Frozen
-from xlaserve.config.refusal import reasons
 from xlaserve.errors import ConfigError
 from xlaserve.fleet import folders
 

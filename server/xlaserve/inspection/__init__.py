@@ -1,4 +1,1 @@
-"""Looking inside what was compiled: programs as text, what they cost, and what they took.
-
-Nothing here takes part in serving, except that `profiler` records while the server runs.
-"""
+"""Inspection: compiled programs as text, their cost and the time they take; nothing here takes part in serving."""

@@ -10,7 +10,7 @@ from glob import escape
 from pathlib import Path
 from typing import Final
 
-from xlaserve.runtimes.tf import flags
+from xlaserve.programs.tf import flags
 
 BEFORE: Final = ".before_optimizations.txt"
 AFTER: Final = "_after_optimizations.txt"

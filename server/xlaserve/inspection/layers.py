@@ -10,10 +10,10 @@ from xlaserve.engine.program import Compilation
 from xlaserve.engine.warmup.compiler import measure, noise
 from xlaserve.errors import ModelFailed
 from xlaserve.inspection.words import seconds
-from xlaserve.model.catalog import Model
-from xlaserve.runtimes.openvino.executable import Layer, version
-from xlaserve.runtimes.tf.device import Device
-from xlaserve.runtimes.tf.executable import TensorFlowProgram
+from xlaserve.models.catalog import Model
+from xlaserve.programs.openvino.openvino_program import Layer, version
+from xlaserve.programs.tf.device import Device
+from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 
 PROFILED_RUNS: Final = 10
 COLUMNS: Final = ("operation", "kernel", "count", "took", "share")

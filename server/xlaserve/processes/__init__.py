@@ -1,4 +1,5 @@
-"""A server's other processes: started, watched, replaced and ended by one that does nothing else.
+"""Servers, put together from the other packages: started, replaced, drained and stopped.
 
-`supervisor` decides, `process` is one of them as its parent sees it, `child` as it sees itself.
+`front` is all that clients meet, `engine` all that runs models. `one_process` puts both into this process; with
+`fronts`, `several_processes` supervises a `front_process` for each front, and an `engine_process`.
 """

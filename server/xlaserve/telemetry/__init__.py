@@ -1,4 +1,4 @@
-"""What the server says of itself: metrics, logs, and the HTTP endpoint that shows them.
+"""Telemetry: metrics, statistics, logs and traces, and the HTTP endpoint for Prometheus and supervisors.
 
-`http` answers Prometheus and supervisors, no inference. Gauges of the models are in `model.gauges`.
+Gauges of the models are in `models.gauges`.
 """

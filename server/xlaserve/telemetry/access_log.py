@@ -10,11 +10,11 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, Literal
 
-from xlaserve.access.caller import CURRENT
+from xlaserve.admission.caller import CURRENT
+from xlaserve.admission.log_lines import LineBound, shown
 from xlaserve.config import Mode
-from xlaserve.log_lines import LineBound, shown
+from xlaserve.engine.timings import STAGES, Timings
 from xlaserve.telemetry import request_context
-from xlaserve.timings import STAGES, Timings
 
 LEVELS: Final = {
     "INTERNAL": logging.ERROR,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from heapq import merge
 from typing import Final, NamedTuple
 
-from xlaserve.access.caller import CURRENT
+from xlaserve.admission.caller import CURRENT
 from xlaserve.telemetry import request_context
 from xlaserve.telemetry.access_log import LEVELS, MAX_TEXT_LENGTH
 

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from xlaserve.access.hosts import ANY_HOST, Hosts
-from xlaserve.authority import authority
+from xlaserve.admission.hosts import ANY_HOST, Hosts
+from xlaserve.config.authority import authority
 from xlaserve.errors import ConfigError
 
 _log = logging.getLogger(__name__)

@@ -19,11 +19,11 @@ from typing import Final, Literal, TextIO
 from xlaserve.telemetry import request_context
 from xlaserve.telemetry.log_writer import LogWriter
 
-AUDIT: Final = "xlaserve.access.audit"
+AUDIT: Final = "xlaserve.admission.audit"
 """The logger of what administrators do."""
 ACCESS: Final = "xlaserve.telemetry.access_log"
 """The logger of requests."""
-OUTPUT: Final = "xlaserve.processes.output"
+OUTPUT: Final = "xlaserve.processes.supervision.output"
 """The logger of what processes write on stderr that is no record, as a library does that aborts."""
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 _RECORD: Final = re.compile(r'\{"time": ".*\}|\d\d:\d\d:\d\d (DEBUG|INFO |WARN |ERROR|CRITICAL) .*|    .*')

@@ -16,7 +16,7 @@ from typing import Final
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from xlaserve.telemetry.snapshot import Family, Labels, Number, Point, Series, Snapshot
+from xlaserve.telemetry.registry_snapshot import Family, Labels, Number, Point, Series, Snapshot
 
 ROLE: Final = "role"
 """The label of what is shown for each process by itself."""

@@ -24,9 +24,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, TraceFlags
 
+from xlaserve.engine.trace_context import TraceContext
 from xlaserve.errors import ConfigError
 from xlaserve.telemetry.tracing import Attribute, FinishedSpan
-from xlaserve.trace_context import TraceContext
 
 FLUSH_S: Final = 2.0
 """How long the spans that still wait may take to leave at the end."""

@@ -11,8 +11,8 @@ from contextvars import ContextVar
 from random import getrandbits
 from typing import Any, Final
 
+from xlaserve.engine.trace_context import TRACEPARENT, TRACESTATE, TraceContext, parse
 from xlaserve.telemetry.tracing import Endpoint, Span, Tracer
-from xlaserve.trace_context import TRACEPARENT, TRACESTATE, TraceContext, parse
 
 REQUEST_ID: Final = "x-request-id"
 WARNING: Final = "xlaserve-warning"

@@ -15,7 +15,7 @@ from xlaserve.telemetry.counts import Count, Distribution
 from xlaserve.telemetry.failures import KEPT, Failure, Failures
 from xlaserve.telemetry.findings import KEPT_PAIRS, Findings, Mean, Pair, TimeRatio
 from xlaserve.telemetry.metrics import Metrics
-from xlaserve.telemetry.model import Duration, Statistics
+from xlaserve.telemetry.version_metrics import Duration, Statistics
 
 Json = Any
 Labels = tuple[str, ...]

@@ -13,8 +13,8 @@ from random import getrandbits
 from typing import Final, NamedTuple
 
 from xlaserve.engine.batching.traced import TracedBatch
-from xlaserve.timings import Timings
-from xlaserve.trace_context import TraceContext
+from xlaserve.engine.timings import Timings
+from xlaserve.engine.trace_context import TraceContext
 
 MAX_BATCHES: Final = 16
 """Batches of one request that are shown by themselves."""

@@ -17,20 +17,20 @@ import pytest
 import yaml
 from PIL import Image
 
-from xlaserve import console
 from xlaserve.commands import calibrate, subject
 from xlaserve.commands.calibrate import COMMAND
 from xlaserve.commands.command import Invocation
 from xlaserve.commands.subject import Subject
 from xlaserve.config import Mode, ModelSettings, Precision, Settings
 from xlaserve.errors import ConfigError, ModelFailed
-from xlaserve.model import calibration, catalog
-from xlaserve.model.calibration import Folder, Int8, Speed
-from xlaserve.model.catalog import Model
-from xlaserve.runtimes.openvino import quantize
-from xlaserve.runtimes.openvino.calibration import read
-from xlaserve.runtimes.tf.device import Device
-from xlaserve.runtimes.tf.executable import TensorFlowProgram
+from xlaserve.models import catalog, int8
+from xlaserve.models.catalog import Model
+from xlaserve.models.int8 import Folder, Int8, Speed
+from xlaserve.programs.openvino import quantize
+from xlaserve.programs.openvino.calibration import read
+from xlaserve.programs.tf.device import Device
+from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
+from xlaserve.telemetry import console
 
 DIGITS = ModelSettings(name="mine", source="builtin:digits")
 
@@ -76,7 +76,7 @@ def agree(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
             speeds = {Precision.FLOAT32: Speed(0.2, 0.4), Precision.INT8: Speed(0.1, 0.1)}
             yield Int8((32, 32), graph, graph.digest, len(folder.held_out), agreement, 0.25, bucket, speeds)
 
-        monkeypatch.setattr(calibration, "make", make)
+        monkeypatch.setattr(int8, "make", make)
 
     return set_agreement
 
@@ -165,7 +165,7 @@ def test_what_was_begun_is_removed_where_it_is_told_to_end(
 
     # What starts the tests may have them ignore it, as nohup does.
     before = signal.signal(number, handler := signal.default_int_handler)
-    monkeypatch.setattr(calibration, "make", make)
+    monkeypatch.setattr(int8, "make", make)
     monkeypatch.setattr(os, "_exit", sys.exit)
     try:
         with pytest.raises(SystemExit) as ended:

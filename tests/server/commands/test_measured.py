@@ -9,7 +9,7 @@ import pytest
 from xlaserve.commands.measured import ENGINE_S, FEW, FEW_OF_BUCKET, measured
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.errors import ModelNotReady
-from xlaserve.oracle.profile import POINTS
+from xlaserve.planning.measured_profile import POINTS
 from xlaserve_proto import vision_pb2 as pb
 
 SIZE = {"height": 8, "width": 8}

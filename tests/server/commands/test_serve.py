@@ -11,11 +11,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from xlaserve.app import auto_fronts
 from xlaserve.commands import serve
 from xlaserve.commands.command import Invocation
 from xlaserve.config import Settings
 from xlaserve.errors import ConfigError
+from xlaserve.processes import auto_fronts
 
 SIGNALS = (signal.SIGHUP, signal.SIGUSR2)
 

@@ -10,10 +10,10 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from xlaserve.app.several_processes import UPGRADING
 from xlaserve.commands.upgrade import CannotUpgrade, _expect_no_upgrade, _successor
-from xlaserve.processes import linux
-from xlaserve.processes.interpreter import PROCESS
+from xlaserve.processes.several_processes import UPGRADING
+from xlaserve.processes.supervision import linux
+from xlaserve.processes.supervision.interpreters import PROCESS
 
 
 def process(pid: int, *command: str) -> Any:

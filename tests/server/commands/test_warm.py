@@ -8,10 +8,10 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from xlaserve.app import engine
 from xlaserve.commands import warm
 from xlaserve.commands.command import Invocation
 from xlaserve.config import Settings
+from xlaserve.processes import engine
 
 
 @pytest.mark.parametrize("fronts", ["auto", 2])

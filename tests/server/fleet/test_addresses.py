@@ -19,7 +19,7 @@ from xlaserve.fleet.addresses import (
     Entry,
 )
 from xlaserve.fleet.name_service import EXPIRE_EVERY_S
-from xlaserve.oracle.virtual_time import VirtualTimeLoop
+from xlaserve.planning.virtual_time import VirtualTimeLoop
 
 WALL_S = 1_700_000_000.0
 

@@ -10,7 +10,7 @@ from xlaserve.fleet.addresses import LEASE_S, RENEW_S, TELL_TIMEOUT_S, Entry
 from xlaserve.fleet.member import Member
 from xlaserve.fleet.policy import BUSY, WAIT
 from xlaserve.fleet.process import Found, Recovering, ServerFailed
-from xlaserve.oracle.virtual_time import VirtualTimeLoop
+from xlaserve.planning.virtual_time import VirtualTimeLoop
 
 DRAIN_S = 3.0
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from xlaserve.inspection import cost, hlo
-from xlaserve.model.networks.keras_runtime import keras
+from xlaserve.models.networks.keras_runtime import keras
 
 BATCH = 2
 DENSE = 2 * BATCH * (4 * 4 * 8) * 10

@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 import pytest
 
-from xlaserve.access.caller import CURRENT, Caller
+from xlaserve.admission.caller import CURRENT, Caller
+from xlaserve.admission.log_lines import BURST_LINES, LEFT_OUT_S, LINES_PER_S
 from xlaserve.config import Mode
-from xlaserve.log_lines import BURST_LINES, LEFT_OUT_S, LINES_PER_S
+from xlaserve.engine.timings import Timings
 from xlaserve.telemetry import request_context
 from xlaserve.telemetry.access_log import AccessLog
 from xlaserve.telemetry.tracing import Endpoint
-from xlaserve.timings import Timings
 
 TIMINGS = Timings(queue_s=0.001, execute_s=0.002, total_s=0.0035)
 

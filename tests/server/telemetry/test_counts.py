@@ -10,10 +10,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.worker import Run
+from xlaserve.engine.timings import Timings
 from xlaserve.telemetry.counts import LoopCounter, LoopHistogram
 from xlaserve.telemetry.metrics import Metrics
-from xlaserve.telemetry.model import ModelTelemetry
-from xlaserve.timings import Timings
+from xlaserve.telemetry.version_metrics import ModelTelemetry
 
 Metrics()  # has prometheus-client show as little as we do
 LABELS = ("model", "mode")

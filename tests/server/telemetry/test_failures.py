@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from tests.fakes import Clock
 
-from xlaserve.access.caller import CURRENT, Caller
+from xlaserve.admission.caller import CURRENT, Caller
 from xlaserve.telemetry import request_context
 from xlaserve.telemetry.access_log import MAX_TEXT_LENGTH
 from xlaserve.telemetry.failures import KEPT, MAX_REASON_LENGTH, Failures

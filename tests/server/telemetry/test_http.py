@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import Metric
 
-from xlaserve.access.hosts import Hosts
+from xlaserve.admission.hosts import Hosts
 from xlaserve.errors import ConfigError
 from xlaserve.telemetry import http
 from xlaserve.telemetry.http import HttpEndpoint, on_loop

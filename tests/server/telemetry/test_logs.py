@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from xlaserve.access.audit import audited
+from xlaserve.admission.audit import audited
 from xlaserve.telemetry import logs
 
 LOGGER = logging.getLogger("xlaserve.engine.batching.batcher")

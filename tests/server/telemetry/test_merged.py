@@ -17,8 +17,8 @@ from prometheus_client.registry import Collector
 from xlaserve.telemetry.counts import LoopCounter, LoopHistogram
 from xlaserve.telemetry.merged import RULES, Merged, Rule, rule_of
 from xlaserve.telemetry.metrics import Metrics
-from xlaserve.telemetry.model import ModelTelemetry
-from xlaserve.telemetry.snapshot import Family, Snapshot, decode, encode, take
+from xlaserve.telemetry.registry_snapshot import Family, Snapshot, decode, encode, take
+from xlaserve.telemetry.version_metrics import ModelTelemetry
 
 ROOT = Path(__file__).parents[3]
 BOUNDS = (1.0, 10.0)

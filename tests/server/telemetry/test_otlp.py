@@ -11,9 +11,9 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 import xlaserve
+from xlaserve.engine.trace_context import TraceContext, new
 from xlaserve.telemetry.otlp import PACKAGE, OtlpExporter, QueuedSpan
 from xlaserve.telemetry.tracing import Attribute, Failure, FinishedSpan
-from xlaserve.trace_context import TraceContext, new
 
 CLIENT = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", True, "shop=7,other=x")
 CALL = CLIENT._replace(span_id="0000000000000001")

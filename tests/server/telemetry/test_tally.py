@@ -9,18 +9,18 @@ import pytest
 from tests.fakes import Clock
 
 from xlaserve.config import Bucket, Mode
+from xlaserve.engine.timings import Timings
 from xlaserve.telemetry import tally
 from xlaserve.telemetry.failures import KEPT, Failures
 from xlaserve.telemetry.findings import KEPT_PAIRS, Findings, Likeness, Pair, TimeRatio
 from xlaserve.telemetry.metrics import Metrics
-from xlaserve.telemetry.model import ModelTelemetry
 from xlaserve.telemetry.tally import Counted, ShadowOf
-from xlaserve.timings import Timings
+from xlaserve.telemetry.version_metrics import ModelTelemetry
 
 
 @pytest.fixture(autouse=True)
 def _at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xlaserve.telemetry.model.time.time", lambda: 1000.0)
+    monkeypatch.setattr("xlaserve.telemetry.version_metrics.time.time", lambda: 1000.0)
 
 
 def counted_in(processes: int, seed: int = 1) -> tuple[list[tally.Json], tally.Json]:

@@ -8,10 +8,10 @@ from tests.fakes import Clock
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.traced import TracedBatch
+from xlaserve.engine.timings import Timings
+from xlaserve.engine.trace_context import TraceContext, new
 from xlaserve.telemetry import request_context
 from xlaserve.telemetry.tracing import MAX_BATCHES, Answered, Endpoint, Failure, FinishedSpan, Tracer
-from xlaserve.timings import Timings
-from xlaserve.trace_context import TraceContext, new
 
 GRPC = Endpoint("service/Method", {"rpc.system.name": "grpc"})
 HTTP = Endpoint("GET /", {}, is_http=True)

@@ -25,9 +25,9 @@ from typing import Final, Protocol, Self
 import numpy as np
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.batching.admission import ImageAdmission
 from xlaserve.engine.batching.costs import Costs, Turn
 from xlaserve.engine.batching.forecast import Forecast
+from xlaserve.engine.batching.image_admission import ImageAdmission
 from xlaserve.engine.batching.lanes import Lanes, Share
 from xlaserve.engine.batching.live import Live
 from xlaserve.engine.batching.observed import Parts
@@ -51,6 +51,8 @@ from xlaserve.engine.batching.worker import Batch, Run, Worker
 from xlaserve.engine.buckets.demand import Demand, Resolution, note
 from xlaserve.engine.buckets.planner import Cost, Step
 from xlaserve.engine.program import Executable, Images, Warmed, WrongRowsError, is_finite, run_batch
+from xlaserve.engine.timings import Timings
+from xlaserve.engine.trace_context import TraceContext, new
 from xlaserve.errors import (
     DeadlineExceeded,
     ExecutionFailed,
@@ -59,8 +61,6 @@ from xlaserve.errors import (
     OutOfDeviceMemory,
     ShuttingDown,
 )
-from xlaserve.timings import Timings
-from xlaserve.trace_context import TraceContext, new
 
 log = logging.getLogger(__name__)
 

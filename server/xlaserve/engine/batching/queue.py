@@ -24,10 +24,10 @@ from xlaserve.engine.batching.costs import Costs
 from xlaserve.engine.batching.traced import TracedBatch
 from xlaserve.engine.batching.worker import Run
 from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.timings import Timings
+from xlaserve.engine.trace_context import TraceContext
+from xlaserve.engine.wait_margin import Expectation
 from xlaserve.errors import XlaserveError
-from xlaserve.expectation import Expectation
-from xlaserve.timings import Timings
-from xlaserve.trace_context import TraceContext
 
 Shape = tuple[Mode, int, int]
 """Mode, height and width: images share a batch only where all three agree."""

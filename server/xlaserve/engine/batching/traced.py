@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.trace_context import TraceContext
+from xlaserve.engine.trace_context import TraceContext
 
 MAX_REQUESTS: Final = 128
 """Requests that a batch names: as many as OpenTelemetry links to a span by default."""

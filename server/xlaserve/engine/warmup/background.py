@@ -26,10 +26,11 @@ from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.batching.unmatched import Unmatched, refusal
 from xlaserve.engine.buckets.demand import Resolution
 from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.causes import cause
 from xlaserve.engine.program import Executable, Warmed
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.compiler import fastest
-from xlaserve.errors import ModelFailed, ShuttingDown, cause
+from xlaserve.errors import ModelFailed, ShuttingDown
 
 log = logging.getLogger(__name__)
 

@@ -10,18 +10,19 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 
-from xlaserve import interpreter
 from xlaserve.config import Bucket, Mode
+from xlaserve.engine import gil
 from xlaserve.engine.batching.lanes import Lanes, Share
 from xlaserve.engine.batching.spare import run_in_lane
 from xlaserve.engine.batching.worker import Batch, Run, Worker
 from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.causes import failing_on_exit
 from xlaserve.engine.program import Compilation, Executable, Images, Program, Warmed
 from xlaserve.engine.warmup.compiler import MIN_RUNS, At, noise, unnoted
 from xlaserve.engine.warmup.kept_costs import MARGIN, WRONG, excess
 from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.engine.warmup.verify import Verified, Verifier
-from xlaserve.errors import ModelFailed, failing_on_exit
+from xlaserve.errors import ModelFailed
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class BesideTraffic:
     def _compile_one(self, mode: Mode, bucket: Bucket) -> tuple[Compilation, Verified | None, Images]:
         """Returns the executable, and images to time it with, which take too long to make for the event loop."""
         step = f"compiling mode {mode}, bucket {bucket}"
-        with self.expecting(step), interpreter.shared(), failing_on_exit():
+        with self.expecting(step), gil.shared(), failing_on_exit():
             compilation, verified = self.program.compile(mode, bucket), None
             if self.verifier is not None:
                 again = partial(self.program.compile, mode, bucket)

@@ -22,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve.config import Bucket, Mode
+from xlaserve.engine.causes import cause
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs, WrongRowsError, run_batch
 from xlaserve.engine.warmup.difference import CONSTANT, Comparing, Difference, by_row, compare, make_images
-from xlaserve.errors import ModelFailed, cause
+from xlaserve.errors import ModelFailed
 
 log = logging.getLogger(__name__)
 

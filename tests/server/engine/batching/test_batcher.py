@@ -29,6 +29,7 @@ from xlaserve.engine.batching.traced import MAX_REQUESTS, TracedBatch
 from xlaserve.engine.batching.worker import Batch, Worker, gather
 from xlaserve.engine.buckets.planner import Cost, Planner
 from xlaserve.engine.program import Images, Outputs, Warmed
+from xlaserve.engine.trace_context import TraceContext, new
 from xlaserve.errors import (
     DeadlineExceeded,
     DeadlineUnreachable,
@@ -41,7 +42,6 @@ from xlaserve.errors import (
     XlaserveError,
     clear_tracebacks,
 )
-from xlaserve.trace_context import TraceContext, new
 
 COST_S = {1: 1.0, 2: 1.25, 4: 2.0, 8: 3.0}
 NO_DEADLINE = math.inf

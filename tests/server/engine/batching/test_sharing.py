@@ -22,7 +22,7 @@ from xlaserve.engine.program import Images, Outputs, Warmed
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.errors import ExecutionFailed
-from xlaserve.oracle.virtual_time import VirtualTimeLoop
+from xlaserve.planning.virtual_time import VirtualTimeLoop
 
 COST_S = {1: 1.0, 2: 1.5, 4: 2.0}
 SIZES = [(2, 2), (2, 4), (4, 2), (4, 4)]

@@ -25,7 +25,7 @@ from xlaserve.engine.warmup.compiler import MIN_RUNS
 from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.engine.warmup.verify import SAMPLE_IMAGES, Verifier
 from xlaserve.errors import InvalidArgument, ModelFailed, ShuttingDown
-from xlaserve.model.task import Embedding
+from xlaserve.models.task import Embedding
 
 RUN_S = 1.0
 COMPILE_S = 100.0

@@ -16,7 +16,7 @@ from xlaserve.engine.program import Compilation, Executable, Images, Outputs, Wa
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.engine.warmup.verify import Verifier
-from xlaserve.model.task import Classification
+from xlaserve.models.task import Classification
 
 SMALL, LARGE = Bucket(1, 2, 2), Bucket(4, 2, 2)
 AT_REST = Cost(0.001, 0.002)

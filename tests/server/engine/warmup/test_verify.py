@@ -14,7 +14,7 @@ from xlaserve.engine.program import Compilation, Executable, Images, Outputs, is
 from xlaserve.engine.warmup.difference import MAX_RELATIVE, MAX_RELATIVE_INT8, make_images
 from xlaserve.engine.warmup.verify import EXACT, GROSS, SAMPLE_IMAGES, Verified, Verifier
 from xlaserve.errors import ModelFailed
-from xlaserve.model.task import Classification, Detection, Segmentation
+from xlaserve.models.task import Classification, Detection, Segmentation
 
 SIDE = 12
 BUCKETS = tuple(Bucket(batch, SIDE, SIDE) for batch in (1, 2, 3, 4, 8, 16, 20))

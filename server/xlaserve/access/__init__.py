@@ -1,1 +1,0 @@
-"""Who may come in, and what each may do. Knows no protocol."""

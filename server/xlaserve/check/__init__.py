@@ -1,4 +1,0 @@
-"""The check of models: each in a process of its own, in every mode, compared with eager execution.
-
-Only `probe`, which is that process, builds and runs models; the rest reads what it found.
-"""

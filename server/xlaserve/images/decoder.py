@@ -1,0 +1,347 @@
+"""Encoded bytes to pixels. Blocking functions without state, made for a thread pool: Pillow decodes and resizes without
+the interpreter's lock.
+
+What an image becomes is part of the API, since it changes a model's answers:
+
+- JPEG, PNG and WebP; of an animation, the first frame.
+- Turned upright as its EXIF says, or its XMP where that has no orientation (`orientation`).
+- RGB: transparency is dropped, not blended; grey, palette and CMYK images are converted; of 16 bits the upper 8 stay,
+  unless the model says otherwise for grey ones (`config.Grey16`). Colour profiles are not applied.
+- Brought to the model's size by the model's policy (`config.Fit`): stretched, letterboxed or padded. Pixels are resized
+  by bilinear interpolation with antialiasing: each output pixel weighs all the input pixels under it (Pillow's
+  BILINEAR, which is the reference). An image that already has the size is left as it is.
+- With `decode: fast`, the JPEG decoder first halves the sides of an image as long as they are at least twice those that
+  it is brought to. Pixels then differ by some levels; where it lies does not.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from PIL.ImageFile import ImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from xlaserve.config import Decoding, Grey16, PixelRange, Settings, Window
+from xlaserve.errors import ImageTooLarge, InvalidArgument, InvalidImage, RequestError
+from xlaserve.images.file_kinds import kind_of
+from xlaserve.images.frame import Frame
+from xlaserve.images.jpeg import Box, JpegFile
+from xlaserve.images.orientation import TURNS, orientation
+
+_STEP: Final = 1 << 20
+_BLOCK_VALUES: Final = 1 << 16
+_MAX_SIDE: Final = 65_535  # JPEG's own bound; one pixel wide and 64 million high would take gigabytes to resize
+# A few bytes of these cost many times more than a few bytes of pixels:
+_MAX_JPEG_SCANS: Final = 500  # each passes over the whole image; encoders write about ten
+_MAX_PNG_PROFILES: Final = 4  # each unpacks a thousandfold; the standard allows one
+# Taken at the peak of decoding, for each pixel, at most:
+_PIXEL_BYTES: Final = 8  # four as Pillow keeps them, and four while they are converted
+_COEFFICIENT_BYTES: Final = 8  # of a JPEG of several scans, reduced or not: two for each of four components
+_WEBP_PIXEL_BYTES: Final = 20  # several canvases
+
+GREY16_WARNING: Final = (
+    "grey of 16 bits: the upper 8 bits were taken, so that values up to 4095 are levels 0 to 15;"
+    " choose with the model's setting grey16"
+)
+
+_MAX_NAMED: Final = 8
+"""Images that a warning names."""
+_FAST_SCALE: Final = 2
+"""How many times the size that it is brought to an image keeps at least, where the decoder reduces it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """Bounds on one image, named as in the settings."""
+
+    max_image_bytes: int
+    """Most bytes of the encoded image."""
+    max_image_pixels: int
+    """Height times width, as its header states them."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Returns the limits that are configured."""
+        return cls(settings.max_image_bytes, settings.max_image_pixels)
+
+
+class Decoded(NamedTuple):
+    """An image as the model sees it."""
+
+    pixels: NDArray[np.uint8]
+    """RGB, `[height, width, 3]` of the model's input; read-only."""
+    frame: Frame
+    """Where in them the original lies."""
+    warning: str = ""
+    """A choice that was made for want of a setting; for the client."""
+
+
+Place = Callable[[int, int], Frame]
+"""Maps the height and width of an upright image to where it goes; may refuse it with a RequestError."""
+
+Hold = Callable[[int], AbstractContextManager[object]]
+"""Waits until a number of bytes may be taken, and holds them until the end."""
+
+
+Encoded = bytes | memoryview
+"""An encoded image, perhaps where it lies in a message."""
+
+
+class _Opened(NamedTuple):
+    """An image whose header is read."""
+
+    image: ImageFile
+    width: int
+    """As the header states it."""
+    height: int
+    box: Box | None
+    """Where the image lies in what will be decoded; None where that is the whole of it."""
+
+
+def of_images(warning: str, rows: Iterable[int], images: int) -> str:
+    """Returns a warning that names which of a request's images it is about, counted from 0."""
+    if images == 1:
+        return warning
+    first, *rest = sorted(rows)
+    named = [f"images[{row}]" for row in (first, *rest[: _MAX_NAMED - 1])]
+    more = f" and {len(rest) + 1 - _MAX_NAMED} more" if len(rest) >= _MAX_NAMED else ""
+    return f"{', '.join(named)}{more}: {warning}"
+
+
+def decode(
+    data: Encoded,
+    place: Place,
+    limits: ImageLimits,
+    hold: Hold = nullcontext,
+    decoding: Decoding = Decoding.EXACT,
+    *,
+    grey16: Grey16 | Window | None = None,
+) -> Decoded:
+    """Returns the image as RGB pixels of the size that `place` gives it.
+
+    Holds the bytes that it takes at its peak, once the header is read and before any pixel is allocated. Raises
+    InvalidImage for anything but a whole JPEG, PNG or WebP image, ImageTooLarge before that, and what `place` raises.
+    """
+    if len(data) > limits.max_image_bytes:
+        raise ImageTooLarge(
+            f"image: expected at most {limits.max_image_bytes} encoded bytes (max_image_bytes), got {len(data)}"
+        )
+    shrink_to = place if decoding is Decoding.FAST else None
+    with _open(bytes(data), limits, hold, shrink_to) as (image, width, height, box):
+        image.load()
+        turn = orientation(image.info)  # which a PNG may hold behind its pixels
+        frame, size = _placed(width, height, turn, place)
+        is_grey16 = image.mode == "I;16"
+        pixels = Image.fromarray(_levels(np.asarray(image), grey16)) if is_grey16 else _to_grey_or_rgb(image)
+        if pixels.size != size:
+            pixels = pixels.resize(size, Image.Resampling.BILINEAR, box)
+        if turn in TURNS:
+            pixels = pixels.transpose(TURNS[turn])
+        pixels = pixels.convert("RGB")
+        if not frame.covers_input:
+            canvas = Image.new("RGB", (frame.input_width, frame.input_height), (frame.border,) * 3)
+            canvas.paste(pixels, (frame.left, frame.top))
+            pixels = canvas
+        return Decoded(np.asarray(pixels), frame, GREY16_WARNING if is_grey16 and grey16 is None else "")
+
+
+def check_pixels(array: NDArray[np.generic], pixel_range: PixelRange = PixelRange.LEVELS) -> NDArray[np.uint8]:
+    """Returns pixels `[n, height, width, 3]` as uint8: uint8 as it is, others copied, float16 and float32 rounded.
+
+    `pixel_range` is that of float16 and float32; the others are from 0 to 255.
+
+    Raises InvalidArgument for another shape or type, for no images, for values out of their range, and for floats that
+    are said to be from 0 to 255 but hold fractions of at most 1: every image would be black.
+    """
+    if array.ndim != 4 or array.shape[3] != 3 or array.size == 0:
+        raise InvalidArgument("pixels", "shape [n, height, width, 3] of at least one pixel", list(array.shape))
+    if array.dtype == np.uint8:
+        return array.view(np.uint8)
+    if array.dtype == np.float16:
+        array = array.astype(np.float32)
+    if array.dtype not in (np.int32, np.float32):
+        raise InvalidArgument("pixels", "UINT8, INT32, FP16 or FP32", array.dtype)
+    is_unit = array.dtype == np.float32 and pixel_range is PixelRange.UNIT
+    white = 1 if is_unit else 255
+    least, most = array.min(), array.max()  # either is NaN where any value is
+    for extreme in (least, most):
+        if not 0 <= extreme <= white:
+            raise InvalidArgument("pixels", f"values from 0 to {white}", extreme)
+    if array.dtype == np.int32:
+        return array.astype(np.uint8)
+    levels = np.empty(array.shape, np.uint8)
+    values, rounded = array.astype(np.float32, copy=False).reshape(-1), levels.reshape(-1)
+    may_be_fractions = most <= 1 and not is_unit
+    # In blocks: to get and free temporary memory of the size of a large request takes long, and holds up other threads.
+    for start in range(0, len(values), _BLOCK_VALUES):
+        block = values[start : start + _BLOCK_VALUES]
+        whole: NDArray[np.float32] = np.rint(block * np.float32(255) if is_unit else block)
+        if may_be_fractions and not np.array_equal(whole, block):
+            raise InvalidArgument(
+                "pixels",
+                "values from 0 to 255, or pixel_range 0..1 as a parameter of the request or in the model's settings",
+                f"fractions from {least:g} to {most:g}",
+            )
+        rounded[start : start + _BLOCK_VALUES] = whole
+    return levels
+
+
+class _Reader(io.BytesIO):
+    """Limits the reads: a file of millions of tiny segments would hold the interpreter's lock for seconds."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._reads_left = 4096 + len(data) // 64
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._reads_left -= 1
+        if self._reads_left < 0:
+            raise InvalidImage("image: expected an image, got one made of too many tiny segments")
+        return super().read(size)
+
+
+@contextmanager
+def _open(data: bytes, limits: ImageLimits, hold: Hold, shrink_to: Place | None) -> Iterator[_Opened]:
+    """Yields the image with its header read and its size checked; anything that Pillow raises becomes InvalidImage.
+
+    With `shrink_to`, a JPEG will be decoded to fewer pixels, where those suffice for the size that this gives it.
+
+    Opens Pillow's plugins directly: `Image.open` compares images with a bound that is global to the process, and warns.
+    """
+    if not data:
+        raise InvalidImage("image: expected JPEG, PNG or WebP, got no bytes")
+    file: type[ImageFile]
+    if data.startswith(b"\xff\xd8\xff"):
+        name, file = "JPEG", JpegFile
+        if _count(data, b"\xff\xda") > _MAX_JPEG_SCANS:
+            raise InvalidImage(f"image: expected a JPEG of at most {_MAX_JPEG_SCANS} scans, got more")
+    elif data.startswith(b"\x89PNG\r\n\x1a\n"):
+        name, file = "PNG", PngImageFile
+        if _count(data, b"iCCP") > _MAX_PNG_PROFILES:
+            raise InvalidImage("image: expected a PNG of at most one colour profile, got more")
+    elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        name, file = "WebP", WebPImageFile
+    else:
+        raise InvalidImage(f"image: expected JPEG, PNG or WebP, got {_described(data)}")
+    try:
+        with ExitStack() as held:
+            if file is WebPImageFile:  # opening it already allocates the canvas
+                held.enter_context(hold(_check_size(*_webp_size(data), limits) * _WEBP_PIXEL_BYTES))
+            with file(_Reader(data)) as image:
+                width, height = image.size
+                pixels = _check_size(width, height, limits)
+                box = _shrink(image, shrink_to) if shrink_to is not None else None
+                if file is not WebPImageFile:
+                    held.enter_context(hold(_decoding_bytes(image, pixels)))
+                yield _Opened(image, width, height, box)
+    except (RequestError, MemoryError):
+        raise
+    except Exception as error:
+        wrong = "cut off" if _is_cut_off(data) else "damaged or of a rare kind"
+        raise InvalidImage(f"image: expected a whole {name} image, got {len(data)} bytes that are {wrong}") from error
+
+
+def _described(data: bytes) -> str:
+    """Returns what a file is that is no image of ours: its kind, or else how it begins."""
+    if kind := kind_of(data):
+        return f"{kind} ({len(data)} bytes)"
+    start = data[:8].decode("ascii", "replace")
+    start = "".join(letter if letter.isascii() and letter.isprintable() else "." for letter in start)
+    return f"{len(data)} bytes that start with '{start}'"
+
+
+def _is_cut_off(data: bytes) -> bool:
+    """Whether a JPEG, PNG or WebP file lacks its end."""
+    if data.startswith(b"RIFF"):
+        return len(data) < 12 or len(data) < 8 + int.from_bytes(data[4:8], "little")
+    return not _count(data, b"\xff\xd9" if data.startswith(b"\xff\xd8") else b"IEND")
+
+
+def _count(data: bytes, mark: bytes) -> int:
+    """Returns how often `mark` is in `data`; in steps, since each holds the interpreter's lock."""
+    return sum(data.count(mark, start, start + _STEP + len(mark) - 1) for start in range(0, len(data), _STEP))
+
+
+def _webp_size(data: bytes) -> tuple[int, int]:
+    kind = data[12:16]
+    if kind == b"VP8X":
+        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+    if kind == b"VP8L":
+        (bits,) = struct.unpack_from("<I", data, 21)
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    width, height = struct.unpack_from("<HH", data, 26)
+    return width & 0x3FFF, height & 0x3FFF
+
+
+def _check_size(width: int, height: int, limits: ImageLimits) -> int:
+    """Returns the number of pixels."""
+    if height * width > limits.max_image_pixels:
+        raise ImageTooLarge(
+            f"image: expected at most {limits.max_image_pixels} pixels (max_image_pixels), "
+            f"got {height * width} ({width} x {height})"
+        )
+    if max(height, width) > _MAX_SIDE:
+        raise ImageTooLarge(f"image: expected sides of at most {_MAX_SIDE} pixels, got {width} x {height}")
+    return height * width
+
+
+def _shrink(image: ImageFile, place: Place) -> Box | None:
+    """Has a JPEG decoded to fewer pixels; returns where it lies in them. Does nothing and returns None for others."""
+    if not isinstance(image, JpegFile):
+        return None
+    _, (width, height) = _placed(*image.size, orientation(image.info), place)
+    return image.shrink_on_load(_FAST_SCALE * width, _FAST_SCALE * height)
+
+
+def _decoding_bytes(image: ImageFile, pixels: int) -> int:
+    """Returns what it takes to decode a JPEG, perhaps to fewer pixels than it has, or a PNG."""
+    size_bytes = math.prod(image.size) * _PIXEL_BYTES
+    if isinstance(image, JpegFile) and image.has_several_scans:
+        size_bytes += pixels * _COEFFICIENT_BYTES
+    return size_bytes
+
+
+def _placed(width: int, height: int, turn: int, place: Place) -> tuple[Frame, tuple[int, int]]:
+    """Returns the frame of an image with these sides before it is turned, and the width and height to resize it to."""
+    is_sideways = turn >= 5
+    frame = place(*((width, height) if is_sideways else (height, width)))
+    fitted = (frame.fitted_height, frame.fitted_width)
+    return frame, fitted if is_sideways else fitted[::-1]
+
+
+def _to_grey_or_rgb(image: Image.Image) -> Image.Image:
+    """Returns the image in mode L, which is cheaper to resize, or RGB."""
+    if image.mode in ("L", "RGB"):
+        return image
+    image.info.pop("transparency", None)  # else Pillow looks for a place to keep it
+    return image.convert("RGB")
+
+
+def _levels(values: NDArray[np.uint16], grey16: Grey16 | Window | None) -> NDArray[np.uint8]:
+    """Returns values of 16 bits as levels from 0 to 255. Pillow would clip them, not scale."""
+    if grey16 is None or grey16 is Grey16.HIGH_BYTE:
+        return (values >> 8).astype(np.uint8)
+    table = _window(*((0, int(values.max()) or 1) if grey16 is Grey16.LARGEST else grey16))
+    levels = np.empty(values.shape, np.uint8)
+    rows = max(1, _BLOCK_VALUES // values.shape[1])  # NumPy makes eight bytes of each index
+    for start in range(0, len(values), rows):
+        np.take(table, values[start : start + rows], out=levels[start : start + rows], mode="clip")
+    return levels
+
+
+@lru_cache(maxsize=16)
+def _window(low: int, high: int) -> NDArray[np.uint8]:
+    """Returns the level of each value of 16 bits: 0 up to `low`, 255 from `high` on."""
+    share = (np.arange(1 << 16, dtype=np.float32) - low) / (high - low)
+    return np.rint(np.clip(share, 0, 1) * 255).astype(np.uint8)

@@ -1,0 +1,212 @@
+"""The process that checks one model: `python -m xlaserve.inspection.check.probe`.
+
+Reads a `Assignment` as one line of JSON from stdin, and ends when stdin does: its parent may have been killed. Writes
+a line of JSON to stdout for what it finds out, as soon as it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from xlaserve.config import Bucket, Lowering, Mode
+from xlaserve.engine import memory
+from xlaserve.engine.program import Executable, Images, IsLowered, Outputs, run_batch
+from xlaserve.engine.warmup.compiler import noise
+from xlaserve.engine.warmup.difference import relative
+from xlaserve.engine.warmup.verify import Verifier
+from xlaserve.errors import ModelFailed, XlaserveError
+from xlaserve.inspection import buffers, dump
+from xlaserve.inspection.check.record import WITHOUT, Assignment, CheckedProgram, Machine
+from xlaserve.models import catalog
+from xlaserve.models.catalog import Model
+from xlaserve.programs.tf import device
+from xlaserve.programs.xla_refusal import Refusal, explain
+from xlaserve.telemetry.logs import quiet_tensorflow
+
+MAX_RUNS: Final = 5
+TIMING_BUDGET_S: Final = 1.0
+"""A program is run until it has run MAX_RUNS times or this long."""
+SLOW_S: Final = 5.0
+"""A mode that takes longer for a batch is not tried with a larger one."""
+_PACKAGES: Final = ("xlaserve", "tensorflow", "tensorflow-cpu", "keras", "keras-cv", "keras-hub", "numpy", "openvino")
+
+Write = Callable[[dict[str, Any]], object]
+
+
+def main() -> None:
+    """Checks a model; what can't be built or compiled is reported, and is no failure of the process."""
+    results = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries may print
+    assignment = Assignment.model_validate_json(sys.stdin.readline())
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+
+    def write(line: dict[str, Any]) -> None:
+        results.write(json.dumps(line) + "\n")
+        results.flush()
+
+    quiet_tensorflow()
+    try:
+        with dump.dumped() as folder:
+            Probe(assignment, folder, write).check()
+    except XlaserveError as error:
+        write({"failure": str(error)})
+    write({"is_done": True})
+    sys.stderr.flush()
+    os._exit(0)  # not to wait for TensorFlow's threads
+
+
+class Probe:
+    """Checks one model. XLA writes down in `folder` what it compiles."""
+
+    def __init__(self, assignment: Assignment, folder: Path, write: Write) -> None:
+        (self._settings,) = assignment.settings.models
+        self._assignment = assignment
+        self._folder = folder
+        self._write = write
+        self._eager: Outputs | None = None
+
+    def check(self) -> None:
+        """Tries one mode after the other. Raises XlaserveError where the model can't be built."""
+        chosen = device.configure(self._assignment.settings, catalog.uses_tensorflow(self._settings))
+        self._write({"machine": machine(chosen.name).model_dump()})
+        began = time.perf_counter()
+        model = catalog.load(self._settings)
+        self._write(
+            {
+                "task": model.task.name,
+                "weights": model.weights,
+                "size": model.buckets[0][1:],
+                "lowered": model.lowerings,
+                "load_s": time.perf_counter() - began,
+            }
+        )
+        for mode in self._assignment.modes:
+            self._check_arm(model, mode, str(mode))
+            if mode.traits.is_jit and isinstance(model.program, IsLowered):  # without those that have failed
+                self._write({"lowered": model.program.lowerings(model.buckets[0])})
+        if not self._assignment.lowerings or Mode.XLA not in self._assignment.modes:
+            return
+        for lowering in Lowering:
+            if lowering in model.lowering_names:
+                without = (*self._settings.disable_lowerings, lowering)
+                other = catalog.load(self._settings.model_copy(update={"disable_lowerings": without}))
+                self._check_arm(other, Mode.XLA, f"{Mode.XLA} {WITHOUT} {lowering}")
+
+    def _check_arm(self, model: Model, mode: Mode, arm: str) -> None:
+        image = noise(model.buckets[0]._replace(batch=1))
+        rows = Verifier(task=model.task, reference=None, buckets=(), batch_dependence="allow")  # compares nothing
+        slowest_s = 0.0
+        # Eager is what the others are compared with, and nobody serves in it.
+        for bucket in model.buckets[:1] if mode is Mode.EAGER else model.buckets:
+            self._write({"trying": f"{arm} {bucket}"})
+            if slowest_s > SLOW_S:
+                program = CheckedProgram(arm=arm, batch=bucket.batch, skipped=f"a smaller batch took {slowest_s:.0f} s")
+            else:
+                program = self._try(model, mode, arm, bucket, np.repeat(image, bucket.batch, axis=0), rows=rows)
+            slowest_s = max(slowest_s, (program.run_ms or 0.0) / 1000)
+            self._write({"program": program.model_dump(mode="json")})
+
+    def _try(
+        self, model: Model, mode: Mode, arm: str, bucket: Bucket, images: Images, *, rows: Verifier
+    ) -> CheckedProgram:
+        """Tries a program with `images`, and with those of warm-up, for each of which `rows` wants a row."""
+        before, dumped = memory.resident_bytes(), dump.compiled(self._folder)
+        with suppress(OSError):  # the peak is then that of the whole process
+            memory.forget_peak()
+        try:
+            compilation = model.program.compile(mode, bucket)
+            seconds, outputs = _run(compilation.executable, images)
+            peak_bytes = max(0, memory.peak_bytes() - before)
+            rows.admit(mode, bucket, compilation, partial(model.program.compile, mode, bucket))
+        except ModelFailed as error:
+            return CheckedProgram(arm=arm, batch=bucket.batch, refusal=Refusal(message=str(error)))
+        except Exception as error:
+            return CheckedProgram(arm=arm, batch=bucket.batch, refusal=explain(error))
+        apart: tuple[float | None, float | None] = (None, None)
+        if mode is Mode.EAGER:
+            self._eager = outputs
+        elif self._eager is not None:
+            apart = difference(model, self._eager, outputs)
+        if apart[0] == np.inf:
+            refusal = Refusal(message="gives NaN or infinity where eager does not")
+            return CheckedProgram(arm=arm, batch=bucket.batch, refusal=refusal)
+        assigned = [_memory(file) for file in dump.compiled(self._folder) - dumped] if mode.traits.is_jit else []
+        return CheckedProgram(
+            arm=arm,
+            batch=bucket.batch,
+            trace_s=compilation.trace_s,
+            compile_s=compilation.compile_s,
+            run_ms=seconds * 1000,
+            difference=apart[0],
+            disagreement=apart[1],
+            parameter_bytes=max((found.parameters + found.constants for found in assigned), default=None),
+            temporary_bytes=max((found.temporaries for found in assigned), default=None),
+            peak_bytes=peak_bytes,
+        )
+
+
+def machine(name: str) -> Machine:
+    """Returns what the check runs on and with, on the device `name`."""
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return Machine(device=name, cores=device.usable_cores(), python=platform.python_version(), packages=found)
+
+
+def difference(model: Model, eager: Outputs, outputs: Outputs) -> tuple[float | None, float | None]:
+    """Returns the largest difference of `outputs`, each of whose rows answers the one image of `eager`.
+
+    First of float32 outputs, over the largest magnitude of that output in eager; then the share of integers that are
+    not the same. None where there is no such output, or none that tells anything: all modes agree easily on a detector
+    with random weights that finds nothing.
+    """
+    floats, integers = [], []
+    for spec, wanted, got in zip(model.task.outputs, eager, outputs, strict=True):
+        if spec.name in model.task.reordered or (np.all(wanted == wanted.flat[0]) and np.all(got == wanted)):
+            continue
+        if wanted.dtype.kind == "f":
+            floats.append(relative(wanted, got))
+        else:
+            integers.append(float(np.mean(got != wanted)))
+    return max(floats, default=None), max(integers, default=None)
+
+
+def _memory(file: Path) -> buffers.Memory:
+    return buffers.parse(dump.read(file).buffer_assignment)
+
+
+def _run(executable: Executable, images: Images) -> tuple[float, Outputs]:
+    """Returns the median seconds of a few runs, and what came of the last."""
+    seconds: list[float] = []
+    while len(seconds) < MAX_RUNS and sum(seconds) < TIMING_BUDGET_S:
+        began = time.perf_counter()
+        outputs = run_batch(executable, images)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds), outputs
+
+
+def _end_with_stdin() -> None:
+    while sys.stdin.buffer.read(1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

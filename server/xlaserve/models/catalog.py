@@ -1,0 +1,284 @@
+"""Where models come from: a source in the configuration becomes a `Model`."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final, assert_never
+
+from xlaserve.config import Bucket, BucketSettings, Fit, ModelSettings
+from xlaserve.config import sources as kinds
+from xlaserve.config.sources import Source
+from xlaserve.engine.causes import cause, telling_line
+from xlaserve.engine.program import AnySize, IsLowered
+from xlaserve.errors import ModelFailed
+from xlaserve.models import labels
+from xlaserve.models.networks.network import Network, Size
+from xlaserve.models.sources import noop
+from xlaserve.models.task import Task, WithClasses
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(Network):
+    """A network as it is configured, loaded and not yet compiled."""
+
+    settings: ModelSettings
+    buckets: tuple[Bucket, ...]
+    """The configured buckets with the model's own height and width filled in, sorted. With `buckets: auto` all the
+    candidates, until warm-up has chosen from them."""
+
+    @property
+    def fit(self) -> Fit:
+        """How encoded images come to have the model's size."""
+        return self.settings.fit or self.task.default_fit
+
+
+def uses_tensorflow(settings: ModelSettings) -> bool:
+    """Returns whether loading the model imports TensorFlow, which must then be configured first."""
+    kind = kinds.kind_of_name(settings.source)
+    return kind is None or kind.value.needs_tensorflow
+
+
+def can_be_kept(settings: ModelSettings) -> bool:
+    """Returns whether the settings tell what the model is, so that a compile cache can know it again.
+
+    The code of custom objects, and what a handle of Kaggle or a preset's name stands for, may change.
+    """
+    kind = kinds.kind_of_name(settings.source)
+    is_fixed = kind is None or (kind.value.is_fixed and not (kind.value.has_presets and _may_change(settings.weights)))
+    return not settings.custom_objects and is_fixed
+
+
+def _may_change(weights: str | None) -> bool:
+    """Returns whether weights are named on a hub without the version that is meant."""
+    named = weights is not None and weights not in kinds.NAMED_WEIGHTS and kinds.is_handle(weights)
+    return named and re.fullmatch(r"kaggle://.+/\d+", weights or "") is None
+
+
+Cached = Callable[[ModelSettings, Callable[[], Network]], Network]
+"""Gives the network of a model from the compile cache, or calls what builds it."""
+
+
+def load(settings: ModelSettings, cached: Cached = lambda settings, build: build()) -> Model:
+    """Builds the model and its weights; blocks. Raises ModelFailed with the reason and what to do about it."""
+    try:
+        network = cached(settings, partial(_lowered, settings))
+        buckets = _buckets(settings, network)
+        _check_unmatched(settings, network)
+        task = _labelled(network.task, settings)
+        _check_output_name(settings, task)
+    except ModelFailed:
+        raise
+    except Exception as error:
+        raise ModelFailed(_explain(settings, error)) from error
+    if network.weights == "random":
+        _log.warning("model %s has random weights: its answers mean nothing", settings.title)
+    return Model(**{**vars(network), "task": task}, settings=settings, buckets=buckets)
+
+
+def names() -> tuple[str, ...]:
+    """Returns every source that has a name: all that `keras.applications:`, `keras_cv:`, `keras_hub:` (where it is
+    installed) and `builtin:` offer.
+
+    Imports Keras.
+    """
+    return tuple(kind.value.prefix + name for kind in Source for name in kind.value.names or _listed(kind))
+
+
+def _listed(kind: Source) -> tuple[str, ...]:
+    """Returns the names of a kind that only Keras can list; none where names are handles or paths."""
+    match kind:
+        case Source.APPLICATIONS:
+            from xlaserve.models.sources import applications  # noqa: PLC0415
+
+            return applications.names()
+        case Source.KERAS_CV:
+            from xlaserve.models.sources import keras_cv_table  # noqa: PLC0415
+
+            return keras_cv_table.names()
+        case Source.KERAS_HUB:
+            from xlaserve.models.sources import keras_hub_table  # noqa: PLC0415
+
+            return keras_hub_table.names()
+        case Source.KAGGLE | Source.BUILT_IN | Source.NOOP | Source.KERAS_FILE | Source.JAX_FILE | Source.SAVED_MODEL:
+            return ()
+        case _:
+            assert_never(kind)
+
+
+def _lowered(settings: ModelSettings) -> Network:
+    """Builds what the settings name, and finds out what XLA will run in another form."""
+    network = _network(settings.source, settings)
+    first, *_ = _buckets(settings, network)
+    lowerings = network.program.lowerings(first) if isinstance(network.program, IsLowered) else ""
+    if lowerings:
+        _log.info("model %s: lowered for XLA on a CPU: %s", settings.name, lowerings)
+    return replace(network, lowerings=lowerings)
+
+
+def _network(source: str, settings: ModelSettings) -> Network:  # noqa: PLR0911, PLR0912 - one each
+    """Builds what `source` names, which is the model's source or what was fetched for it."""
+    name, path = source.partition(":")[2], Path(source)
+    if (kind := kinds.kind_of(source)) is not None:
+        _check_fields(settings, kind)
+    # TensorFlow takes seconds to import, and KerasCV and KerasHub some more.
+    match kind:
+        case Source.APPLICATIONS:
+            from xlaserve.models.sources import applications  # noqa: PLC0415
+
+            return applications.application(name, settings)
+        case Source.KERAS_CV:
+            from xlaserve.models.sources import keras_cv_models  # noqa: PLC0415
+
+            return keras_cv_models.keras_cv_model(name, settings)
+        case Source.KERAS_HUB:
+            from xlaserve.models.sources import keras_hub_models  # noqa: PLC0415
+
+            return keras_hub_models.keras_hub_model(name, settings)
+        case Source.KAGGLE:
+            from xlaserve.models.sources import kaggle  # noqa: PLC0415
+
+            folder = kaggle.fetch(name)
+            files = [file for file in folder.iterdir() if file.is_file() and kinds.kind_of(str(file))]
+            return _network(str(files[0] if len(files) == 1 else folder), settings)
+        case Source.BUILT_IN:
+            from xlaserve.models.sources import built_in  # noqa: PLC0415
+
+            return built_in.network(name, settings)
+        case Source.NOOP:
+            return noop.network()
+        case Source.KERAS_FILE:
+            from xlaserve.models.sources import keras_file  # noqa: PLC0415
+
+            return keras_file.keras_file(path, settings)
+        case Source.JAX_FILE:
+            from xlaserve.models.sources import jax_file  # noqa: PLC0415
+
+            return jax_file.jax_file(path, settings)
+        case Source.SAVED_MODEL:
+            from xlaserve.models.sources import saved_model  # noqa: PLC0415
+
+            if saved_model.is_saved_model(path):
+                return saved_model.saved_model(path, settings)
+        case None:
+            pass
+        case _:
+            assert_never(kind)
+    raise ModelFailed(
+        f"source: expected {kinds.NAMES}, {kinds.PATHS}, got"
+        f" {_name(settings.source)}{'' if path.exists() else ', which does not exist'}"
+    )
+
+
+def _check_fields(settings: ModelSettings, kind: Source) -> None:
+    """Raises ModelFailed where a field was set that this kind of source does not take."""
+    takes = kinds.PARTICULAR if kind.value.takes is None else kind.value.takes
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if name in kinds.PARTICULAR - takes and value != field.default:
+            raise ModelFailed(
+                f"{name}: {_name(settings.source)} takes none, expected no {name}, got {_name(str(value))}"
+            )
+
+
+def _labelled(task: Task, settings: ModelSettings) -> Task:
+    """Returns the task with the configured names, where there are any, instead of the source's own."""
+    if settings.labels is None:
+        return task
+    if not isinstance(task, WithClasses):
+        raise ModelFailed(f"labels: {task.name} has no classes, expected no labels, got {settings.labels.name}")
+    return task.labelled(labels.from_file(settings.labels, task.classes))
+
+
+def _buckets(settings: ModelSettings, network: Network) -> tuple[Bucket, ...]:
+    size = (network.size[0] or network.default_size[0], network.size[1] or network.default_size[1])
+    field = "resolutions" if settings.resolutions else "input_size"
+    own = settings.resolutions or (settings.input_size or size,)
+    for resolution in own:
+        _check_size(field, resolution, network)
+    buckets = set()
+    for bucket in settings.buckets or map(BucketSettings, settings.auto_buckets.candidates):
+        if network.batch not in (None, bucket.batch):
+            only = network.batch
+            raise ModelFailed(
+                f"buckets: the model was made for batches of {only} only, expected [{only}], got {bucket.batch}"
+            )
+        for height, width in own if bucket.height is None else ((bucket.height, bucket.width),):
+            if height is None or width is None:
+                raise ModelFailed("input_size: the model takes several sizes; set it, or resolutions, or sized buckets")
+            _check_size("buckets", (height, width), network)
+            buckets.add(Bucket(bucket.batch, height, width))
+    return tuple(sorted(buckets))
+
+
+def _check_output_name(settings: ModelSettings, task: Task) -> None:
+    if settings.output_name and len(task.outputs) > 1:
+        names = ", ".join(output.name for output in task.outputs)
+        raise ModelFailed(f"output_name: expected none, as the model has several outputs ({names})")
+
+
+def _check_unmatched(settings: ModelSettings, network: Network) -> None:
+    if settings.unmatched == "reject":
+        return
+    if None not in network.size:
+        raise ModelFailed(
+            f"unmatched: expected reject, as the model's only size is {_by(network.size)}, got background"
+        )
+    if not isinstance(network.program, AnySize):
+        raise ModelFailed("unmatched: expected reject, as this kind of model is fixed to its buckets, got background")
+
+
+def _check_size(field: str, got: Size, network: Network) -> None:
+    if any(wanted is not None and wanted != side for side, wanted in zip(got, network.size, strict=True)):
+        raise ModelFailed(f"{field}: expected the model's only size, {_by(network.size)}, got {_by(got)}")
+    if any(side is not None and side % network.multiple for side in got):
+        raise ModelFailed(f"{field}: expected multiples of {network.multiple}, got {_by(got)}")
+
+
+def _by(size: Size) -> str:
+    return "x".join("any" if side is None else str(side) for side in size)
+
+
+_UNFIT: Final = re.compile(r"A total of (\d+) objects could not be loaded\..*?\bname=([^,>]+)", re.DOTALL)
+"""How Keras says that weights are not those of a model."""
+
+
+def _explain(settings: ModelSettings, error: Exception) -> str:
+    """Returns one line that a client may read: no trace, and of paths only the last part."""
+    source = _name(settings.source)
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        if package in {"tensorflow", "keras", "keras_cv", "kagglehub"}:
+            return f"source: {source} needs {package}; install xlaserve[cpu] or xlaserve[gpu]"
+        if package in {"keras_hub", "tokenizers", "regex"}:
+            return (
+                f"source: {source} needs {package}; install xlaserve[gpu,hub] or, with tensorflow-cpu,"
+                " xlaserve[cpu,hub-cpu] and then keras-hub with --no-deps"
+            )
+        if package == "jax":
+            return (
+                f"source: reading {source} needs jax; install xlaserve[jax], or serve the SavedModel that"
+                f" `xlaserve import {source}` makes where jax is installed"
+            )
+    text = str(error)
+    if settings.weights and (unfit := _UNFIT.search(text)):
+        count, layer = unfit.groups()
+        return (
+            f"weights: expected those of {source}, got a file that does not fit {count} of its layers, such as {layer}:"
+            f" {_name(settings.weights)}"
+        )
+    for path in filter(None, (settings.source, settings.weights)):
+        text = text.replace(path, _name(path))  # which may have spaces in it
+    reason = telling_line(text) or cause(error)
+    return f"source: {source} can't be loaded: {reason}"
+
+
+def _name(source: str) -> str:
+    """Returns a source or a path without its folders."""
+    return Path(source).name or source

@@ -1,0 +1,345 @@
+"""From a model's settings to what requests use: built, compiled, verified, and given a queue."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+
+from xlaserve.config import Bucket, Decoding, Mode, ModelSettings, Settings
+from xlaserve.engine import gil
+from xlaserve.engine.batching.batcher import Batcher
+from xlaserve.engine.batching.lanes import Lanes
+from xlaserve.engine.batching.traced import TracedBatch
+from xlaserve.engine.batching.worker import Worker
+from xlaserve.engine.buckets import demand
+from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.causes import failing_on_exit
+from xlaserve.engine.niceness import yield_to_traffic
+from xlaserve.engine.program import AnySize, Executable, IsLowered, Sealed
+from xlaserve.engine.under_way import Load, UnderWay
+from xlaserve.engine.warmup.auto_buckets import Programs, warm_up_auto
+from xlaserve.engine.warmup.background import Background
+from xlaserve.engine.warmup.beside_traffic import BesideTraffic
+from xlaserve.engine.warmup.compiler import Timer, compile_threads, fastest, measure, noise, warm_up
+from xlaserve.engine.warmup.kept_costs import corrected
+from xlaserve.engine.warmup.verify import Verifier
+from xlaserve.errors import ModelFailed, ShuttingDown
+from xlaserve.images.decoder import ImageLimits
+from xlaserve.models import fast_decoding, verification
+from xlaserve.models.advice import slower
+from xlaserve.models.catalog import Model
+from xlaserve.models.change_queue import NO_MORE_LOADS, Stop
+from xlaserve.models.preparer import Preparer
+from xlaserve.models.version import Served, State, Version
+from xlaserve.programs.cache.compile_cache import CompileCache
+from xlaserve.programs.tf.device import usable_cores
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, kw_only=True)
+class Loader:
+    """Loads and warms versions of models. All methods run on the event loop; loading and compiling on a thread.
+
+    `load_model` builds a model from its settings, or takes it from where `preparer` has it, and blocks. All that may
+    compile something is done in an `expecting()`. `on_crash` is called where a model's batch loop dies.
+    """
+
+    settings: Settings
+    load_model: Callable[[ModelSettings, CompileCache | None], Model]
+    lanes: Lanes
+    worker: Worker
+    expecting: Callable[[], AbstractContextManager[object]] = nullcontext
+    on_crash: Callable[[], None] = lambda: None
+    on_traced: Callable[[TracedBatch], None] | None = None
+    """Called with each batch that requests are in which are traced."""
+    under_way: UnderWay = field(default_factory=UnderWay)
+    """Where it is noted what is loaded and run."""
+    preparer: Preparer | None = None
+    stop: Stop = field(default_factory=Stop)
+    """Set to end loads and warm-ups as soon as possible; `preparer` has the same."""
+    has_tf32: bool = False
+    on_cpu: bool = True
+
+    def __post_init__(self) -> None:
+        # One thread: XLA's own work is parallel, and models become ready one after the other instead of all at the end.
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="compile")
+        self._compiling_in_background = ThreadPoolExecutor(1, "background", initializer=yield_to_traffic)
+
+    def close(self) -> None:
+        """Drops what still waits for a thread."""
+        if self.preparer is not None:
+            self.preparer.close()
+        self._compiling.shutdown(wait=False, cancel_futures=True)
+        self._compiling_in_background.shutdown(wait=False, cancel_futures=True)
+
+    async def load(self, version: Version, *, others_serve: bool) -> Served:
+        """Returns what requests use of a new version, once it is compiled and warmed.
+
+        Where `others_serve`, another process compiles, and programs are timed in their turn, so that the traffic is not
+        held up. Raises ShuttingDown, ModelFailed, and what loading and compiling raise.
+        """
+        await asyncio.to_thread(lambda: version.key)  # which looks at all of the model's files
+        with self.under_way.loading(version.key) as load:
+            return await self._load(version, load, others_serve=others_serve)
+
+    async def _load(self, version: Version, load: Load, *, others_serve: bool) -> Served:
+        settings = version.settings
+        began = time.perf_counter()
+        model, verifier, programs = await self._prepare_and_warm_up(version, load, others_serve=others_serve)
+        if isinstance(model.program, IsLowered):  # without those that have failed
+            model = version.model = replace(model, lowerings=model.program.lowerings(model.buckets[0]))
+        warmed = {bucket for _, bucket in programs}
+        if settings.has_auto_buckets or verifier.is_dependent:
+            model = version.model = replace(model, buckets=tuple(sorted(warmed)))
+        self._report(version, model, programs)
+        if Mode.AUTO in settings.modes:
+            version.auto = fastest(programs)
+            programs |= {(Mode.AUTO, bucket): programs[mode, bucket] for bucket, mode in version.auto.items()}
+            log.info("model %s: auto runs %s", settings.title, version.auto_text)
+        if settings.decode is Decoding.FAST:
+            await self._measure_decoding(version, load, model, programs)
+        any_size = None
+        if settings.unmatched == "background":
+            any_size = await self._compile(load.at(f"compiling mode {Mode.GRAPH}, any size"), _any_size, model)
+        batcher = self._make_batcher(version, programs)
+        background = None if any_size is None else self._make_background(version, model, batcher, any_size)
+        log.info(
+            "model %s: %d programs ready in %.1f s", settings.title, len(version.ledger), time.perf_counter() - began
+        )
+        served = version.served = Served(version, model, batcher, background)
+        if left := [bucket for bucket in model.buckets if bucket not in warmed]:
+            beside = self._beside(version, model, verifier)
+            version.growth = asyncio.create_task(_grow(served, left, programs, beside))
+        elif background is None:
+            version.model = served.model = await asyncio.to_thread(_sealed, model)
+        return served
+
+    async def _prepare_and_warm_up(
+        self, version: Version, load: Load, *, others_serve: bool
+    ) -> tuple[Model, Verifier, Programs]:
+        """Returns the model, what verified its programs, and the programs without which it is not ready."""
+        preparing: AbstractAsyncContextManager[CompileCache | None] = nullcontext()
+        if self.preparer is not None and others_serve:
+            preparing = self.preparer.prepare(version.settings)
+        async with preparing as prepared:
+            build = partial(self.load_model, version.settings, prepared)
+            model = version.model = await self._compile(load.at("building the model"), build)
+            version.enter(State.COMPILING)
+            verifier = verification.verifier(model, has_tf32=self.has_tf32, warn=version.warn)
+            # A prepared cache has all programs, and only until this block ends.
+            buckets = self._first_buckets(model) if prepared is None else model.buckets
+            timer = self._timer_beside(version, model) if others_serve else partial(measure, lanes=self.lanes.count)
+            warm_up = partial(self._warm_up, version, load, model, buckets, timer=timer, verifier=verifier)
+            return model, verifier, await self._compile(nullcontext(), warm_up)
+
+    def _report(self, version: Version, model: Model, programs: Programs) -> None:
+        """Logs what warm-up has shown of the model's precision and speed."""
+        settings = version.settings
+        if narrow := verification.narrow(model, has_tf32=self.has_tf32):
+            version.differences = verification.furthest(version.ledger, narrow)
+            is_large = any(found.is_large(narrow[mode]) for mode, found in version.differences.items())
+            level = logging.WARNING if is_large else logging.INFO
+            log.log(level, "model %s: precision %s", settings.title, version.precision_text)
+        for advice in slower(settings, programs, on_cpu=self.on_cpu):
+            version.warn(advice)
+
+    async def _measure_decoding(self, version: Version, load: Load, model: Model, programs: Programs) -> None:
+        """Logs how far answers are from those to images that are decoded exactly."""
+        mode, limits = version.settings.effective_default_mode, ImageLimits.of(self.settings)
+        at_it = load.at(f"running mode {mode}")
+        found = await self._compile(at_it, fast_decoding.measure, model, programs, mode, limits)
+        version.decode_difference = found
+        level = logging.WARNING if found is not None and found.is_large() else logging.INFO
+        log.log(level, "model %s: decode %s", version.title, version.decode_text)
+
+    def _make_batcher(self, version: Version, programs: Programs) -> Batcher:
+        settings = version.settings
+        return Batcher(
+            name=settings.title,
+            programs=programs,
+            lanes=self.lanes,
+            worker=self.worker,
+            observer=version.telemetry,
+            max_images=settings.max_queue_images or self.settings.max_queue_images,
+            max_bytes=self.settings.max_queue_bytes,
+            max_queue_delay_s=settings.max_queue_delay_ms / 1000,
+            noted=partial(self.under_way.noted, version.key),
+            on_crash=self.on_crash,
+            on_retired=version.retired,
+            on_traced=self.on_traced,
+        )
+
+    def _make_background(self, version: Version, model: Model, batcher: Batcher, any_size: Executable) -> Background:
+        # Graph mode is as independent of XLA as the model's own reference, which nobody may call while it serves.
+        verifier = verification.verifier(model, has_tf32=self.has_tf32, warn=version.warn, reference=any_size)
+        return Background(
+            settings=version.settings,
+            any_size=self.under_way.noted(version.key, any_size),
+            sides=model.size,
+            modes=version.compiled_modes,
+            buckets=model.buckets,
+            batcher=batcher,
+            beside=self._beside(version, model, verifier),
+            on_change=partial(version.on_change, version),
+        )
+
+    @contextmanager
+    def _making(self, version: Version, step: str) -> Iterator[None]:
+        """Held while a program is made beside the traffic."""
+        with self.expecting(), self.under_way.loading(version.key) as load, load.at(step):
+            yield
+
+    async def _compile(
+        self, at_it: AbstractContextManager[object], work: Callable[P, R], *arguments: P.args, **named: P.kwargs
+    ) -> R:
+        """Does what may compile something on the compiling thread, while `at_it` is entered there.
+
+        Raises ShuttingDown, before it or after it.
+        """
+
+        def expected() -> R:
+            with at_it, self.expecting(), gil.shared(), failing_on_exit():
+                return work(*arguments, **named)
+
+        self.stop.check()
+        made = await asyncio.get_running_loop().run_in_executor(self._compiling, expected)
+        self.stop.check()
+        return made
+
+    def _first_buckets(self, model: Model) -> tuple[Bucket, ...]:
+        """Returns the buckets without which the model is not ready."""
+        if self.settings.ready_when == "all" or model.settings.has_auto_buckets:
+            return model.buckets
+        smallest = {(bucket.height, bucket.width): bucket for bucket in sorted(model.buckets, reverse=True)}
+        return tuple(sorted(smallest.values()))
+
+    def _beside(self, version: Version, model: Model, verifier: Verifier | None = None) -> BesideTraffic:
+        return BesideTraffic(
+            program=model.program,
+            lanes=self.lanes,
+            worker=self.worker,
+            ledger=version.ledger,
+            compiling=self._compiling_in_background,
+            expecting=partial(self._making, version),
+            noted=partial(self.under_way.noted, version.key),
+            verifier=verifier,
+        )
+
+    def _timer_beside(self, version: Version, model: Model) -> Timer:
+        """Returns what times programs in their turn on one lane."""
+        loop = asyncio.get_running_loop()
+        beside = self._beside(version, model)
+
+        def time_beside(executable: Executable, bucket: Bucket) -> Cost:
+            timed = beside.time(executable, bucket, noise(bucket))
+            try:
+                turns = asyncio.run_coroutine_threadsafe(timed, loop)
+            except RuntimeError:  # the loop has ended meanwhile
+                timed.close()
+                raise ShuttingDown(NO_MORE_LOADS) from None
+            seconds = turns.result()
+            return Cost(seconds, seconds)  # measured beside traffic, so idle and loaded cost are not told apart
+
+        return time_beside
+
+    def _warm_up(
+        self,
+        version: Version,
+        load: Load,
+        model: Model,
+        buckets: Iterable[Bucket],
+        *,
+        timer: Timer,
+        verifier: Verifier,
+    ) -> Programs:
+        settings = version.settings
+
+        def warm(modes: Iterable[Mode], buckets: Iterable[Bucket]) -> Programs:
+            return warm_up(
+                program=model.program,
+                modes=[mode for mode in modes if mode not in version.left_out],
+                buckets=buckets,
+                timer=timer,
+                ledger=version.ledger,
+                stop=self.stop,
+                threads=self.settings.compile_threads or compile_threads(usable_cores()),
+                verifier=verifier,
+                leave_out=version.leave_out,
+                at=load.at,
+            )
+
+        def correct(programs: Programs) -> Programs:
+            return corrected(programs, timer, version.ledger, self.lanes.count, self.stop)
+
+        if not settings.has_auto_buckets:
+            programs = warm(settings.compiled_modes, buckets)
+        else:
+            demand_file = settings.auto_buckets.demand
+            demands = demand.read(demand_file) if demand_file else {}
+            programs = warm_up_auto(warm, settings, buckets, demands, corrected=correct)
+            # A mode that a later candidate has failed in may have run an earlier one.
+            programs = {key: one for key, one in programs.items() if key[0] not in version.left_out}
+        if verifier.is_dependent:
+            programs = verification.in_batches_of_one(programs, warm)
+        return correct(programs)
+
+
+async def _grow(served: Served, buckets: Iterable[Bucket], programs: Programs, beside: BesideTraffic) -> None:
+    """Makes what is left of `buckets` beside the traffic, the smallest first, and has each serve once it is there.
+
+    `programs` are those that serve, each resolution's smallest bucket among them.
+    """
+    version, settings = served.version, served.settings
+    known = {(mode, bucket[1:]): (bucket, warmed) for (mode, bucket), warmed in programs.items()}
+    for bucket in sorted(buckets, key=math.prod):
+        made = {}
+        try:
+            for mode in version.compiled_modes:
+                try:
+                    made[mode, bucket] = await beside.make(mode, bucket, known[mode, bucket[1:]])
+                except ShuttingDown:
+                    return
+                except Exception as error:
+                    version.leave_out(mode, error)
+            if not made:
+                raise ModelFailed("none of its modes compiled")
+        except Exception:
+            log.exception("model %s: %s did not compile; the other buckets serve in its place", version.title, bucket)
+            continue
+        if Mode.AUTO in settings.modes:
+            ((_, mode),) = chosen = tuple(fastest(made).items())
+            version.auto |= dict(chosen)
+            made[Mode.AUTO, bucket] = made[mode, bucket]
+        served.batcher.add(made)
+    if served.background is None:
+        version.model = served.model = await asyncio.to_thread(_sealed, served.model)
+    log.info("model %s: all %d programs are there", version.title, len(version.ledger))
+
+
+def _any_size(model: Model) -> Executable:
+    """Returns the model in graph mode for any size. It has run once, as every program has before it serves."""
+    assert isinstance(model.program, AnySize)
+    any_size = model.program.any_size()
+    any_size(np.zeros((*model.buckets[-1], 3), np.uint8))
+    return any_size
+
+
+def _sealed(model: Model) -> Model:
+    """Returns the model without what only compiling needs, as nothing more of it is compiled."""
+    if isinstance(model.program, Sealed):
+        model.program.seal()
+    return replace(model, reference=None)

@@ -1,0 +1,245 @@
+"""A traced function built again, operation by operation, with other subgraphs in the place of some.
+
+Functions that it calls are built into it, for a SavedModel is little else. Bodies of loops and branches stay as they
+are. Weights stay arguments. What no output is computed from is left out, such as assertions, and so are edges that only
+order operations: nothing here changes a variable. What is narrower than float32 may become float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Any, Final
+
+import tensorflow as tf
+from tensorflow.python.eager import context, execute
+
+from xlaserve.programs.tf.definitions import NARROW, has_narrow, is_narrow, widen
+
+CALLS: Final = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+PASSED_ON: Final = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient"})
+"""Operations whose outputs are their inputs."""
+OLD_CONTROL_FLOW: Final = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond"})
+"""What TensorFlow 1 makes of branches and loops: cycles, and edges without data that matter."""
+
+READ: Final = "ReadVariableOp"
+SOURCES: Final = frozenset({"Const", READ})
+"""Operations that give numbers of the type that they are stored in."""
+FIXED: Final = frozenset({"Bitcast", "XlaCallModule"})
+"""Operations that mean something else, or nothing, in other types."""
+
+Substitute = Callable[["Node"], tf.Tensor | None]
+"""Gives what an operation of one output is replaced by, made in the new graph; None leaves it as it is."""
+
+
+class Value:
+    """A tensor of the old graph: an output of `node`, or an argument of the whole function.
+
+    `tensor` is what it is in the new graph, where that is not simply a copy.
+    """
+
+    def __init__(self, node: Node | None = None, index: int = 0, tensor: tf.Tensor | None = None) -> None:
+        self.node = node
+        self.index = index
+        if tensor is not None:
+            self.tensor = tensor
+
+    @cached_property
+    def tensor(self) -> tf.Tensor:
+        """The same in the new graph, made when it is first read: what nothing reads must not become an argument."""
+        assert self.node is not None
+        if self.node.is_stored_narrow and self.known is not None:
+            return self.known
+        pending = [self.node]
+        while pending:  # and not by calls within calls, of which Python allows a thousand
+            missing = [value.node for value in pending[-1].inputs if value.node is not None and not value.is_made]
+            pending += missing
+            if not missing:
+                pending.pop().copied  # noqa: B018
+        made = self.node.copied[self.index]
+        return _wide_tensor(made) if self.node.is_wide else made
+
+    @property
+    def is_made(self) -> bool:
+        """Whether the new graph has it."""
+        return "tensor" in vars(self) or "copied" in vars(self.node) or bool(self.node and self.node.is_stored_narrow)
+
+    @property
+    def is_of_weights(self) -> bool:
+        """Whether weights and constants alone determine it."""
+        return not tf.is_symbolic_tensor(self.tensor) if self.node is None else self.node.is_of_weights
+
+    @cached_property
+    def known(self) -> tf.Tensor | None:
+        """The numbers themselves, where weights and constants alone determine them; shares a variable's memory."""
+        if not self.is_of_weights:
+            return None
+        if self.node is None:
+            return self.tensor
+        if (results := self.node.results) is None:
+            return None
+        with tf.init_scope():
+            return _wide_tensor(results[self.index]) if self.node.is_wide else results[self.index]
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """Its shape, as far as that is known."""
+        if self.node is not None and self.is_of_weights:  # which need not be an argument for that
+            shape = self.node.operation.outputs[self.index].shape
+            return shape if shape.is_fully_defined() or self.known is None else self.known.shape
+        return self.tensor.shape
+
+
+@dataclass(eq=False)
+class Node:
+    """An operation of the old graph, and what it reads."""
+
+    operation: Any
+    inputs: Sequence[Value]
+    name: str
+    """Its name in the new graph."""
+    is_wide: bool = False
+    """Whether it computes in float32 where it computed in less."""
+
+    @property
+    def kind(self) -> str:
+        """The operation's type."""
+        return str(self.operation.type)
+
+    def attribute(self, name: str) -> Any:
+        """Returns an attribute."""
+        return self.operation.get_attr(name)
+
+    @cached_property
+    def is_of_weights(self) -> bool:
+        """Whether weights and constants alone determine what it computes."""
+        is_pure = self.kind == READ or not self.operation.op_def.is_stateful
+        return is_pure and all(value.is_of_weights for value in self.inputs)
+
+    @cached_property
+    def is_widened(self) -> bool:
+        """Whether it computes in wider types than the old one."""
+        return self.is_wide and self.kind not in SOURCES
+
+    @cached_property
+    def is_stored_narrow(self) -> bool:
+        """Whether it gives numbers of a narrow type that are to be widened."""
+        return self.is_wide and self.kind in SOURCES and self.operation.outputs[0].dtype in NARROW
+
+    @cached_property
+    def _attributes(self) -> dict[str, Any]:
+        attributes = {name: value for name, value in self.operation.node_def.attr.items() if name[0] != "_"}
+        if self.is_widened:
+            for value in attributes.values():
+                widen(value)
+        return attributes
+
+    @cached_property
+    def copied(self) -> Sequence[tf.Tensor]:
+        """The outputs of the same operation in the new graph."""
+        graph: Any = tf.compat.v1.get_default_graph()
+        attributes = self._attributes
+        if self.is_wide and self.kind in FIXED and any(map(is_narrow, self.operation.node_def.attr.values())):
+            raise ValueError(f"it has {self.kind} in less than float32")
+        for function in _functions(self.operation, attributes.values()):
+            if self.is_wide and has_narrow(function):
+                raise ValueError("it has branches or loops in less than float32")
+            graph._add_function_recursive(function)
+        copy = graph.create_op(
+            self.kind,
+            [value.tensor for value in self.inputs],
+            [tf.float32 if self.is_widened and each.dtype in NARROW else each.dtype for each in self.operation.outputs],
+            attrs=attributes,
+            name=self.name,
+        )
+        for made, original in zip(copy.outputs, self.operation.outputs, strict=True):
+            made.set_shape(original.shape)  # which who wrote the model may have told TensorFlow
+        return tuple(copy.outputs)
+
+    def _argument(self, name: str) -> Any:
+        value = self.attribute(name)
+        return tf.float32 if self.is_widened and isinstance(value, tf.DType) and value in NARROW else value
+
+    @cached_property
+    def results(self) -> Sequence[tf.Tensor] | None:
+        """What it computes from weights; None where TensorFlow does not by itself."""
+        inputs = [value.known for value in self.inputs]
+        if any(value is None for value in inputs):
+            return None
+        with tf.init_scope():
+            if self.kind == "Const":
+                return [tf.constant(tf.make_ndarray(self.attribute("value")))]
+            attributes = ((name, self._argument(name)) for name in self._attributes)
+            try:
+                results: Sequence[tf.Tensor] = execute.quick_execute(
+                    self.kind, len(self.operation.outputs), inputs, tuple(chain(*attributes)), context.context()
+                )
+            except (tf.errors.OpError, TypeError, ValueError):  # an operation of XLA's own, for example
+                return None
+        return results
+
+
+def replay(function: Any, substitute: Substitute, pixels: tf.Tensor, *, is_wide: bool = False) -> tuple[tf.Tensor, ...]:
+    """Builds a concrete function of one tensor into the graph that is being traced; returns its outputs for `pixels`.
+
+    What is in bfloat16 or float16 becomes float32 with `is_wide`, other than the outputs. Raises ValueError where its
+    own control flow forbids that.
+    """
+    captured = function.captured_inputs
+    if is_wide:
+        pixels = _wide_tensor(pixels)
+        with tf.init_scope():
+            captured = list(map(_wide_tensor, captured))
+    arguments = [Value(tensor=tensor) for tensor in (pixels, *captured)]
+    outputs = _replay(function.graph, arguments, substitute, "", is_wide=is_wide)
+    if outputs is None:
+        raise ValueError("it has branches or loops of TensorFlow 1")
+    return tuple(
+        tf.cast(value.tensor, output.dtype) if value.tensor.dtype != output.dtype else value.tensor
+        for value, output in zip(outputs, function.outputs, strict=True)
+    )
+
+
+def _wide_tensor(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tensor, tf.float32) if tensor.dtype in NARROW else tensor
+
+
+def _replay(
+    graph: Any, arguments: Iterable[Value], substitute: Substitute, scope: str, *, is_wide: bool
+) -> list[Value] | None:
+    operations = graph.get_operations()
+    if any(operation.type in OLD_CONTROL_FLOW for operation in operations):
+        return None
+    values = {tensor.ref(): value for tensor, value in zip(graph.inputs, arguments, strict=True)}
+    for operation in operations:
+        if not operation.outputs or operation.outputs[0].ref() in values:  # nothing to give, or an argument
+            continue
+        inputs = [values[tensor.ref()] for tensor in operation.inputs]
+        node = Node(operation, inputs, scope + operation.name, is_wide)
+        outputs = _outputs(node, substitute)
+        values |= {tensor.ref(): value for tensor, value in zip(operation.outputs, outputs, strict=False)}
+    return [values[tensor.ref()] for tensor in graph.outputs]
+
+
+def _outputs(node: Node, substitute: Substitute) -> Sequence[Value]:
+    if node.kind in PASSED_ON:
+        return node.inputs
+    if node.kind in CALLS:
+        (called,) = _functions(node.operation, [node.operation.node_def.attr["f"]])
+        inlined = _replay(called.graph, node.inputs, substitute, f"{node.name}/", is_wide=node.is_wide)
+        if inlined is not None:
+            return inlined
+    if not node.is_of_weights or node.kind == READ:
+        with tf.name_scope(f"{node.name}/"):
+            substituted = substitute(node)
+        if substituted is not None:
+            return [Value(node, tensor=substituted)]
+    return [Value(node, index) for index in range(len(node.operation.outputs))]
+
+
+def _functions(operation: Any, attributes: Iterable[Any]) -> list[Any]:
+    """Returns the functions that attributes of `operation` name."""
+    names = [each.name for value in attributes for each in (value.func, *value.list.func) if each.name]
+    return [operation.graph._get_function(name) for name in names]

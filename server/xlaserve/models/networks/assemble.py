@@ -1,0 +1,74 @@
+"""From a TensorFlow callable with one image input to a `Network`: preprocessing before it, a task's head behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import tensorflow as tf
+
+from xlaserve.config import Precision
+from xlaserve.errors import ModelFailed
+from xlaserve.models.networks import preprocess
+from xlaserve.models.networks.heads import Head, Raw, TensorShape
+from xlaserve.models.networks.network import Network
+from xlaserve.models.networks.preprocess import Preprocess
+from xlaserve.programs.openvino.calibration import read
+from xlaserve.programs.tf.tensorflow_program import Lower, TensorFlowProgram
+
+Call = Callable[[tf.Tensor], Raw]
+"""Maps pixels, as the network takes them, to its outputs."""
+
+PIXEL_DTYPES: Final = ("float32", "float16", "bfloat16", "uint8")
+
+
+def assemble(
+    call: Call,
+    head: Head,
+    *,
+    pixels: TensorShape,
+    preprocessing: Preprocess,
+    weights: str = "",
+    lower: Lower | None = None,
+    openvino_precision: Precision = Precision.FLOAT32,
+    calibration: Path | None = None,
+) -> Network:
+    """Returns the network that calls `call` with preprocessed pixels and turns its answer into the head's outputs.
+
+    XLA runs what `lower` makes of it, OpenVINO computes in `openvino_precision`, in int8 as the folder
+    `calibration` has it. Raises ModelFailed where `pixels` are not `[None, height, width, 3]` of PIXEL_DTYPES, or that
+    folder can't be read.
+    """
+    batch, height, width = check_pixels(pixels)
+    takes_bytes = pixels.dtype == "uint8"
+    if takes_bytes and preprocessing != "none":
+        raise ModelFailed(f"preprocess: the model takes uint8 pixels as they are, expected none, got {preprocessing}")
+
+    def forward(images: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        values = images if takes_bytes else tf.cast(preprocess.apply(images, preprocessing), pixels.dtype)
+        if batch is not None:  # what was exported for one batch size refuses a tensor of an unknown one
+            values = tf.ensure_shape(values, (batch, *values.shape[1:]))
+        return head.finish(call(values), images)
+
+    calibrated = None if calibration is None else read(calibration)
+    program = TensorFlowProgram(forward, lower, openvino_precision, calibrated)
+    return Network(
+        program,
+        (height, width),
+        head.task,
+        weights,
+        batch=batch,
+        reference=program.reference,
+        calibrated="" if calibrated is None else str(calibrated.calibration),
+    )
+
+
+def check_pixels(pixels: TensorShape) -> tuple[int | None, int | None, int | None]:
+    """Returns the batch, height and width of a model's input. Raises ModelFailed where it is not one of images."""
+    match pixels.shape:
+        case (batch, height, width, 3) if pixels.dtype in PIXEL_DTYPES:
+            return batch, height, width
+    raise ModelFailed(
+        f"source: expected an input of {', '.join(PIXEL_DTYPES[:-1])} or uint8 [None, height, width, 3], got {pixels}"
+    )

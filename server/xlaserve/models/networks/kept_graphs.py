@@ -1,0 +1,96 @@
+"""What the compile cache keeps of modes that have one graph for all buckets of a size: that, with its weights.
+
+What such a mode makes of it for each bucket is made again at each start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import tensorflow as tf
+
+from xlaserve.config import Bucket, Mode, Precision
+from xlaserve.engine.program import Executable
+from xlaserve.programs.cache.records import Record
+from xlaserve.programs.openvino.openvino_program import ConvertedGraph, UntranslatableError
+from xlaserve.programs.tf.frozen_graph import Frozen, FrozenGraph
+from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram, check_openvino, in_openvino
+
+Graph = TypeVar("Graph")
+Prepare = Callable[[Bucket], Executable]
+"""Makes what runs a bucket; its first run may compile."""
+
+
+class Contents(NamedTuple):
+    """What a record holds."""
+
+    header: Mapping[str, object]
+    blobs: Mapping[str, bytes]
+
+
+class Kind(NamedTuple, Generic[Graph]):
+    """How the graphs of a mode are made, kept and run."""
+
+    check: Callable[[], object]
+    """Raises ModelFailed where this installation or device has not got the mode."""
+    make: Callable[[TensorFlowProgram, Bucket], Graph]
+    """Makes the graph for images of the size of a bucket. Raises UnfreezableError where it can't be kept."""
+    write: Callable[[Graph], Contents]
+    read: Callable[[Record], Graph]
+    """Returns what was written. Raises where that is something else."""
+    start: Callable[[Graph, Precision], Prepare]
+    """Raises ModelFailed where OpenVINO did not know the model."""
+
+
+def _write_frozen(frozen: Frozen) -> Contents:
+    header = {"pixels": frozen.pixels, "outputs": frozen.outputs}
+    return Contents(header, {"graph": frozen.definition.SerializeToString()})
+
+
+def _read_frozen(record: Record) -> Frozen:
+    definition = tf.compat.v1.GraphDef.FromString(bytes(record.blobs["graph"]))
+    return Frozen(definition, record.header["pixels"], tuple(record.header["outputs"]))
+
+
+def _start_frozen(frozen: Frozen, _: Precision) -> Prepare:
+    graph = FrozenGraph(frozen)
+    return lambda bucket: graph
+
+
+Conversion = ConvertedGraph | UntranslatableError
+"""That OpenVINO does not know a model is kept as well: finding it out takes as long as a conversion."""
+
+
+def _convert(program: TensorFlowProgram, bucket: Bucket) -> Conversion:
+    try:
+        return program.converted(bucket)
+    except UntranslatableError as error:
+        return error
+
+
+def _write_conversion(conversion: Conversion) -> Contents:
+    if isinstance(conversion, UntranslatableError):
+        return Contents({"unknown": conversion.operations}, {})
+    operations, weights = conversion.to_bytes()
+    return Contents({"is_int8": conversion.is_int8}, {"operations": operations, "weights": weights})
+
+
+def _read_conversion(record: Record) -> Conversion:
+    if "unknown" in record.header:
+        return UntranslatableError(record.header["unknown"])
+    operations, weights = (record.blobs[name] for name in ("operations", "weights"))
+    return ConvertedGraph.from_bytes(operations, weights, is_int8=record.header["is_int8"])
+
+
+def _start_conversion(conversion: Conversion, precision: Precision) -> Prepare:
+    if isinstance(conversion, UntranslatableError):
+        raise conversion
+    return partial(in_openvino, conversion, precision)
+
+
+KINDS: Final[Mapping[Mode, Kind[Any]]] = {
+    Mode.GRAPH: Kind(lambda: None, TensorFlowProgram.frozen, _write_frozen, _read_frozen, _start_frozen),
+    Mode.OPENVINO: Kind(check_openvino, _convert, _write_conversion, _read_conversion, _start_conversion),
+}

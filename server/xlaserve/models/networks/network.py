@@ -1,0 +1,43 @@
+"""What a source gives: a program and what has to be known to serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from xlaserve.engine.program import Images, Outputs, Program
+from xlaserve.models.task import Task
+
+Size = tuple[int | None, int | None]
+"""Height and width of a model's input; None is a side that may be chosen."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model as its source gives it."""
+
+    program: Program
+    size: Size
+    """The sizes that it takes, regardless of what is configured."""
+    task: Task
+    """With the source's own names of the classes, where it has them."""
+    weights: str
+    """Where the weights came from: `imagenet`, `random`, `built in`, or the name of a file or a preset."""
+    lowerings: str = ""
+    """Which lowerings XLA runs it with, and how often each: `depthwise 17`. Empty where there are none."""
+    calibrated: str = ""
+    """What was measured when it was made int8 for OpenVINO: `agreement 0.998 of 75 held-out images`. Empty where it was
+    not."""
+    batch: int | None = None
+    """The only batch size that it takes, where it was made for one."""
+    default_size: Size = (None, None)
+    """For a model that takes several sizes, the one that it was designed for, where that is known."""
+    multiple: int = 1
+    """Height and width have to be multiples of this."""
+    reference: Callable[[Images], Outputs] | None = None
+    """Computes the same in float32, slowly; not while the model serves. None where it is not known."""
+
+    @property
+    def lowering_names(self) -> list[str]:
+        """The names in `lowerings`."""
+        return [each.rpartition(" ")[0] for each in self.lowerings.split(", ") if each]

@@ -1,0 +1,206 @@
+"""Models that are loaded beside traffic are built, traced and compiled in a separate process.
+
+Tracing a network holds the interpreter's lock, and that would hold up the traffic. The process leaves its programs in a
+compile cache, from which the server takes them. When it ends, all that TensorFlow and Keras never free goes with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import IO, Final, NamedTuple
+
+from xlaserve.config import ModelSettings, Settings
+from xlaserve.engine.niceness import Starvation, hasten, lower
+from xlaserve.errors import ModelFailed
+from xlaserve.models import catalog
+from xlaserve.models.change_queue import Stop
+from xlaserve.models.held_folder import held_folder, remove_left
+from xlaserve.programs.cache.compile_cache import CompileCache
+from xlaserve.programs.cache.environment import installed, is_replaced
+from xlaserve.programs.tf.device import Device
+
+log = logging.getLogger(__name__)
+
+PROCESS: Final = (sys.executable, "-P", "-m", "xlaserve.models.preparer_process")
+STEP: Final = "xlaserve is "
+"""How lines on its stdout begin that say what it does from now on, such as `compiling mode xla, bucket 2x8x8`."""
+DONE: Final = "done"
+"""The last step. A process that ends without it was ended by what it ran, whatever its status."""
+PREFIX: Final = "xlaserve-prepared-"
+"""How the names of its folders begin."""
+POLL_S: Final = 0.2
+KILL_S: Final = 5.0
+"""The longest wait for a process that was killed: where no processor is idle, it may need half a minute to end."""
+
+
+class Preparer:
+    """Runs the process, for one model at a time.
+
+    Once `stop` is set, the process that runs is ended, and no other started. `configured` is the compile cache that is
+    configured, if one is.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        device: Device,
+        stop: Stop,
+        configured: CompileCache | None = None,
+        process: Sequence[str] = PROCESS,
+    ) -> None:
+        self._settings = settings
+        self._device = device
+        self._configured = configured
+        self._is_kept = configured is not None and configured.is_filling
+        self._process = process
+        self._stop = stop
+        # Not asyncio's own threads: large answers wait for those.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+        installed()  # the code that this process runs, even if other code is installed later
+        self._thread.submit(remove_left, PREFIX)
+
+    def close(self) -> None:
+        """Lets go of its thread."""
+        self._thread.shutdown(wait=False)
+
+    @asynccontextmanager
+    async def prepare(self, model: ModelSettings) -> AsyncIterator[CompileCache | None]:
+        """Yields, for as long as it takes to load the model, a compile cache that has its programs.
+
+        Yields None where they can't be kept or are in a read-only compile cache already, or the process failed: loading
+        the model here then says why. Raises ModelFailed where the process was killed, by a lack of memory perhaps, and
+        ShuttingDown.
+        """
+        if not can_be_prepared(model):
+            yield None
+            return
+        self._stop.check()
+        temporary = ExitStack()
+        making = self._thread.submit(self._make, model, temporary)
+        made = asyncio.wrap_future(making)
+        try:
+            yield await asyncio.shield(made)
+        finally:
+            await asyncio.wait([made], timeout=2 * KILL_S)  # a cancelled load leaves no process and no folder
+            # Now, or once its thread is done: until then the thread may still add to it.
+            await asyncio.to_thread(making.add_done_callback, lambda _: temporary.close())
+
+    def _make(self, model: ModelSettings, temporary: ExitStack) -> CompileCache | None:
+        """Has the process compile the model into a cache, which may last no longer than `temporary`; blocks."""
+        self._stop.check()
+        try:
+            if is_replaced():
+                _warn(model, "other code has been installed since the server began; restart it")
+                return None
+            if self._is_kept:
+                assert self._configured is not None
+                return self._configured if self._run(model, self._configured.root) else None
+            if self._configured is not None and self._is_there(self._configured, model):
+                return None
+            folder = temporary.enter_context(held_folder(PREFIX))
+            if self._run(model, folder):
+                return CompileCache(folder, read_only=True)
+            temporary.close()
+        except OSError as error:
+            _warn(model, error.strerror or type(error).__name__)
+        return None
+
+    def _is_there(self, cache: CompileCache, model: ModelSettings) -> bool:
+        from xlaserve.models.networks import cached  # noqa: PLC0415 - imports TensorFlow
+
+        return cached.has(cache, self._device, model)
+
+    def _run(self, model: ModelSettings, folder: Path) -> bool:
+        """Returns whether the process did what it should. Raises OSError where it can't be started."""
+        update = {"models": (model.alone,), "compile_cache": folder, "compile_cache_read_only": False}
+        settings = self._settings.model_copy(update=update).model_dump_json().encode() + b"\n"
+        ended = self._run_process(settings, only_when_idle=True)
+        if ended.status is None:
+            log.info("model %s: no processor is ever idle; it compiles at low priority instead", model.title)
+            ended = self._run_process(settings, only_when_idle=False)  # what is in the folder is not made again
+        status, said = ended.status, ended.said
+        assert status is not None
+        log.debug("model %s: prepared with status %d: %s", model.title, status, said)
+        if status < 0 or (status == 0 and ended.step != DONE):
+            if self._stop.wait(POLL_S):  # what ends the server may also end all that it has started
+                self._stop.check()
+            step = f" while {ended.step}" if ended.step else ""
+            how = f"was ended by signal {-status}" if status else "ended by itself with status 0"
+            raise ModelFailed(f"the process that compiles it {how}{step}")
+        if status:
+            _warn(model, said.rpartition("\n")[2] or f"exit status {status}")
+        return status == 0
+
+    def _run_process(self, settings: bytes, *, only_when_idle: bool) -> _Ended:
+        with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+            # A group of its own: signals to the server's are for the server to act on.
+            process = subprocess.Popen(
+                self._process, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, process_group=0
+            )
+            assert process.stdin
+            try:
+                with process.stdin:  # whose end is the end of the process
+                    lower(process.pid, only_when_idle=only_when_idle)
+                    process.stdin.write(settings)
+                    process.stdin.flush()
+                    status = self._wait(process, Starvation(process.pid) if only_when_idle else None)
+            finally:
+                _kill(process)
+            steps = [line.removeprefix(STEP) for line in _lines(stdout) if line.startswith(STEP)]
+            return _Ended(status, "\n".join(_lines(stderr)), steps[-1] if steps else "")
+
+    def _wait(self, process: subprocess.Popen[bytes], starvation: Starvation | None) -> int | None:
+        while True:
+            self._stop.check()
+            try:
+                return process.wait(POLL_S)
+            except subprocess.TimeoutExpired:
+                if starvation is not None and starvation.is_starved():
+                    return None
+
+
+class _Ended(NamedTuple):
+    """How the process has ended."""
+
+    status: int | None
+    """None where it was ended because it starved."""
+    said: str
+    """The process's stderr."""
+    step: str
+    """The last step of the process; empty where it has told none."""
+
+
+def _lines(file: IO[bytes]) -> list[str]:
+    file.seek(0)
+    return file.read().decode(errors="replace").strip().splitlines()
+
+
+def _warn(model: ModelSettings, reason: str) -> None:
+    log.warning("model %s: can't be compiled in a process of its own and is compiled here: %s", model.title, reason)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+        hasten(process.pid)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(KILL_S)
+
+
+def can_be_prepared(model: ModelSettings) -> bool:
+    """Returns whether all that serves the model can be kept in a compile cache, as far as its settings tell."""
+    return (
+        catalog.uses_tensorflow(model)
+        and all(mode.traits.is_kept for mode in model.compiled_modes)
+        and model.unmatched == "reject"
+        and not model.has_auto_buckets  # most candidates are not kept
+        and catalog.can_be_kept(model)
+    )

@@ -1,0 +1,450 @@
+"""The versions of models and their life: loading, compiling, ready, draining, unloaded, failed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+from xlaserve.config import ModelSettings, Settings
+from xlaserve.config.model_settings import LABEL
+from xlaserve.config.versions import VersionSet, grouped
+from xlaserve.engine.causes import cause
+from xlaserve.engine.program import Dismantled
+from xlaserve.engine.under_way import key_of
+from xlaserve.engine.warmup.ledger import Entry, Ledger
+from xlaserve.errors import ConfigError, InvalidArgument, ModelFailed, ModelNotFound, ShuttingDown, XlaserveError
+from xlaserve.models.catalog import Model
+from xlaserve.models.change_queue import Changes, Shared
+from xlaserve.models.directory import Directory, usable
+from xlaserve.models.listing import Ended, Listing, Listings, of_configured, of_versions
+from xlaserve.models.loader import Loader
+from xlaserve.models.version import State, Version
+from xlaserve.telemetry.metrics import Metrics
+from xlaserve.telemetry.version_metrics import ModelTelemetry
+
+log = logging.getLogger(__name__)
+
+NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+@dataclass(eq=False, kw_only=True)
+class Repository(Directory):
+    """Loads, serves and unloads models. All methods run on the event loop.
+
+    `read_models` reads the configured models again and may raise ConfigError. `on_change` is called at every change of
+    state, `on_record` with every program that was compiled (on the compiling thread).
+    """
+
+    settings: Settings
+    loader: Loader
+    read_models: Callable[[], Iterable[ModelSettings]]
+    metrics: Metrics
+    on_change: Callable[[Version], None] = lambda version: None
+    on_record: Callable[[Entry], None] = lambda entry: None
+    on_listing: Callable[[], None] = lambda: None
+    """Called where versions were forgotten, or labels or shares have changed, which are no changes of a state."""
+    listings: Listings | None = None
+    """What to begin with; the configured models by default."""
+    required: Collection[str] = ()
+    """Models that end `load_all` where one of them fails."""
+    set_aside: dict[bytes, str] = field(default_factory=dict)
+    """Versions that are not loaded, as they have crashed the process, by their keys, and why: only `load` tries them
+    again."""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self._configured = Shared(lambda: grouped(self.read_models()))
+        self._changes = Changes()
+        self._announced: list[Version] | None = None
+        """What `load_all` has to load."""
+        self._has_started = False
+
+    @property
+    def is_ready(self) -> bool:
+        """As `Directory` has it."""
+        return self._is_serving and not self.loader.stop.is_set()
+
+    @property
+    def _is_serving(self) -> bool:
+        return self._has_started and any(self._served.values())
+
+    def announce(self) -> None:
+        """Lists the models to begin with: who asks for one before `load_all` is told that it is loading."""
+        listings = of_configured(grouped(self.settings.models)) if self.listings is None else self.listings
+        self._announced = []
+        for name, (model, ended) in listings.items():
+            self._point(name, model)
+            for number, settings in model.versions.items():
+                version = self._begin(settings)
+                crash = self._crash_of(settings)
+                end = Ended(State.FAILED, crash) if crash else ended.get(number)
+                if end is None:
+                    self._announced.append(version)
+                else:
+                    version.reason = end.reason
+                    version.enter(end.state)
+
+    async def load_all(self) -> None:
+        """Loads the models to begin with, in their order. Raises ModelFailed at the first that fails, if so configured,
+        or required; before it loads any where that is set aside."""
+        if self._announced is None:
+            self.announce()
+        for version in self.index():
+            if self._is_needed(version) and (crash := self._crash_of(version.settings)):
+                raise ModelFailed(f"model {version.title} failed: {crash}")
+        versions, self._announced = self._announced or [], None
+        for version in versions:
+            try:
+                await self._changes.make(version.name, "start", partial(self._start, version))
+            except ModelFailed:
+                if self._is_needed(version):
+                    raise
+        self._has_started = True
+
+    def listing(self) -> dict[str, Listing]:
+        """Returns what another engine is to begin with to serve the same."""
+        return {
+            name: of_versions(versions, dict(self.labels(name)), dict(self.shares(name)))
+            for name, versions in self._versions.items()
+        }
+
+    def ends_any(self, name: str, model: VersionSet | None, *, again: bool = False) -> bool:
+        """Returns whether a version that serves ends where a model is served as `model` says, None for not at all.
+
+        With `again`, versions that have the same settings are loaded again as well.
+        """
+        return any(
+            again or model is None or model.versions.get(number) != settings
+            for number, settings in self._serving(name).items()
+        )
+
+    def show_failure(self, settings: ModelSettings, reason: str) -> None:
+        """Shows that a version failed elsewhere."""
+        version = self._begin(settings)
+        version.reason = reason
+        version.enter(State.FAILED)
+
+    async def load(self, name: str) -> None:
+        """Loads, compiles and warms all configured versions of a model, each in the place of the one that serves.
+
+        Versions that are no longer configured end once the others serve. Calls that come before a load has begun share
+        it, and it goes on when they give up. Raises ModelNotFound, ShuttingDown, or ModelFailed with the reason; what
+        serves then goes on.
+        """
+        if name not in self._versions:  # before anything is kept for a name that anybody may make up
+            await self.configured_model(name)
+        await self._changes.make(name, "load", partial(self._load, name, again=True))
+
+    async def update(self, name: str, labels: Mapping[str, str] = NO_LABELS, versions: Collection[str] = ()) -> None:
+        """Does as `load`, with those versions alone that have other settings or do not serve; moves `labels`, if any.
+
+        They stay so until the configuration is applied again. Raises what `load` raises, and InvalidArgument where the
+        configuration has other versions than `versions`, if given, or labels name none that is ready; labels are then
+        as they were.
+        """
+        before = self.labels(name)
+        try:
+            await self._changes.make(name, "update", partial(self._load, name, again=False))
+            check_versions([one.settings.version for one in self.versions(name)], versions)
+            check_labels(self._serving(name), labels)
+        except XlaserveError:
+            ready = self._serving(name)
+            kept = {label: version for label, version in before.items() if version in ready}
+            self._move_labels(name, {**self.labels(name), **kept})
+            raise
+        if labels:
+            self._move_labels(name, labels)
+
+    async def unload(self, name: str) -> None:
+        """Takes no new requests for a model, finishes the accepted ones, and frees it. Raises ModelNotFound."""
+        self.find(name)
+        await self._changes.make(name, "unload", partial(self._unload, name))
+
+    async def reconfigure(self, models: Iterable[ModelSettings], only: Collection[str] | None = None) -> list[str]:
+        """Makes the server serve `models`, which are configured now; returns a sentence for each change.
+
+        Changes no others than `only`, where that is given.
+
+        Loads what is new, has other settings, or does not serve, and unloads what is gone. A version that fails shows
+        that in its state, and what served goes on.
+        """
+        to_do, gone = self.to_do(configured := grouped(models), only)
+        changed = [*to_do]
+        names = {*configured, *self._versions} if only is None else {*only}
+        for name in (names & self._versions.keys()) - {*changed}:
+            self._forget_failed(name)
+        results = await asyncio.gather(*map(self.update, changed), *map(self.unload, gone), return_exceptions=True)
+        done = [*(to_do[name] for name in changed), *(f"{name} unloaded" for name in gone)]
+        for number, result in enumerate(results):
+            if isinstance(result, XlaserveError):
+                done[number] = f"{[*changed, *gone][number]} as before: {result}"
+            elif isinstance(result, BaseException):
+                raise result
+        return done
+
+    def to_do(
+        self, configured: Mapping[str, VersionSet], only: Collection[str] | None = None
+    ) -> tuple[dict[str, str], list[str]]:
+        """Returns what it takes to serve what is configured: for each model that changes a sentence, and those that
+        are to be unloaded. Changes no others than `only`, where that is given."""
+        names = {*configured, *self._versions} if only is None else {*only}
+        to_do = {name: self._to_do(name, model) for name, model in configured.items() if name in names}
+        gone = [name for name, served in self._served.items() if served and name in names and name not in configured]
+        return {name: change for name, change in to_do.items() if change}, gone
+
+    def _move_labels(self, name: str, labels: Mapping[str, str]) -> None:
+        if name in self._versions:
+            self._labels[name] = dict(labels)
+            self._publish(name)
+            self.on_listing()
+
+    def _to_do(self, name: str, model: VersionSet) -> str:
+        """Returns a sentence on what makes a model served as it is configured, empty where it is."""
+        serving = self._serving(name)
+        due = [settings for number, settings in model.versions.items() if serving.get(number) != settings]
+        if not all(map(self._is_set_aside, due)):
+            return f"{name} loaded"
+        if left := sorted(serving.keys() - model.versions.keys(), key=int):
+            return f"{name} version {', '.join(left)} unloaded"
+        if (self._labels.get(name), self._shares.get(name)) != (model.labels, model.routing):
+            return f"{name} has other labels or shares"
+        return ""
+
+    def _crash_of(self, settings: ModelSettings) -> str:
+        """Returns why a version is set aside, empty where it is not."""
+        return self.set_aside.get(key_of(settings), "") if self.set_aside else ""
+
+    def _is_set_aside(self, settings: ModelSettings) -> bool:
+        return bool(self._crash_of(settings))
+
+    def _is_needed(self, version: Version) -> bool:
+        """Returns whether its failure ends a start."""
+        return self.settings.exit_on_model_failure or version.name in self.required
+
+    def _serving(self, name: str) -> dict[str, ModelSettings]:
+        """Returns the settings of each version of a model that is ready."""
+        return {one.settings.version: one.settings for one in self._ready(name)}
+
+    def _point(self, name: str, model: VersionSet) -> None:
+        """Has labels and shares be as they are configured, except that a label leaves no version that is ready for one
+        that is not."""
+        ready, now = self._serving(name), self._labels.get(name, {})
+        self._labels[name] = {
+            label: version if version in ready or now.get(label) not in ready else now[label]
+            for label, version in model.labels.items()
+        }
+        self._share(name, model.routing)
+        self._publish(name)
+        self.on_listing()
+
+    def _changed(self, version: Version) -> None:
+        self._publish(version.name)
+        self.on_change(version)
+
+    def _forget_failed(self, name: str) -> None:
+        """Drops a version that failed and that nothing asks for any more."""
+        self._versions[name] = [
+            version
+            for version in self._versions[name]
+            if version.state is not State.FAILED or self._is_set_aside(version.settings)
+        ]
+        if not self._versions[name]:
+            self._forget(name)
+        self.on_listing()
+
+    def stop_loading(self) -> None:
+        """Ends loads and warm-ups as soon as they can be, and takes no more."""
+        self.loader.stop.set()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Ends loads and takes nothing new; fails what was accepted and does not finish in `timeout_s`."""
+        self.stop_loading()
+        await self._changes.cancel()
+        await asyncio.gather(*(self._end(version, timeout_s) for version in self.index()))
+        self._served.clear()
+        self.loader.close()
+
+    async def configured_model(self, name: str) -> VersionSet:
+        """Reads how a model is configured now. Raises ModelNotFound, or ModelFailed where that can't be read."""
+        try:
+            models = await self._configured()
+        except ConfigError as error:
+            log.error("model %s: %s", name[:128], error)
+            raise ModelFailed("the configuration is no longer valid; the server's log says why") from error
+        if name not in models:
+            raise ModelNotFound(f"no model {name[:128]!r} is configured; there are: {usable(models)}")
+        return models[name]
+
+    async def _start(self, version: Version) -> None:
+        if version.state is State.LOADING and version in self._versions[version.name]:
+            await self._bring_up(version)  # else a client loaded or unloaded it meanwhile
+
+    async def _load(self, name: str, *, again: bool) -> None:
+        self.loader.stop.check()
+        model = await self.configured_model(name)
+        self.loader.stop.check()
+        if not self._served.get(name):
+            self._point(name, model)
+        # Versions that are no longer configured stay only as long as they serve.
+        versions = self._versions.get(name, ())
+        self._versions[name] = [
+            one for one in versions if one.state is State.READY or one.settings.version in model.versions
+        ]
+        unloads_first = self.settings.version_order == "unload_first"
+        if unloads_first:
+            await self._retire(name, self._left(name, model))
+            self._point(name, model)  # what asks for a label that named one of them waits for what it names now
+        serving = self._serving(name)
+        failures = []
+        for number, settings in model.versions.items():
+            if again:
+                self.set_aside.pop(key_of(settings), None)
+            if again or (serving.get(number) != settings and not self._is_set_aside(settings)):
+                newcomer = self._begin(settings)
+                if unloads_first:
+                    await self._retire(name, self._others(newcomer))
+                try:
+                    await self._bring_up(newcomer)
+                except ModelFailed as error:
+                    failures.append(error)
+        self._point(name, model)
+        if failures:
+            raise failures[0]
+        await self._retire(name, self._left(name, model))
+
+    def _left(self, name: str, model: VersionSet) -> list[Version]:
+        """Returns the versions that are no longer configured."""
+        return [one for one in self._versions[name] if one.settings.version not in model.versions]
+
+    def _others(self, newcomer: Version) -> list[Version]:
+        """Returns the other loadings of a version."""
+        versions = self._versions[newcomer.name]
+        return [one for one in versions if one is not newcomer and one.settings.version == newcomer.settings.version]
+
+    async def _unload(self, name: str) -> None:
+        versions = self._versions.get(name, [])  # a configuration without the model may have come first
+        await self._finish(versions)
+        kept: dict[str, Version] = {}
+        for version in versions:
+            kept.setdefault(version.settings.version, version)
+        if kept:
+            self._versions[name] = [*kept.values()]
+
+    async def _retire(self, name: str, ended: Collection[Version]) -> None:
+        """Finishes versions and forgets them."""
+        if ended:
+            await self._finish(ended)
+            self._versions[name] = [one for one in self._versions[name] if one not in ended]
+            self.on_listing()
+
+    async def _finish(self, versions: Collection[Version]) -> None:
+        """Drains versions and frees them."""
+        for version in versions:
+            for other in self._versions.get(version.name, ()):
+                other.forget_shadow(version.settings.version)
+        models = [*map(_to_dismantle, versions)]
+        await asyncio.gather(*(self._end(version, self.settings.drain_timeout_s) for version in versions))
+        await asyncio.to_thread(_free, models)
+
+    def _begin(self, settings: ModelSettings) -> Version:
+        """Returns a new version, announced as loading."""
+        # What serves stays until the newcomer is ready; anything else of this version is replaced.
+        versions = [
+            one
+            for one in self._versions.get(settings.name, ())
+            if one.state is State.READY or one.settings.version != settings.version
+        ]
+        telemetry = ModelTelemetry(self.metrics, settings.name, settings.version)
+
+        def record(entry: Entry) -> None:
+            if entry.from_cache:
+                telemetry.loaded(entry.mode)
+            elif seconds := entry.trace_s + entry.compile_s:
+                telemetry.compiled(entry.mode, seconds, in_background=entry.in_background)
+            self.on_record(entry)
+
+        ledger = Ledger(settings.name, settings.version, record)
+        version = Version(settings, telemetry, ledger, self._changed)
+        self._versions[settings.name] = [*versions, version]
+        version.enter(State.LOADING)
+        return version
+
+    async def _bring_up(self, newcomer: Version) -> None:
+        """Makes `newcomer` serve, and ends the loading of this version that served until now."""
+        try:
+            await self.loader.load(newcomer, others_serve=self._is_serving)
+        except ShuttingDown:
+            raise
+        except Exception as error:
+            newcomer.model = None
+            is_explained = isinstance(error, ModelFailed)
+            newcomer.reason = cause(error) if is_explained else f"{type(error).__name__}: {cause(error)}"
+            newcomer.enter(State.FAILED)
+            level = logging.DEBUG if is_explained else logging.ERROR
+            log.log(level, "model %s failed", newcomer.title, exc_info=error)
+            raise ModelFailed(f"model {newcomer.title} failed: {newcomer.reason}") from error
+        if not self._is_serving:  # else the garbage of both is collected when the old one is freed
+            await asyncio.to_thread(gc.collect)
+        newcomer.enter(State.READY)
+        await self._retire(newcomer.name, self._others(newcomer))
+
+    async def _end(self, version: Version, timeout_s: float) -> None:
+        if (served := version.served) is not None:
+            version.enter(State.DRAINING)
+            if served.background is not None:
+                served.background.stop_compiling()
+            if version.growth is not None:
+                version.growth.cancel()
+                await asyncio.wait([version.growth])
+            began = time.monotonic()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await served.left()  # what was accepted may still be parsed
+            await served.batcher.drain(max(0.0, timeout_s - (time.monotonic() - began)))
+            if served.background is not None:
+                await served.background.close()
+        if version.state is not State.FAILED:
+            version.enter(State.UNLOADED)
+        version.model = version.served = version.growth = None
+
+
+def check_versions(there: Collection[str], versions: Collection[str]) -> None:
+    """Raises InvalidArgument where there are others than `versions`, if given."""
+    if versions and {*versions} != {*there}:
+        expected = f"the versions that the server's file has ({', '.join(there)})"
+        wanted = ", ".join(sorted(versions, key=int)[:16])
+        raise InvalidArgument("model_version_policy.specific", expected, wanted)
+
+
+def check_labels(ready: Collection[str], labels: Mapping[str, str]) -> None:
+    """Raises InvalidArgument for what is no label, or names a version that is not ready."""
+    for label, version in labels.items():
+        if not re.fullmatch(LABEL, label):
+            raise InvalidArgument("version_labels", "labels such as stable", repr(label[:64]))
+        if version not in ready:
+            expected = f"a version that is ready ({', '.join(ready)})"
+            raise InvalidArgument(f"version_labels.{label}", expected, version)
+
+
+def _to_dismantle(version: Version) -> Model | None:
+    """Returns the version's model, None while it may still compile something in the background."""
+    return None if version.growth or (version.served and version.served.background) else version.model
+
+
+def _free(ended: list[Model | None]) -> None:
+    """Frees models that nobody uses any more; blocks."""
+    while ended:
+        model = ended.pop()
+        if model is not None and isinstance(model.program, Dismantled):
+            model.program.dismantle()
+        del model
+    gc.collect()  # what is left of a model refers to itself

@@ -1,0 +1,70 @@
+"""Detectors of KerasCV and KerasHub as networks, wherever they come from.
+
+Decoding and suppression become part of the program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+import tensorflow as tf
+
+from xlaserve.config import ModelSettings
+from xlaserve.models.networks import heads, precision
+from xlaserve.models.networks.heads import TensorShape
+from xlaserve.models.networks.keras_runtime import keras
+from xlaserve.models.networks.network import Network, Size
+from xlaserve.models.networks.preprocess import Preprocess
+from xlaserve.models.sources import keras_models
+from xlaserve.models.task import Detection
+
+MULTIPLE: Final = 32
+"""It joins feature maps of several resolutions, the lowest of which is a 32nd of the input's."""
+
+
+class Undecided(keras.layers.Layer):  # type: ignore[misc] # Keras has no types
+    """Stands where a detector has its non-maximum suppression, and suppresses nothing."""
+
+    def __init__(self, bounding_box_format: str, from_logits: bool) -> None:
+        super().__init__()
+        self.bounding_box_format = bounding_box_format
+        self.from_logits = from_logits
+
+    def call(self, boxes: Any, scores: Any, **_: Any) -> dict[str, Any]:
+        """Returns all boxes and their probabilities."""
+        return {"boxes": boxes, "scores": keras.ops.sigmoid(scores) if self.from_logits else scores}
+
+
+def is_detector(model: Any) -> bool:
+    """Says whether `model` is a detector of KerasCV or KerasHub."""
+    return hasattr(model, "decode_predictions") and hasattr(model, "prediction_decoder")
+
+
+def detector(
+    model: Any,
+    settings: ModelSettings,
+    *,
+    preprocessing: Preprocess,
+    weights: str,
+    default_size: Size = (None, None),
+    multiple: int = MULTIPLE,
+) -> Network:
+    """Returns the network of a detector of KerasCV or KerasHub; `default_size` is what it was designed for.
+
+    Its suppression has the settings' thresholds, and goes across classes as theirs does.
+    """
+    model.prediction_decoder = Undecided(model.bounding_box_format, model.prediction_decoder.from_logits)
+    settings = settings.model_copy(update={"bounding_box_format": model.bounding_box_format})
+
+    def infer(pixels: tf.Tensor) -> heads.Raw:
+        decoded: heads.Raw = model.decode_predictions(precision.widen(keras_models.call(model, pixels)), pixels)
+        return decoded
+
+    (pixels,) = model.inputs
+    task = Detection(model.num_classes, max_detections=settings.max_detections)
+    head = heads.candidates(task, settings, across_classes=True)
+    built = keras_models.assembled(
+        model, infer, head, settings, pixels=TensorShape(pixels.shape, pixels.dtype), preprocessing=preprocessing
+    )
+    return replace(built, weights=weights, default_size=default_size, multiple=multiple)

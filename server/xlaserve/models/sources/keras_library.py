@@ -1,0 +1,91 @@
+"""What KerasCV and KerasHub have in common: Keras models that a table describes, built offline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xlaserve.config import ModelSettings
+from xlaserve.errors import ModelFailed
+from xlaserve.models.networks import preprocess
+from xlaserve.models.networks.network import Network
+from xlaserve.models.networks.preprocess import Preprocess, Scaling
+from xlaserve.models.sources import keras_detectors, keras_models, random_weights
+
+
+def check_task(settings: ModelSettings, tasks: Sequence[str]) -> None:
+    """Raises ModelFailed where the settings ask for none of `tasks`."""
+    if settings.task not in ("auto", *tasks):
+        raise ModelFailed(f"task: expected {' or '.join(tasks)} for {settings.source}, got {settings.task}")
+
+
+def input_size(settings: ModelSettings, side: int, multiple: int) -> tuple[int, int]:
+    """Returns the height and width to build for: those of the settings, or `side`. Raises ModelFailed."""
+    size = settings.input_size or (side, side)
+    if any(length % multiple for length in size):
+        raise ModelFailed(f"input_size: expected multiples of {multiple}, got {size[0]}x{size[1]}")
+    return size
+
+
+def give_weights(model: Any, weights: str, size: tuple[int, int], how: Preprocess) -> str:
+    """Settles random weights on images of `size`, or loads a file of weights. Returns what to call them."""
+    if weights == "random":
+        random_weights.settle(
+            model, size, lambda pixels: keras_models.call(model, preprocess.apply(pixels, how), training=True)
+        )
+        return weights
+    model.load_weights(weights)
+    return Path(weights).name
+
+
+def image_converter(model: Any) -> Any:
+    """Returns what scales images, and brings them to its size, in a task of KerasHub; None where a model has none."""
+    return getattr(getattr(model, "preprocessor", None), "image_converter", None)
+
+
+def own_preprocess(model: Any) -> Preprocess:
+    """Returns what the preprocessor of a task of KerasHub does to pixels; `none` where a model has none.
+
+    Bringing images to the model's size is not part of it.
+    """
+    if (converter := image_converter(model)) is None:
+        return "none"
+
+    def channels(value: Any) -> tuple[float, float, float]:
+        red, green, blue = np.broadcast_to(value, 3).tolist()
+        return red, green, blue
+
+    return Scaling(
+        channels(1.0 if converter.scale is None else converter.scale),
+        channels(0.0 if converter.offset is None else converter.offset),
+    )
+
+
+def network(
+    model: Any,
+    settings: ModelSettings,
+    *,
+    preprocessing: Preprocess,
+    weights: str,
+    size: tuple[int, int],
+    multiple: int,
+) -> Network:
+    """Returns the network of a model whose own input size is `size`. Raises ModelFailed.
+
+    `multiple` concerns models that take several sizes.
+    """
+    (pixels,) = model.inputs
+    if None not in pixels.shape[1:3]:
+        multiple = 1
+    if keras_detectors.is_detector(model):
+        return keras_detectors.detector(
+            model, settings, preprocessing=preprocessing, weights=weights, default_size=size, multiple=multiple
+        )
+    if settings.task == "embedding":
+        model = keras_models.features(model)
+    return keras_models.network(
+        model, settings, preprocessing=preprocessing, weights=weights, default_size=size, multiple=multiple
+    )

@@ -1,0 +1,128 @@
+"""Networks from Keras models, wherever they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from xlaserve.config import Mode, ModelSettings
+from xlaserve.errors import ModelFailed
+from xlaserve.models import lowering
+from xlaserve.models.networks import heads, precision
+from xlaserve.models.networks.assemble import Call, assemble, check_pixels
+from xlaserve.models.networks.heads import Head, TensorShape
+from xlaserve.models.networks.keras_runtime import keras
+from xlaserve.models.networks.network import Network, Size
+from xlaserve.models.networks.preprocess import Preprocess
+
+
+def network(
+    model: Any,
+    settings: ModelSettings,
+    *,
+    preprocessing: Preprocess,
+    weights: str,
+    default_size: Size = (None, None),
+    multiple: int = 1,
+) -> Network:
+    """Returns the network of a Keras model of one input; XLA runs it lowered where the settings and the device say so.
+
+    Raises ModelFailed where the model's input or outputs are not those of a task.
+    """
+    pixels = _input(model)
+    check_pixels(pixels)
+
+    def infer(values: tf.Tensor) -> heads.Raw:
+        raw: heads.Raw = precision.widen(named_outputs(model, call(model, values)))
+        return raw
+
+    head = heads.choose(_outputs(model), settings)
+    built = assembled(model, infer, head, settings, pixels=pixels, preprocessing=preprocessing)
+    return replace(built, weights=weights, default_size=default_size, multiple=multiple)
+
+
+def assembled(
+    model: Any,
+    infer: Call,
+    head: Head,
+    settings: ModelSettings,
+    *,
+    pixels: TensorShape,
+    preprocessing: Preprocess,
+) -> Network:
+    """Returns the network of a Keras model, in the precision and with the lowerings of the settings.
+
+    `infer` calls the model with pixels, and returns its outputs as the head takes them.
+    """
+    precision.narrow(model, settings.precision)
+    lower = lowering.for_settings(settings)
+    built = assemble(
+        infer,
+        head,
+        pixels=pixels,
+        preprocessing=preprocessing,
+        lower=lower,
+        openvino_precision=settings.precision_in(Mode.OPENVINO),
+        calibration=settings.calibration,
+    )
+    return precision.with_reference(built, model, settings.precision)
+
+
+def call(model: Any, pixels: tf.Tensor, *, training: bool = False) -> Any:
+    """Calls a model of one input, whose structure may be a mapping."""
+    structure = getattr(model, "_inputs_struct", None)
+    if isinstance(structure, Mapping):
+        (name,) = structure
+        return model({name: pixels}, training=training)
+    return model(pixels, training=training)
+
+
+def named_outputs(model: Any, outputs: Any) -> Mapping[str, Any]:
+    """Returns the outputs of a model, tensors or symbols of them, by their names."""
+    if isinstance(outputs, Mapping):
+        return outputs
+    values = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+    names = getattr(model, "output_names", None) or [f"output_{index}" for index in range(len(values))]
+    return dict(zip(names, values, strict=True))
+
+
+def features(classifier: Any) -> Any:
+    """Returns the model that ends before a classifier's own head: where its feature maps are averaged or, without such
+    a place, before its last layer, which averages them if it takes maps. Its output is `[n, dimensions]`."""
+    averages = [layer for layer in classifier.layers if isinstance(layer, keras.layers.GlobalAveragePooling2D)]
+    values = averages[-1].output if averages else classifier.layers[-1].input
+    if not averages and len(values.shape) == 4:
+        values = keras.layers.GlobalAveragePooling2D()(values)
+    return keras.Model(classifier.input, keras.layers.Flatten(name="embedding")(values))
+
+
+def _input(model: Any) -> TensorShape:
+    inputs = list(getattr(model, "inputs", None) or ())
+    if len(inputs) == 1:
+        return TensorShape(inputs[0].shape, inputs[0].dtype)
+    # A model with a `call` of its own knows the shape that it was built with.
+    shape = (model.get_build_config() or {}).get("input_shape") if not inputs else None
+    if inputs:
+        raise ModelFailed(f"source: expected a model of one input, got {len(inputs)}")
+    if shape is None:
+        raise ModelFailed(
+            "source: expected a model that was built, got one that has seen no input; begin it with"
+            " keras.Input((height, width, 3)), or call it on images once, before model.save(...)"
+        )
+    if not isinstance(shape, (list, tuple)) or len(shape) != 4:
+        raise ModelFailed(f"source: expected a model of one input [n, height, width, channels], got {shape}")
+    return TensorShape((None, *shape[1:]), "float32")
+
+
+def _outputs(model: Any) -> dict[str, TensorShape]:
+    if isinstance(model, keras.Sequential) or not getattr(model, "inputs", None):
+        # Called, not asked: what a Sequential says of its outputs are tensors alone, without the names that they have
+        # where its last layer gives a mapping.
+        pixels = _input(model)
+        symbols = call(model, keras.Input(batch_shape=pixels.shape, dtype=pixels.dtype))
+    else:
+        symbols = model.output
+    return {name: TensorShape(symbol.shape, symbol.dtype) for name, symbol in named_outputs(model, symbols).items()}

@@ -1,0 +1,177 @@
+"""How a server that is one process begins: as a child of a small one, which starts it again after a crash.
+
+Nothing is imported or compiled twice for it: this process forks before it has loaded any model, and the parent then
+gives way to `processes.parent`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from xlaserve.engine import under_way
+from xlaserve.engine.under_way import UnderWay
+from xlaserve.errors import ConfigError
+from xlaserve.processes.crashes import Crashes
+from xlaserve.processes.handover import command
+from xlaserve.processes.ready_file import ReadyFile
+from xlaserve.processes.supervision import linux, parent
+from xlaserve.processes.supervision.interpreters import PYTHON
+from xlaserve.processes.supervision.restarts import RestartPolicy
+from xlaserve.processes.supervision.service_manager import WATCHDOG_PID, ServiceManager
+from xlaserve.processes.supervision.supervisor import FAILED, as_words
+
+LEFT: Final = "LEFT_TO_XLASERVE"
+"""The environment variable with the descriptors of what the process before notes, and its crashes."""
+
+log = logging.getLogger(__name__)
+
+
+class CrashedError(Exception):
+    """The process before has crashed, and another one would as well. `status` is for who started the server."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self.status = status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """The state that the process which serves begins with."""
+
+    pid: int = field(default_factory=os.getpid)
+    """The process that whoever started the server knows."""
+    under_way: UnderWay = field(default_factory=UnderWay)
+    set_aside: Mapping[bytes, str] = field(default_factory=dict)
+    service_manager: ServiceManager = field(default_factory=ServiceManager)
+    has_served: bool = False
+    """Whether another process of this server was ready before it crashed."""
+    channel: socket.socket | None = None
+    """To the parent, where there is one."""
+
+    def end(self) -> None:
+        """Tells the parent that this process ends by itself, and has said why."""
+        if self.channel is not None:
+            with suppress(OSError):
+                self.channel.send(parent.ENDS)
+            self.channel.close()
+
+
+def end_at_sigterm() -> None:
+    """Has SIGTERM end this process from now on, until something else acts on it: what has come after a crash as well.
+
+    By default, no signal ends a process that is the first one of a container.
+    """
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(parent.exit_status(-number)))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, parent.STOPS)
+
+
+def begin(ready_file: ReadyFile, environment: MutableMapping[str, str] = os.environ) -> Beginning:
+    """Returns in another process, whose parent this one becomes; or here, where the system can't do that.
+
+    Raises CrashedError, where the one before ended and no model is known to have caused it.
+    """
+    crashes, ends, has_served = _after_crash(ready_file, environment)
+    if not _can_have_parent():
+        return Beginning()
+    notes, last_words = under_way.create(), os.memfd_create("xlaserve-last-words")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    this = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is inherited as ignored, no status could be waited for
+    signal.pthread_sigmask(signal.SIG_BLOCK, parent.PASSED)  # until each process can act on them
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # NumPy's threads end at a fork, and begin anew
+        server = os.fork()
+    if server:
+        environment[LEFT] = f"{notes} {last_words} {json.dumps(ends, separators=(',', ':'))} {crashes.text}"
+        _become_parent(server, [notes, last_words, theirs.fileno()], theirs.fileno())
+    if not linux.end_with(this, signal.SIGKILL):
+        os._exit(1)
+    # What a terminal sends is for the parent to pass on. No session of its own: the kernel shares processors out by
+    # sessions, and clients of the same one would take some from the server.
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it is no container's first process
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a terminal may stop who writes from behind
+    os.set_inheritable(last_words, False)
+    faulthandler.enable(last_words)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, parent.PASSED)
+    theirs.close()
+    if environment.get(WATCHDOG_PID) == str(this):
+        environment[WATCHDOG_PID] = str(os.getpid())
+    return Beginning(
+        pid=this,
+        under_way=UnderWay(notes),
+        set_aside=crashes.set_aside,
+        service_manager=ServiceManager(channel=ours.dup()),
+        has_served=has_served,
+        channel=ours,
+    )
+
+
+def _after_crash(ready_file: ReadyFile, environment: MutableMapping[str, str]) -> tuple[Crashes, list[float], bool]:
+    """Returns the crashes of this server until now, when they were within the last minute, in seconds of the monotonic
+    clock, and whether the server has been ready.
+    """
+    left, ended = environment.pop(LEFT, ""), environment.pop(parent.ENDED, "")
+    if not (left and ended):
+        return Crashes(), [], False
+    status, was_ready = map(int, ended.split())
+    notes, last_words, ends_before, known = left.split(" ", 3)
+    now, policy = time.monotonic(), RestartPolicy()
+    ends = [end for end in json.loads(ends_before) if end > now - policy.window_s] + [now]
+    crashes = Crashes(known)
+    how = crashes.note(status, int(notes), int(last_words))
+    os.close(int(notes))
+    os.close(int(last_words))
+    with suppress(ConfigError):
+        ready_file.remove_left()
+    if not how:
+        cause = "no model is known to have caused it"
+        if status == -signal.SIGKILL:
+            cause = "the kernel does that where memory runs out"
+        log.critical("the process that served ended with %s; %s", as_words(status), cause)
+        raise CrashedError(_crash_status(status))
+    if len(ends) > policy.most:
+        said = "the process that served ended with %s while %s, and %d others within %g s: the server gives up"
+        log.critical(said, as_words(status), how, policy.most, policy.window_s)
+        raise CrashedError(_crash_status(status))
+    log.error("the process that served ended with %s while %s; another is started", as_words(status), how)
+    service_manager = ServiceManager()
+    service_manager.tell_restarting()
+    service_manager.close()
+    return crashes, ends, bool(was_ready)
+
+
+def _crash_status(status: int) -> int:
+    """Returns the exit status for a crash: never 0, at which a service manager would not start the server again."""
+    return parent.exit_status(status) or FAILED
+
+
+def _can_have_parent() -> bool:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):  # another system, or an old kernel
+        return False
+    return True
+
+
+def _become_parent(server: int, inherited: list[int], channel: int) -> None:
+    for descriptor in inherited:
+        os.set_inheritable(descriptor, True)
+    try:
+        os.execv(PYTHON, [PYTHON, "-I", "-S", parent.__file__, str(server), str(channel), *command()])
+    finally:
+        os.kill(server, signal.SIGKILL)

@@ -1,0 +1,76 @@
+"""Which versions of models have ended the processes that ran them, and are not loaded any more."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from xlaserve.engine.under_way import Suspect, suspects
+from xlaserve.processes.supervision.parent import CRASHES, STOPS, exit_status
+from xlaserve.processes.supervision.role import NO_USE
+from xlaserve.processes.supervision.supervisor import as_words
+
+MOST: Final = 3
+"""A version that may have crashed as many processes is not loaded any more."""
+MOST_KNOWN: Final = 100
+"""Versions that are known, those that crashed last: `text` has to fit into an environment variable (128 KiB)."""
+AT_ONCE: Final = frozenset(exit_status(-number) for number in STOPS)
+"""Statuses of a process that was told again and again to end, and did so at once."""
+AGAIN: Final = "load it again, or change its files or settings, to have it tried once more"
+
+
+class Crashes:
+    """The crashes of a server. `known` is what `text` gave of those before."""
+
+    def __init__(self, known: str = "{}") -> None:
+        self._counted: dict[str, tuple[int, str]] = {
+            key: (count, how) for key, (count, how) in json.loads(known).items()
+        }
+        """How often each version may have crashed a process, and how the last time, by its key in hexadecimal."""
+
+    @property
+    def text(self) -> str:
+        """All of it, for another process."""
+        return json.dumps(self._counted)
+
+    @property
+    def set_aside(self) -> dict[bytes, str]:
+        """The versions that are not to be loaded, by their keys, and why."""
+        return {
+            bytes.fromhex(key): f"it was set aside: the process ended with {how}; {AGAIN}"
+            for key, (count, how) in self._counted.items()
+            if count >= MOST
+        }
+
+    def note(self, status: int, under_way: int, last_words: int, *, has_said_so: bool = False) -> str:
+        """Notes the end of a process, which has left two files; returns what may have ended it, empty where nothing.
+
+        A process that ends without having said so (`has_said_so`) was ended by a library, with 0 perhaps, or by others,
+        with a signal that no process ends itself with. What is loaded alone, and beside no batches, is loaded in the
+        same way each time, so that once is enough.
+        """
+        if not (_is_failure(status) if has_said_so else _is_crash(status)):
+            return ""
+        with open(last_words, errors="replace", closefd=False) as words:
+            words.seek(0)
+            found = suspects(under_way, words.read())
+        for key, suspect in found.items():
+            count, _ = self._counted.pop(key.hex(), (0, ""))
+            is_certain = suspect.is_load and len(found) == 1 and not suspect.is_beside_batches
+            self._counted[key.hex()] = (MOST if is_certain else count + 1, f"{as_words(status)} while {_how(suspect)}")
+        self._counted = dict([*self._counted.items()][-MOST_KNOWN:])
+        return " or ".join(dict.fromkeys(map(_how, found.values())))
+
+
+def _is_crash(status: int) -> bool:
+    return -status in CRASHES or (status >= 0 and status not in AT_ONCE)
+
+
+def _is_failure(status: int) -> bool:
+    return status > 0 and status != NO_USE
+
+
+def _how(suspect: Suspect) -> str:
+    if not suspect.is_load:
+        return "a model ran"
+    return f"a model was loaded ({suspect.steps})" if suspect.steps else "a model was loaded"

@@ -1,0 +1,356 @@
+"""What runs models: the device, its lanes, the repository, the compile cache, and who watches XLA."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cached_property, partial
+from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from prometheus_client.core import Metric
+
+from xlaserve.config import ModelSettings, Settings
+from xlaserve.engine.batching.lanes import Lanes
+from xlaserve.engine.batching.worker import Worker
+from xlaserve.engine.memory import keep_freed_memory
+from xlaserve.engine.under_way import UnderWay
+from xlaserve.engine.warmup.ledger import Entry
+from xlaserve.errors import ConfigError, ModelFailed
+from xlaserve.models import catalog, gauges
+from xlaserve.models.change_queue import Stop
+from xlaserve.models.listing import Listings
+from xlaserve.models.loader import Loader
+from xlaserve.models.poll import Poll
+from xlaserve.models.preparer import Preparer
+from xlaserve.models.repository import NO_LABELS, Repository
+from xlaserve.models.triton_metrics import triton_metrics
+from xlaserve.models.version import Version
+from xlaserve.processes.spans import Tracing
+from xlaserve.programs.cache.compile_cache import CompileCache
+from xlaserve.programs.tf import persistent_cache
+from xlaserve.programs.tf.device import Device, configure
+from xlaserve.programs.tf.profiler import Profiler
+from xlaserve.programs.watch.compile_watch import CompileWatch
+from xlaserve.programs.watch.stderr_tap import StderrTap
+from xlaserve.programs.watch.xla_log import XlaCompilation
+from xlaserve.telemetry import gpus
+from xlaserve.telemetry.departures import Departures
+from xlaserve.telemetry.failures import Failure, Failures
+from xlaserve.telemetry.findings import Findings, Pair
+from xlaserve.telemetry.metrics import EXPECTED, SERVING, Metrics, build_info, counter, gauge
+from xlaserve.telemetry.tally import Counted
+from xlaserve.telemetry.version_metrics import Statistics
+
+log = logging.getLogger(__name__)
+
+PROFILES: Final = Path("xlaserve-profiles")
+
+
+class Changing(Protocol):
+    """Changes models, as `Repository` does."""
+
+    async def load(self, name: str) -> None:
+        """Does as `Repository.load`."""
+
+    async def update(self, name: str, labels: Mapping[str, str] = ..., versions: Collection[str] = ...) -> None:
+        """Does as `Repository.update`."""
+
+    async def unload(self, name: str) -> None:
+        """Does as `Repository.unload`."""
+
+    async def reconfigure(self, models: Iterable[ModelSettings], only: Collection[str] | None = None) -> list[str]:
+        """Does as `Repository.reconfigure`."""
+
+
+class Engine:
+    """Loads and runs the models of `settings`. Build it on a running event loop, before TensorFlow is imported.
+
+    `read_settings` reads the configuration again, on a thread, for a load and for `reconfigure`. `on_record` is called
+    with each program that warm-up compiled, on the compiling thread; `on_change` at every change of a version's state,
+    `on_crash` where nothing can be run any more. `xla_events` is entered already. `listings`, `required` and
+    `set_aside` are the repository's, `under_way` is the loader's. It is a `protocol.backend.Backend`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        read_settings: Callable[[], Settings] | None = None,
+        on_record: Callable[[Entry], None] = lambda entry: None,
+        on_change: Callable[[], None] = lambda: None,
+        on_crash: Callable[[], None] = lambda: None,
+        tracing: Tracing | None = None,
+        xla_events: StderrTap | None = None,
+        listings: Listings | None = None,
+        required: Collection[str] = (),
+        set_aside: Mapping[bytes, str] = MappingProxyType({}),
+        under_way: UnderWay | None = None,
+    ) -> None:
+        self._settings = settings
+        self._read_settings = read_settings or (lambda: settings)
+        self._metrics = metrics
+        self._on_change = on_change
+        self.has_news = asyncio.Event()
+        """Set when the configuration is to be read again."""
+        self._has_tensorflow = any(map(catalog.uses_tensorflow, settings.models))
+        self.gpus = gpus.of_machine()
+        self._cache = self._open_cache()
+        self.device: Device = configure(settings, self._has_tensorflow)
+        self._lanes = Lanes(self.device.lanes, self.device.count)
+        if self._cache and self.device.replicas:
+            log.warning("compile_cache: programs for several GPUs are not kept, each start compiles them")
+        worker = Worker(self.device.lanes, self.device.count)
+        self._watch = CompileWatch(self._on_compiled, worker.is_lane)
+        self._is_watching = xla_events is not None
+        if xla_events is not None:
+            xla_events.restore_environment()
+            xla_events.listen(self._watch.read)
+        self._departures = Departures(metrics.forget)
+        self.repository = Repository(
+            settings=settings,
+            loader=self._make_loader(worker, on_crash, tracing, under_way),
+            read_models=lambda: self._read_settings().models,
+            metrics=metrics,
+            on_change=self._changed,
+            on_record=on_record,
+            on_listing=on_change,
+            listings=listings,
+            required=required,
+            set_aside=dict(set_aside),
+        )
+        self.changing: Changing = self.repository
+        """Makes all changes of the models once they were loaded."""
+        self._profiler = Profiler((settings.profile_dir or PROFILES) if self._has_tensorflow else None)
+        self.profile = self._profiler.record
+        metrics.add_gauges(self._gauges)
+        metrics.registry.register(self.gpus)
+        self.see_versions()
+
+    def _open_cache(self) -> CompileCache | None:
+        """Must come before TensorFlow is imported."""
+        settings = self._settings
+        if not self._has_tensorflow:
+            return None
+        persistent_cache.set_environment(has_all_compiled=settings.compile_cache is not None)
+        if settings.compile_cache is None:
+            return None
+        return CompileCache(settings.compile_cache, read_only=settings.compile_cache_read_only)
+
+    def _make_loader(
+        self, worker: Worker, on_crash: Callable[[], None], tracing: Tracing | None, under_way: UnderWay | None
+    ) -> Loader:
+        settings, device, stop = self._settings, self.device, Stop()
+        has_preparer = self._has_tensorflow and settings.load_process and device.kind == "cpu"
+        return Loader(
+            settings=settings,
+            load_model=self._load_model,
+            lanes=self._lanes,
+            worker=worker,
+            expecting=self._watch.expecting,
+            on_crash=on_crash,
+            under_way=under_way or UnderWay(),
+            on_traced=None if tracing is None else tracing.tracer.batch_ran,
+            preparer=Preparer(settings, device, stop, self._cache) if has_preparer else None,
+            stop=stop,
+            has_tf32=device.tf32,
+            on_cpu=device.kind == "cpu",
+        )
+
+    @property
+    def directory(self) -> Repository:
+        """The models that there are."""
+        return self.repository
+
+    @property
+    def unexpected(self) -> Collection[XlaCompilation]:
+        """What XLA compiled although nothing asked for it."""
+        return self._watch.unexpected
+
+    @property
+    def is_watched(self) -> bool | None:
+        """Whether XLA's compilations are seen; None where nobody watches."""
+        return None if self._watch.is_blind is None else not self._watch.is_blind
+
+    @property
+    def lane_busy_s(self) -> float:
+        """Time for which lanes were in use, all together."""
+        return self._lanes.busy_s
+
+    @property
+    def counted(self) -> Counted:
+        """What was counted of the models in this process."""
+        return Counted.here(self._metrics)
+
+    @property
+    def in_flight_elsewhere(self) -> int:
+        """Nothing: of other processes it knows nothing."""
+        return 0
+
+    def statistics(self, version: Version) -> Statistics:
+        """Returns what was counted of a version in this process since it was loaded."""
+        return version.telemetry.statistics
+
+    def shadows(self, version: Version) -> Mapping[Pair, Findings]:
+        """Returns what was found of a version's shadows in this process."""
+        return version.shadows
+
+    def failures(self, here: Failures) -> Iterable[Failure]:
+        """Returns those of this process."""
+        return here
+
+    async def count(self) -> None:
+        """Does nothing: what is counted here is known."""
+
+    @property
+    def serving(self) -> str:
+        """Which models serve, in words."""
+        ready = [name for name, serves in self.repository.serving().items() if serves]
+        return f"ready: {', '.join(ready) or 'no model'}"
+
+    async def load(self, name: str) -> None:
+        """Does as `Repository.load`."""
+        await self.changing.load(name)
+
+    async def update(self, name: str, labels: Mapping[str, str] = NO_LABELS, versions: Collection[str] = ()) -> None:
+        """Does as `Repository.update`."""
+        await self.changing.update(name, labels, versions)
+
+    async def unload(self, name: str) -> None:
+        """Does as `Repository.unload`."""
+        await self.changing.unload(name)
+
+    async def start(self, stopping: asyncio.Event) -> bool:
+        """Loads every model; False where `stopping` was set first. Raises ModelFailed where a model fails."""
+        if self._is_watching:
+            from xlaserve.programs.tf.known_compilation import compile_known  # noqa: PLC0415 - imports TensorFlow
+
+            await asyncio.to_thread(self._watch.check, compile_known)
+        loading = asyncio.ensure_future(self._load_all())
+        ending = asyncio.ensure_future(stopping.wait())
+        await asyncio.wait((loading, ending), return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        if stopping.is_set():
+            loading.cancel()
+            return False
+        await loading
+        if self._cache is not None:
+            self._cache.stop_filling()
+        return True
+
+    async def _load_all(self) -> None:
+        await asyncio.to_thread(self._settle)
+        await self.repository.load_all()
+        keep_freed_memory()  # not before: loading frees much that is of no further use
+
+    def _settle(self) -> None:
+        """Freezes what stays for ever, the libraries: the garbage collector, which pauses all threads, skips it."""
+        if self._has_tensorflow and self._cache is None:
+            from xlaserve.models.networks import keras_runtime  # noqa: F401, PLC0415 - imports TensorFlow
+        gc.freeze()
+
+    async def serve(
+        self,
+        stopping: asyncio.Event,
+        *,
+        on_reload: Callable[[], None] = lambda: None,
+        on_reloaded: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Follows the configuration until `stopping` is set: for new versions, and whenever it `has_news`."""
+        async with asyncio.TaskGroup() as group:
+            following = [group.create_task(self._poll()), group.create_task(self._follow(on_reload, on_reloaded))]
+            await stopping.wait()
+            for task in following:
+                task.cancel()
+
+    async def _follow(self, on_reload: Callable[[], None], on_reloaded: Callable[[], None]) -> None:
+        while True:
+            await self.has_news.wait()
+            self.has_news.clear()
+            log.info("reading the configuration again")
+            on_reload()
+            await self.reconfigure()
+            on_reloaded()
+
+    async def _poll(self) -> None:
+        if every_s := self._settings.poll_versions_s:
+            poll = Poll(lambda: self._read_settings().models, self.reconfigure, every_s)
+            await poll.follow(self._settings.models)
+
+    async def reconfigure(self, only: Collection[str] | None = None) -> None:
+        """Reads the configuration again, and has models served as it says: all, or `only` these."""
+        try:
+            await self._apply_configuration(only)
+        except ConfigError as error:
+            log.error("the configuration is as before: %s", error)
+        except Exception:
+            log.exception("the configuration could not be read again")
+
+    async def _apply_configuration(self, only: Collection[str] | None) -> None:
+        settings = await asyncio.to_thread(self._read_settings)
+        fixed = [name for name in Settings.model_fields if name != "models"]
+        if waiting := [name for name in fixed if getattr(settings, name) != getattr(self._settings, name)]:
+            log.warning("changed in the configuration, but only a restart applies it: %s", ", ".join(waiting))
+        done = await self.changing.reconfigure(settings.models, only)
+        log.info("read the configuration again: %s", "; ".join(done) or "no model changed")
+
+    @property
+    def images_per_s(self) -> float:
+        """Images a second at most with all lanes busy, by warm-up's costs of the fastest program that serves."""
+        entries = chain.from_iterable(version.ledger for version in self.repository.index() if version.served)
+        rates = (self.device.lanes * entry.bucket.batch / entry.cost.loaded_s for entry in entries)
+        return max(rates, default=0.0)
+
+    def see_versions(self) -> None:
+        """Notes which versions there are: metrics of others are forgotten after a while."""
+        self._departures.see((version.name, version.settings.version) for version in self.repository.index())
+
+    def _load_model(self, settings: ModelSettings, prepared: CompileCache | None = None) -> catalog.Model:
+        if catalog.uses_tensorflow(settings) and not self._has_tensorflow:
+            raise ModelFailed("the server was started without any TensorFlow model; restart it to serve this one")
+        if not catalog.uses_tensorflow(settings):
+            return catalog.load(settings)
+        if self.device.replicas:
+            return self._replicated(settings)
+        if (cache := prepared or self._cache) is None:
+            return catalog.load(settings)
+        from xlaserve.models.networks import cached  # noqa: PLC0415 - imports TensorFlow
+
+        return catalog.load(settings, partial(cached.network, cache, self.device))
+
+    @cached_property
+    def _replicated(self) -> Callable[[ModelSettings], catalog.Model]:
+        """Loads models on all devices, which share the turns."""
+        from xlaserve.models import replicas  # noqa: PLC0415
+        from xlaserve.programs.tf.device_replicas import Replicas  # noqa: PLC0415 - imports TensorFlow
+
+        return partial(replicas.load, replicas=Replicas(self.device.replicas))
+
+    def _on_compiled(self, compilation: XlaCompilation, is_expected: bool) -> None:
+        self._metrics.xla_compilations.labels(EXPECTED if is_expected else SERVING).inc()
+
+    def _changed(self, version: Version) -> None:
+        self.see_versions()
+        self._on_change()
+
+    def _gauges(self) -> Iterable[Metric]:
+        versions = self.repository.versions()
+        yield from gauges.gauges(versions)
+        if self._settings.triton_metrics:
+            yield from triton_metrics(versions, self._metrics)
+        yield build_info(self.device.kind, self.device.name)
+        yield gauge("xlaserve_lanes", "Batches that the device runs at the same time.", self._lanes.count)
+        yield counter(
+            "xlaserve_lane_busy_seconds", "Time for which lanes were in use, all together.", self._lanes.busy_s
+        )
+        is_watched = self.is_watched
+        yield gauge(
+            "xlaserve_compile_watch",
+            "1 where XLA's compilations are seen, 0 where they go unseen; absent where nobody watches.",
+            is_watched,
+        )

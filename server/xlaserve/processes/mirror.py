@@ -1,0 +1,163 @@
+"""The models of another process, as it says they are."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable, Mapping
+from itertools import groupby
+from typing import Final, Protocol
+
+from xlaserve.engine.model_engine import ModelEngine
+from xlaserve.engine.warmup.ledger import Ledger
+from xlaserve.models.directory import Directory
+from xlaserve.models.version import Served, State, Version
+from xlaserve.processes.published import Catalogue, Facts, Loading
+from xlaserve.telemetry.departures import Departures
+from xlaserve.telemetry.metrics import Metrics
+from xlaserve.telemetry.version_metrics import ModelTelemetry
+
+LOST: Final = "the process that ran it has ended; another one is starting"
+
+
+class Remote(ModelEngine, Protocol):
+    """A model's engine in another process."""
+
+    def leave(self) -> None:
+        """Tells it that nothing here has any use for it."""
+
+
+class Mirror(Directory):
+    """Shows the last catalogue of an engine, and after its end that it has ended. On the event loop.
+
+    `on_change` is called whenever it shows something else.
+    """
+
+    def __init__(self, metrics: Metrics, on_change: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self.on_change = on_change
+        self._metrics = metrics
+        self._loadings: dict[int, tuple[bytes, Version]] = {}
+        """By number, the facts that a version was made of."""
+        self._is_ready = False
+        self._has_become_ready = asyncio.Event()
+        self.is_stopping = False
+        """Set once nothing is ready any more, whatever the engine says: this process is to end."""
+        self._lost: set[str] = set()
+        """Models whose engine has ended, until the next one has them ready or has failed to."""
+        self._retiring: dict[int, asyncio.Task[None]] = {}
+        self._departures = Departures(metrics.forget)
+
+    @property
+    def is_ready(self) -> bool:
+        """As `Directory` has it."""
+        return self._is_ready and not self.is_stopping
+
+    async def ready(self) -> None:
+        """Returns once an engine was ready."""
+        await self._has_become_ready.wait()
+
+    def serving(self) -> dict[str, bool]:
+        """Returns for each model whether it serves, in some version."""
+        return {name: any(one.state is State.READY for one in versions) for name, versions in self._versions.items()}
+
+    def take(self, catalogue: Catalogue, engines: Mapping[int, Remote]) -> None:
+        """Shows `catalogue` from now on; what serves a loading is in `engines`."""
+        before = self._loadings
+        self._loadings = {one.number: self._taken(one, engines.get(one.number)) for one in catalogue.loadings}
+        versions = [version for _, version in self._loadings.values()]
+        self._versions = {name: [*each] for name, each in groupby(versions, key=lambda version: version.name)}
+        self._labels = dict(catalogue.labels)
+        for number in before.keys() - self._loadings.keys():
+            _, ended = before[number]
+            for version in self._versions.get(ended.name, ()):
+                version.forget_shadow(ended.settings.version)
+        for name in [name for name in self._served if name not in self._versions]:
+            self._forget(name)
+        for name, of_model in self._versions.items():
+            if self.shares(name) != (shares := catalogue.shares.get(name, {})):
+                self._share(name, shares)
+            if name in self._lost and not any(map(_has_come, of_model)):
+                continue  # requests go on to find what is lost, which says when to come again
+            self._lost.discard(name)
+            self._publish(name)
+        self._is_ready = catalogue.is_ready
+        if self._is_ready:
+            self._has_become_ready.set()
+        for number, (_, version) in self._loadings.items():
+            if version.served is not None and version.state is not State.READY and number not in self._retiring:
+                self._retiring[number] = asyncio.create_task(_retire(version.served, engines[number]))
+        for number in [*self._retiring]:
+            if number not in self._loadings or self._loadings[number][1].state is State.READY:
+                self._retiring.pop(number).cancel()
+        self.see_versions()
+        self.on_change()
+
+    def in_use(self) -> list[Served]:
+        """Returns all that requests may use, or still use."""
+        return [version.served for version in self.index() if version.served is not None]
+
+    def number(self, version: Version) -> int | None:
+        """Returns what names this loading of a version at the engine; None where that has ended."""
+        return next((number for number, (_, one) in self._loadings.items() if one is version), None)
+
+    def numbered(self) -> dict[int, Version]:
+        """Returns all loadings by what names them."""
+        return {number: version for number, (_, version) in self._loadings.items()}
+
+    def see_versions(self) -> None:
+        """Notes which versions there are: metrics of others are forgotten after a while."""
+        self._departures.see((version.name, version.settings.version) for version in self.index())
+
+    def lose(self) -> None:
+        """Shows that the engine has ended. Requests still find what served: it tells them that the engine is lost.
+
+        Does nothing where it shows that already.
+        """
+        if not self._loadings:
+            return
+        self._is_ready = False
+        self._lost = {name for name, served in self._served.items() if served}
+        self._loadings.clear()
+        while self._retiring:
+            self._retiring.popitem()[1].cancel()
+        for version in self.index():
+            if version.state is not State.FAILED:
+                version.state, version.reason = State.LOADING, LOST
+        self.on_change()
+
+    def _taken(self, loading: Loading, engine: Remote | None) -> tuple[bytes, Version]:
+        facts, version = self._loadings.get(loading.number, (b"", None))
+        if version is None:
+            read: Facts = pickle.loads(loading.facts)
+            name, number = read.settings.name, read.settings.version
+            telemetry = ModelTelemetry(self._metrics, name, number)
+            version = Version(read.settings, telemetry, Ledger(name, number), lambda version: None)
+        if facts != loading.facts:
+            _describe(version, pickle.loads(loading.facts))
+        version.state, version.reason = loading.state, loading.reason
+        if engine is None or version.model is None or not loading.takes_requests:
+            version.served = None
+        elif version.served is None:
+            version.served = Served(version, version.model, engine)
+        else:
+            version.served.model = version.model
+        return loading.facts, version
+
+
+def _has_come(version: Version) -> bool:
+    return version.state not in (State.LOADING, State.COMPILING)
+
+
+async def _retire(served: Served, engine: Remote) -> None:
+    """Lets the engine end what takes no new requests, once nothing here uses it."""
+    await served.left()
+    engine.leave()
+
+
+def _describe(version: Version, facts: Facts) -> None:
+    version.model = facts.model
+    version.auto, version.differences = dict(facts.auto), dict(facts.differences)
+    version.decode_difference = facts.decode_difference
+    version.warnings = [*facts.warnings]
+    version.ledger.show(facts.entries)

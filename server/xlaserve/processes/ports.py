@@ -1,0 +1,110 @@
+"""The ports of a server: gRPC, HTTP, and metrics in the clear."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from functools import partial
+
+from xlaserve.admission.authenticator import Door
+from xlaserve.admission.certificates import Certificates
+from xlaserve.config import Settings
+from xlaserve.telemetry.http import HttpEndpoint
+from xlaserve.wire.grpc import port_closing
+from xlaserve.wire.grpc.grpc_server import GrpcServer
+from xlaserve.wire.http.http_server import HttpServer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Listens, with the `door` and the `certificates` that its servers share."""
+
+    settings: Settings
+    grpc: GrpcServer
+    http: HttpServer
+    telemetry: HttpEndpoint | None
+    """None where `metrics_port` is off."""
+    door: Door
+    certificates: Certificates | None
+    metrics_elsewhere: str | None = None
+    """HOST:PORT where another process shows the metrics of this one."""
+
+    async def open(self) -> None:
+        """Listens on all of them. Raises ConfigError; `close` closes those that were opened."""
+        if self.door.watch is not None:
+            self.door.watch.follow()
+        if self.certificates is not None:
+            loop = asyncio.get_running_loop()
+            self.certificates.follow(partial(loop.call_soon_threadsafe, self._close_connections))
+        if self.telemetry is not None:
+            self.telemetry.start()
+        await self.http.start()
+        await self.grpc.start()
+
+    def announce(self) -> None:
+        """Says in the log where it listens, and who may call there."""
+        addresses = self.addresses()
+        log.info("listening: gRPC %s, HTTP %s, metrics %s", *(address or "off" for address in addresses.values()))
+        self._warn_of_strangers(addresses["metrics"])
+
+    async def leave(self, fronts: int) -> None:
+        """Takes no new connections, which go to those that listened after the `fronts` that this server has; each of
+        HTTP ends with an answer, and each of gRPC at `max_connection_age_s`."""
+        await asyncio.gather(*(port_closing.pass_on(port, fronts) for port in self._numbers))
+        self.grpc.close_listeners()
+        await self.http.leave()
+
+    def share(self) -> None:
+        """Has connections be spread over all that listen, whatever those that left have said."""
+        for port in self._numbers:
+            port_closing.spread(port)
+
+    @property
+    def _numbers(self) -> tuple[int, ...]:
+        """The ports of gRPC and HTTP."""
+        return tuple(int(address.rpartition(":")[2]) for address in (self.grpc.address, self.http.address))
+
+    @property
+    def connections(self) -> int:
+        """How many of gRPC and HTTP there are."""
+        return self.grpc.connections + self.http.connections
+
+    async def stop_calls(self, grace_s: float) -> None:
+        """Closes the ports of gRPC and HTTP; answers on their way may take `grace_s` to leave."""
+        await asyncio.gather(self.grpc.stop(grace_s), self.http.stop(grace_s))
+
+    def close(self) -> None:
+        """Closes the port of the metrics, which are shown to the end."""
+        if self.telemetry is not None:
+            self.telemetry.stop()
+
+    def addresses(self) -> dict[str, str | None]:
+        """Returns where each is found, HOST:PORT; None for metrics that are off."""
+        metrics = self.metrics_elsewhere if self.telemetry is None else self.telemetry.address
+        return {"grpc": self.grpc.address, "http": self.http.address, "metrics": metrics}
+
+    def _close_connections(self) -> None:
+        """Has all clients shake hands again."""
+        log.info("tls: the authorities of clients have changed; connections are closed")
+        self.grpc.close_connections()
+        self.http.close_connections()
+
+    def _warn_of_strangers(self, metrics_address: str | None) -> None:
+        settings = self.settings
+        if settings.is_loopback:
+            if not self.door.is_locked:
+                log.info("only this machine can call: host is %s", settings.host)
+        elif not self.door.is_locked:
+            log.warning(
+                "anybody who reaches %s may call, since `access` is not set; loading, unloading and profiles are off",
+                settings.host,
+            )
+        elif self.certificates is None:
+            log.warning("keys and tokens travel in the clear: set `tls_certificate`, unless a proxy in front has one")
+        if self.door.is_locked and not settings.is_loopback and metrics_address:
+            log.info("metrics are in the clear, for anybody who reaches %s; see `metrics_port`", metrics_address)
+        if self.door.asks_for_certificates and settings.tls_client_ca is None:
+            log.warning("access: callers with a `certificate` can't be recognised, since `tls_client_ca` is not set")

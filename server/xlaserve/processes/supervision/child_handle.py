@@ -1,0 +1,208 @@
+"""A process of a role, as its supervisor sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import Final
+
+from xlaserve.processes.supervision import pulse
+from xlaserve.processes.supervision.interpreters import Spare, Started, start
+from xlaserve.processes.supervision.messages import CHANNEL, Kind, Reader, encode
+from xlaserve.processes.supervision.orders import STDERR, Orders
+from xlaserve.processes.supervision.output import Output
+from xlaserve.processes.supervision.pulse import PULSE
+from xlaserve.processes.supervision.role import Role
+from xlaserve.telemetry.logs import Format
+
+log = logging.getLogger(__name__)
+
+CHUNK_BYTES: Final = 64 * 1024
+
+Hear = Callable[[Kind, bytes], None]
+
+
+class Launcher:
+    """Starts processes. For roles that have a spare it keeps one that forks them, ready whenever another is needed."""
+
+    def __init__(self, log_level: str = "info", log_format: Format = "human") -> None:
+        self._logs: tuple[str, Format] = log_level, log_format
+        self._spares: dict[str, Spare] = {}
+        """By the target of their roles."""
+
+    def __call__(self, role: Role, hear: Hear) -> ChildProcess:
+        """Starts the process of a role. Raises OSError."""
+        return ChildProcess(role, hear, self._logs, self._start)
+
+    def _start(self, orders: Orders) -> Started:
+        spare = self._spares.get(orders.target)
+        if spare is not None and spare.is_ready:
+            try:
+                return spare.fork(orders)
+            except OSError as error:
+                log.warning("%s: starts afresh, as what was kept ready for its place did not: %s", orders.name, error)
+        return start(orders)
+
+    def prepare(self, role: Role) -> bool:
+        """Keeps a process that forks others with this role's target, if it is to have one.
+
+        Returns whether there is one, or none is to be. Where the one before has ended, it is left to the caller when to
+        try again.
+        """
+        if not role.has_spare:
+            return True
+        if (spare := self._spares.get(role.target)) is None:
+            try:
+                self._spares[role.target] = Spare(role.module)
+            except OSError as error:
+                log.warning("%s: no other can be kept ready for its place: %s", role.name, error)
+                return False
+        elif (status := spare.status) is not None:
+            log.warning("%s: what was kept ready for its place ended with status %d", role.name, status)
+            self._spares.pop(role.target).end()
+            return False
+        return True
+
+    def close(self) -> None:
+        """Ends what was kept ready."""
+        while self._spares:
+            self._spares.popitem()[1].end()
+
+
+class ChildProcess:
+    """A running process. `hear` gets its messages; what it writes on stderr goes into the log.
+
+    It is killed when the thread ends that makes this object: make it on the main thread, on whose event loop the rest
+    happens. Raises OSError where the process can't be started.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        hear: Hear,
+        logs: tuple[str, Format] = ("info", "human"),
+        start: Callable[[Orders], Started] = start,
+    ) -> None:
+        self.role = role
+        self._hear = hear
+        self._loop = asyncio.get_running_loop()
+        self._reader = Reader()
+        self.ended: asyncio.Future[int] = self._loop.create_future()
+        """Its status, negative for the signal that ended it; set after its last message was heard."""
+        self._unsent = bytearray()
+        with ExitStack() as ours, ExitStack() as theirs:
+            self._channel, channel = socket.socketpair()
+            ours.enter_context(self._channel)
+            theirs.enter_context(channel)
+            stderr, stderr_there = os.pipe()
+            ours.callback(os.close, stderr)
+            theirs.callback(os.close, stderr_there)
+            self._pulse = pulse.create()
+            ours.callback(os.close, self._pulse)
+            opened = role.connect()
+            for descriptor in opened.values():
+                theirs.callback(os.close, descriptor)
+            own = {CHANNEL: channel.fileno(), PULSE: self._pulse, STDERR: stderr_there}
+            payload = role.payload() if callable(role.payload) else role.payload
+            orders = Orders(
+                role.name, role.target, payload, sorted(role.cores), logs, {**role.descriptors, **opened, **own}
+            )
+            self.pid, self._wait = start(orders)
+            ours.callback(self._wait)
+            ours.callback(os.kill, self.pid, signal.SIGKILL)
+            self._pidfd = os.pidfd_open(self.pid)
+            ours.pop_all()
+        self._channel.setblocking(False)
+        self._loop.add_reader(self._channel.fileno(), self._receive)
+        self._output = Output(role.name, stderr)
+        self._loop.add_reader(self._pidfd, self._on_end)
+
+    @property
+    def output_closed(self) -> asyncio.Future[None]:
+        """Done once nothing more of its stderr will come, up to a second after its end."""
+        return self._output.closed
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Sends it `number`, unless it has ended."""
+        if not self.ended.done():
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    @property
+    def beats(self) -> int:
+        """How often its event loop has shown that it goes on; 0 once it has ended."""
+        return 0 if self.ended.done() else pulse.beats(self._pulse)
+
+    def ask(self) -> None:
+        """Asks for its metrics; not again before it has shown them."""
+        self._send(Kind.ASK, b"")
+
+    def tell(self, outcome: object) -> None:
+        """Tells it what became of its wish for a successor: plain data of JSON."""
+        self._send(Kind.OUTCOME, json.dumps(outcome).encode())
+
+    def _send(self, kind: Kind, content: bytes) -> None:
+        """Sends a message, what it has no room for as soon as it has read others. Nothing where it listens no more."""
+        if self._channel.fileno() >= 0:
+            self._unsent += encode(kind, content)
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            del self._unsent[: self._channel.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:  # it has ended, or is about to
+            self._unsent.clear()
+        if self._unsent:
+            self._loop.add_writer(self._channel.fileno(), self._flush)
+        else:
+            self._loop.remove_writer(self._channel.fileno())
+
+    def _receive(self) -> bool:
+        """Hears what has come, and returns whether there may be more."""
+        try:
+            received = self._channel.recv(CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            received = b""
+        try:
+            for kind, content in self._reader.feed(received):
+                self._take(kind, content)
+        except ValueError as error:
+            log.error("%s: what it says can't be understood, and it is killed: %s", self.role.name, error)
+            self.send_signal(signal.SIGKILL)
+            received = b""
+        if not received:
+            self._close_channel()
+        return bool(received)
+
+    def _take(self, kind: Kind, content: bytes) -> None:
+        try:
+            self._hear(kind, content)
+        except ValueError as error:
+            log.error("%s: a message can't be understood, %s: %s", self.role.name, kind.name, error)
+
+    def _close_channel(self) -> None:
+        if (number := self._channel.fileno()) >= 0:
+            self._loop.remove_reader(number)
+            self._loop.remove_writer(number)
+            self._channel.close()
+
+    def _on_end(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        status = self._wait()
+        while self._channel.fileno() >= 0 and self._receive():  # bounded by what a socket holds: nobody writes any more
+            pass
+        self._close_channel()
+        self._output.process_ended()
+        self.ended.set_result(status)
+        os.close(self._pidfd)
+        os.close(self._pulse)

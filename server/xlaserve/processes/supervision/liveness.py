@@ -1,0 +1,66 @@
+"""Ends processes whose event loops have stopped: their connections stay open, and nobody else would notice."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from dataclasses import dataclass
+from typing import Final
+
+from xlaserve.processes.supervision.role import Role
+from xlaserve.processes.supervision.supervisor import Process, Watcher
+
+LOOK_S: Final = 1.0
+SILENT_LOOKS: Final = 30
+"""A process that has not beaten for as many looks, one after the other, is killed. Looks are counted, not seconds:
+while this process is stopped as well, as on a machine that is suspended, there are none.
+
+An engine's event loop stood still for 0.6 s at most while it compiled ResNet50 and ConvNeXtBase in its own process, and
+for 1.2 s where garbage was collected after that, on two cores that other work kept busy."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Watched:
+    role: Role
+    process: Process
+    beats: int
+    """At the last look."""
+    silent_looks: int = 0
+
+
+class Liveness(Watcher):
+    """Kills processes that were ready and have fallen silent; others then take their places as of any that ends.
+
+    What has not beaten yet is left alone.
+    """
+
+    def __init__(self) -> None:
+        self._watched: dict[int, _Watched] = {}
+        """By process number."""
+
+    def became_ready(self, role: Role, process: Process) -> None:
+        """It is looked at from now on."""
+        self._watched.setdefault(process.pid, _Watched(role, process, process.beats))
+
+    def ended(self, role: Role, process: Process, status: int, was_ready: bool) -> None:
+        """It is looked at no more."""
+        self._watched.pop(process.pid, None)
+
+    async def follow(self) -> None:
+        """Looks again and again, for ever."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        """Kills what was silent for too long."""
+        for one in self._watched.values():
+            before, one.beats = one.beats, one.process.beats
+            one.silent_looks = one.silent_looks + 1 if one.beats and one.beats == before else 0
+            if one.silent_looks == SILENT_LOOKS:
+                silent_s, pid = SILENT_LOOKS * LOOK_S, one.process.pid
+                log.error("%s: process %d hangs, silent for %g s; it is killed", one.role.name, pid, silent_s)
+                one.process.send_signal(signal.SIGKILL)

@@ -1,0 +1,471 @@
+"""TensorFlow models as executables: one function, traced and compiled once, for each mode and bucket."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, assert_never
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import func_graph, ops
+
+from xlaserve.config import Bucket, Mode, Precision
+from xlaserve.engine.causes import cause
+from xlaserve.engine.program import Compilation, Executable, FixedShape, Images, Outputs
+from xlaserve.errors import ModelFailed, OutOfDeviceMemory
+from xlaserve.programs.openvino.calibration import CalibrationFolder
+from xlaserve.programs.openvino.openvino_program import (
+    CompiledModel,
+    ConvertedGraph,
+    Threads,
+    at_full_priority,
+    convert,
+)
+from xlaserve.programs.openvino.openvino_program import load as load_openvino
+from xlaserve.programs.tf.device import usable_cores
+from xlaserve.programs.tf.frozen_graph import (
+    CLUSTER_RUNS,
+    MAX_CLUSTERED,
+    Frozen,
+    FrozenGraph,
+    UnfreezableError,
+    assigns_variables,
+    freeze,
+    has_xla,
+    memory_named,
+    portable,
+    trim_heap,
+)
+
+Forward = Callable[[tf.Tensor], tuple[tf.Tensor, ...]]
+"""uint8 `[batch, height, width, 3]` to float32, int32 or uint8 tensors whose first dimension is the batch."""
+
+
+class Lowered(NamedTuple):
+    """A function as it suits XLA."""
+
+    forward: Forward
+    text: str
+    """What was replaced in it, and how often: `depthwise 17, stem 1`."""
+    scopes: Mapping[str, str] = MappingProxyType({})
+    """Which lowering made the operations whose names begin so."""
+    divided: Callable[[Forward, Bucket], Forward] = lambda forward, bucket: forward
+    """Returns what computes the batches of a bucket as `forward` does, in parts where that is faster."""
+    failed: str | None = None
+    """Why nothing is replaced, where programs with lowerings have failed."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The warnings for users of a program that is compiled of it."""
+        return () if self.failed is None else (self.failed,)
+
+    def in_parts(self, bucket: Bucket) -> Forward:
+        """Returns the function that runs batches of a bucket."""
+        return self.divided(self.forward, bucket)
+
+    def blamed(self, error: Exception) -> str:
+        """Returns the lowering whose operations `error` names, or all."""
+        named = [scope for scope in self.scopes if scope in str(error)]
+        if named:
+            return self.scopes[max(named, key=len)]
+        return self.text or "batches in parts"
+
+
+Lower = Callable[[Forward], Lowered]
+"""Makes another concrete function of one, which computes the same."""
+
+CHANNELS: Final = 3
+ASSIGNS_VARIABLES: Final = (
+    "it assigns variables as it runs: its answers may depend on all that it ran before, other clients' requests, "
+    "padding and warm-up among them"
+)
+ON_CPU_ONLY: Final = "mode openvino runs on a CPU only: expected device: cpu, or other modes"
+NOT_WITHOUT_XLA: Final = "unmatched: expected reject, as XLA would compile the model for each size, got background"
+
+
+class TensorFlowProgram:
+    """A `Program` whose computation is `forward`, preprocessing included.
+
+    XLA runs what `lower` makes of it once it is traced; OpenVINO computes in `openvino_precision`, in int8 as
+    `calibration` has it.
+    """
+
+    platform = "tensorflow"
+
+    def __init__(
+        self,
+        forward: Forward,
+        lower: Lower | None = None,
+        openvino_precision: Precision = Precision.FLOAT32,
+        calibration: CalibrationFolder | None = None,
+    ) -> None:
+        self._forward = forward
+        self._lower = lower
+        self._openvino_precision = openvino_precision
+        self._calibration = calibration
+        self._any_batch: dict[tuple[int, int], Forward] = {}
+        self._lowered: dict[tuple[int, int], Lowered] = {}
+        self._unlowered: dict[tuple[int, int], str] = {}
+        self._tracing = threading.Lock()
+        self._graphs: dict[_SizeInMode, Executable] = {}
+        self._unfreezable: dict[_SizeInMode, str] = {}
+        self._clustered: dict[_SizeInMode, list[FrozenGraph]] = {}
+        self._converted: dict[tuple[int, int], ConvertedGraph] = {}
+        self._compiled: list[Function] = []
+        self._variables: list[tf.Variable] = []
+        self.assigns_variables = False
+        """Whether it was seen to change variables as it runs, once it was traced."""
+
+    def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
+        """Makes the executable for `mode` and `bucket` and runs it. Raises what TensorFlow raises.
+
+        Where XLA fails with lowerings, it is made once more without.
+        """
+        make = partial(self.compile_once, mode, bucket)
+        return self.with_fallback(bucket, make) if mode is Mode.XLA else make()
+
+    def with_fallback(self, bucket: Bucket, make: Callable[[], Compilation]) -> Compilation:
+        """Returns what `make` makes of `trace` for XLA; where that fails with lowerings, what it makes without.
+
+        The compilation's `unlowered` does the same for a program that answers wrong. Images of the bucket's size are
+        not lowered from then on.
+        """
+        was_lowered = self.unlowered(bucket) is None
+        try:
+            compilation = make()
+        except OutOfDeviceMemory:
+            raise
+        except Exception as error:
+            if not (was_lowered and self._gives_up_lowerings(bucket, error)):
+                raise
+            return make()
+
+        def without_lowerings(error: Exception) -> Compilation:
+            self._gives_up_lowerings(bucket, error)
+            return make()
+
+        # Another thread may have given them up since this one was made.
+        has_lowerings = was_lowered and (self.unlowered(bucket) is not None or self._replaced(bucket) is not None)
+        return replace(compilation, unlowered=without_lowerings) if has_lowerings else compilation
+
+    def _gives_up_lowerings(self, bucket: Bucket, error: Exception) -> bool:
+        """Has XLA run images of the bucket's size without lowerings; returns whether there are any to do without."""
+        if self.unlowered(bucket) is not None:  # by another thread
+            return True
+        lowered = self._replaced(bucket)
+        if lowered is None:
+            return self.unlowered(bucket) is not None
+        size = f"{bucket.height}x{bucket.width}"
+        reason = f"a program failed with {lowered.blamed(error)}: {cause(error)}"
+        self.leave_unlowered(bucket, f"XLA runs {size} without lowerings, as {reason}")
+        return True
+
+    def _replaced(self, bucket: Bucket) -> Lowered | None:
+        """Returns what XLA runs in the place of the model; None where it runs the model as it is."""
+        lowered = self.lowered(Mode.XLA, bucket)
+        return None if lowered.forward is self._any_batch[bucket.height, bucket.width] else lowered
+
+    def leave_unlowered(self, bucket: Bucket, reason: str) -> None:
+        """Has XLA run images of the bucket's size without lowerings from now on; `warnings` gives the first reason."""
+        size = (bucket.height, bucket.width)
+        with self._tracing:
+            self._unlowered.setdefault(size, reason)
+            self._lowered.pop(size, None)
+
+    def unlowered(self, bucket: Bucket) -> str | None:
+        """Returns why images of the bucket's size are not lowered, where that has failed."""
+        return self._unlowered.get((bucket.height, bucket.width))
+
+    def compile_once(self, mode: Mode, bucket: Bucket) -> Compilation:
+        """Makes the executable as `trace` now has it. Raises what TensorFlow raises."""
+        began = time.perf_counter()
+        prepared = self._prepare(mode, bucket)
+        if mode is Mode.EAGER:
+            executable = FixedShape(prepared, (*bucket, CHANNELS))
+            executable(np.zeros(executable.shape, np.uint8))
+            return Compilation(executable, trace_s=0.0, compile_s=0.0, warnings=self._warnings(mode, bucket))
+        runs = CLUSTER_RUNS if mode is Mode.AUTOCLUSTER else 1
+        compilation = run_first(prepared, bucket, began, runs=runs)
+        return replace(compilation, warnings=(*compilation.warnings, *self._warnings(mode, bucket)))
+
+    def reference(self, images: Images) -> Outputs:
+        """Runs `images` operation by operation, without XLA and TensorFloat-32.
+
+        Both are turned off meanwhile, by switches of the whole process.
+        """
+        had_tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+        were_eager = tf.config.functions_run_eagerly()
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        # Keras gives XLA each convolution with groups, as a function of its own. What serves is traced already, and
+        # does not ask.
+        tf.config.run_functions_eagerly(True)
+        try:
+            return Function(self._forward)(images)
+        finally:
+            tf.config.run_functions_eagerly(were_eager)
+            tf.config.experimental.enable_tensor_float_32_execution(had_tf32)
+
+    def trace(self, mode: Mode, bucket: Bucket) -> Forward:
+        """Returns the function that `mode` runs for `bucket`."""
+        return self.lowered(mode, bucket).in_parts(bucket)
+
+    def lowerings(self, bucket: Bucket) -> str:
+        """Returns what is replaced for XLA, and how often: `depthwise 17`. Empty where nothing is."""
+        return self.lowered(Mode.XLA, bucket).text if self._lower is not None else ""
+
+    def lowered(self, mode: Mode, bucket: Bucket) -> Lowered:
+        """Returns what `mode` runs for images of the bucket's size now: another thread may give up its lowerings."""
+        size = (bucket.height, bucket.width)
+        with self._tracing:
+            traced = self._traced(*size)
+            if mode is not Mode.XLA or self._lower is None:
+                return Lowered(traced, "")
+            if size not in self._lowered:
+                failed = self._unlowered.get(size)
+                self._lowered[size] = self._lower(traced) if failed is None else Lowered(traced, "", failed=failed)
+            return self._lowered[size]
+
+    def _traced(self, height: int, width: int) -> Forward:
+        # Python walks the model once for all modes and batch sizes, which takes as long as compiling it; a bucket then
+        # wraps the graph of that, and fixes its shape.
+        if (height, width) not in self._any_batch:
+            function = _concrete(self._forward, (None, height, width, CHANNELS), jit_compile=False)
+            self._any_batch[height, width] = function
+            self.assigns_variables |= assigns_variables(function)
+        return self._any_batch[height, width]
+
+    def any_size(self) -> Executable:
+        """Makes what runs `[n, height, width, 3]` of any size in graph mode, and compiles nothing.
+
+        Its weights stay variables where nothing else keeps XLA out of it: it is for the time until buckets have
+        compiled, and not worth a copy of them. Raises ModelFailed where nothing keeps XLA out of it.
+        """
+        function = _concrete(self._forward, (None, None, None, CHANNELS), jit_compile=False)
+        if not has_xla(function):
+            return Function(function)
+        try:
+            frozen = freeze(function)
+        except UnfreezableError as error:
+            raise ModelFailed(f"{NOT_WITHOUT_XLA}: {error}") from error
+        if frozen.has_xla:
+            raise ModelFailed(f"{NOT_WITHOUT_XLA}: it has operations of XLA's own")
+        return FrozenGraph(frozen)
+
+    def seal(self) -> None:
+        """Drops the network and Python's half of its graphs. Keeps the variables, which functions only refer to."""
+        functions = {*self._any_batch.values(), *(lowered.forward for lowered in self._lowered.values())}
+        graphs = [function.graph for function in functions]  # type: ignore[attr-defined]
+        self._variables += [variable for graph in graphs for variable in graph.variables]
+        for function in self._compiled:
+            function.release_graph()
+        running = [each.function for each in self._graphs.values() if isinstance(each, Function)]
+        for traced in functions:
+            if traced not in running:
+                func_graph.dismantle_func_graph(traced.graph)  # type: ignore[attr-defined]
+        self._compiled.clear()
+        self._converted.clear()
+        self._any_batch.clear()
+        self._lowered.clear()
+        self._forward, self._lower = _sealed, None
+
+    def dismantle(self) -> None:
+        """Undoes the cycles in Python's half of each graph, which are half of a model's; none can run any more."""
+        self.seal()
+        for executable in (*self._graphs.values(), *chain.from_iterable(self._clustered.values())):
+            if isinstance(executable, FrozenGraph):
+                executable.dismantle()
+
+    def _prepare(self, mode: Mode, bucket: Bucket) -> Executable:
+        """Returns what runs a bucket; what XLA compiles of it is compiled as it first runs."""
+        match mode:
+            case Mode.XLA:
+                return self._jit(mode, bucket)
+            case Mode.GRAPH:
+                return self._graph(mode, bucket)
+            case Mode.AUTOCLUSTER:
+                return self._clusters(mode, bucket)
+            case Mode.OPENVINO:
+                return self.in_openvino(bucket)
+            case Mode.EAGER:
+                return Function(self._forward)
+            case Mode.AUTO:
+                raise ValueError("mode: expected one that is compiled, got auto, which chooses among them")
+            case _:
+                assert_never(mode)
+
+    def _warnings(self, mode: Mode, bucket: Bucket) -> tuple[str, ...]:
+        warnings = []
+        if self.assigns_variables:
+            warnings.append(ASSIGNS_VARIABLES)
+        if reason := self._unfreezable.get((mode, bucket.height, bucket.width)):
+            warnings.append(f"graph mode runs slower than it could, with its weights as variables: {reason}")
+        return tuple(warnings)
+
+    def _jit(self, mode: Mode, bucket: Bucket) -> Executable:
+        lowered = self.lowered(mode, bucket)
+        function = _concrete(lowered.in_parts(bucket), (*bucket, CHANNELS), jit_compile=True)
+        compiled = Function(function, lowered.warnings)
+        self._compiled.append(compiled)
+        return compiled
+
+    def _graph(self, mode: Mode, bucket: Bucket) -> Executable:
+        size = (mode, bucket.height, bucket.width)
+        if size not in self._graphs:
+            try:
+                self._graphs[size] = FrozenGraph(self.frozen(bucket))
+            except UnfreezableError as error:
+                self._unfreezable[size] = str(error)
+                self._graphs[size] = Function(self.trace(mode, bucket))
+        return self._graphs[size]
+
+    def _clusters(self, mode: Mode, bucket: Bucket) -> Executable:
+        """Returns a graph that has not yet clustered as many shapes as it may."""
+        taken = self._clustered.setdefault((mode, bucket.height, bucket.width), [])
+        used = len(taken) % MAX_CLUSTERED
+        try:
+            taken.append(taken[-1] if used else FrozenGraph(self.frozen(bucket), has_clusters=True))
+        except UnfreezableError as error:
+            raise ModelFailed(f"modes: {mode} runs frozen graphs alone, and this can be none: {error}") from error
+        return taken[-1]
+
+    def in_openvino(self, bucket: Bucket, *, is_profiled: bool = False) -> CompiledModel:
+        """Makes what runs a bucket in OpenVINO; `is_profiled` has it note what each layer takes.
+
+        Raises ModelFailed.
+        """
+        return in_openvino(self.converted(bucket), self._openvino_precision, bucket, is_profiled=is_profiled)
+
+    def frozen(self, bucket: Bucket) -> Frozen:
+        """Returns what graph mode runs for images of the size of `bucket`. Raises UnfreezableError."""
+        return freeze(self.trace(Mode.GRAPH, bucket))
+
+    def converted(self, bucket: Bucket) -> ConvertedGraph:
+        """Returns what OpenVINO compiles for images of the size of `bucket`. Raises ModelFailed."""
+        check_openvino()
+        size = (bucket.height, bucket.width)
+        if size not in self._converted:
+            if self._calibration is not None:
+                self._calibration.find(size)  # said before the work
+            traced = self.trace(Mode.OPENVINO, bucket)
+            graph = at_full_priority(lambda: _convert(traced))
+            self._converted[size] = graph if self._calibration is None else self._calibration.load(size, graph)
+        return self._converted[size]
+
+
+def run_first(
+    prepared: Executable, bucket: Bucket, began: float, *, runs: int = 1, run_s: float | None = None
+) -> Compilation:
+    """Runs what was `prepared` for a bucket since `began`; `runs` runs of it may compile.
+
+    `run_s` is what a later run takes; it is measured if that is not known.
+    """
+    executable = FixedShape(prepared, (*bucket, CHANNELS))
+    traced = time.perf_counter()
+    blank = np.zeros(executable.shape, np.uint8)
+    for _ in range(runs):
+        executable(blank)
+    compiled = time.perf_counter()
+    if run_s is None:
+        executable(blank)
+        run_s = time.perf_counter() - compiled
+    trim_heap()
+    warnings = prepared.warnings if isinstance(prepared, CompiledModel | Function) else ()
+    if isinstance(prepared, CompiledModel):
+        traced -= prepared.compile_s
+    compile_s = max(0.0, compiled - traced - runs * run_s)
+    return Compilation(executable, traced - began, compile_s, warnings)
+
+
+def check_openvino() -> None:
+    """Raises ModelFailed where OpenVINO can't be used."""
+    if tf.config.get_visible_devices("GPU"):
+        raise ModelFailed(ON_CPU_ONLY, lacks_mode=True)
+    load_openvino()
+
+
+def in_openvino(
+    converted: ConvertedGraph, precision: Precision, bucket: Bucket, *, is_profiled: bool = False
+) -> CompiledModel:
+    """Compiles a converted graph for a bucket; `is_profiled` has it note what each layer takes. Raises ModelFailed."""
+    return converted.compile((*bucket, CHANNELS), precision, openvino_threads(), is_profiled=is_profiled)
+
+
+def openvino_threads() -> Threads:
+    """Returns what OpenVINO may use: what TensorFlow was given when the device was chosen."""
+    lanes = tf.config.threading.get_inter_op_parallelism_threads() or 1
+    return Threads(lanes, max(lanes, tf.config.threading.get_intra_op_parallelism_threads() or usable_cores()))
+
+
+_SizeInMode = tuple[Mode, int, int]
+"""A mode, and the height and width of images."""
+
+
+def _convert(function: Any) -> ConvertedGraph:
+    try:
+        graph = portable(function)
+    except UnfreezableError as error:
+        raise ModelFailed(f"modes: {Mode.OPENVINO} runs frozen graphs alone, and this can be none: {error}") from error
+    converted = convert(graph, [output.name for output in function.outputs])
+    ops.dismantle_graph(graph)  # a copy of the weights
+    return converted
+
+
+def _sealed(images: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    raise RuntimeError("a program that was sealed compiles nothing more")
+
+
+def _concrete(function: Forward, shape: tuple[int | None, ...], *, jit_compile: bool) -> Forward:
+    # jit_compile is never left to a default: graph mode must not turn into XLA where TensorFlow or Keras see fit.
+    compiled = tf.function(function, autograph=False, jit_compile=jit_compile)
+    concrete: Forward = compiled.get_concrete_function(tf.TensorSpec(shape, tf.uint8, name="pixels"))
+    return concrete
+
+
+class Function:
+    """Calls a function of tensors with arrays. `warnings` are for the users of what it answers."""
+
+    def __init__(self, function: Forward, warnings: tuple[str, ...] = ()) -> None:
+        self.function = function
+        self.warnings = warnings
+        self._call = _flat(function) if isinstance(function, tf.types.experimental.ConcreteFunction) else function
+
+    def release_graph(self) -> None:
+        """Frees the graph of a concrete function in Python, and what it keeps of those that it calls, for good.
+
+        TensorFlow has its own, which is what runs.
+        """
+        graph = self.function.graph  # type: ignore[attr-defined]
+        for called in graph._functions.values():
+            called._cached_graph = None
+        ops.dismantle_graph(graph)  # and what it knows of those
+
+    def __call__(self, images: Images) -> Outputs:
+        """Runs `images` and returns the outputs. Raises OutOfDeviceMemory, or what TensorFlow does."""
+        with memory_named():
+            # `numpy` waits for the result and copies it out of TensorFlow's memory.
+            return tuple(output.numpy() for output in self._call(tf.convert_to_tensor(images)))
+
+
+def _flat(concrete: Any) -> Forward:
+    """Returns what calls a concrete function of one tensor without a walk over its variables and structures in Python.
+
+    That takes 200 us for MobileNetV2's 54 weights, in which no other lane can start.
+    """
+    call, captured = concrete.inference_fn.call_flat, tuple(concrete.captured_inputs)
+    return lambda images: call(images, *captured)
+
+
+def stablehlo(executable: Executable) -> str:
+    """Returns the StableHLO that XLA gets for an XLA executable of `TensorFlowProgram`; lowers it again."""
+    if not isinstance(executable, FixedShape) or not isinstance(executable.run, Function):
+        raise TypeError(f"expected an executable of TensorFlow's XLA, got {executable!r}")
+    # A method of tf.function alone, which a concrete function does not have.
+    function = tf.function(executable.run.function, autograph=False, jit_compile=True)
+    lower = function.experimental_get_compiler_ir(tf.TensorSpec(executable.shape, tf.uint8, name="pixels"))
+    return str(lower(stage="stablehlo"))

@@ -1,0 +1,1 @@
+"""gRPC: messages to `pipeline.Request`, and `pipeline.Answer` to messages."""

@@ -1,0 +1,354 @@
+"""The gRPC server: every service on one port."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from xlaserve.admission.authenticator import OPEN, Door
+from xlaserve.admission.calls import Admissions
+from xlaserve.admission.certificates import Certificates, Pem
+from xlaserve.admission.message_memory import Intake
+from xlaserve.config import Settings
+from xlaserve.errors import ConfigError
+from xlaserve.telemetry.http import taken_port
+from xlaserve.telemetry.metrics import Metrics
+from xlaserve.telemetry.tracing import Tracer
+from xlaserve.wire.grpc import debugging, handlers, serving_messages, vision_messages
+from xlaserve.wire.grpc.admin import Admin
+from xlaserve.wire.grpc.ending import RPC_TASK
+from xlaserve.wire.grpc.health_service import Health
+from xlaserve.wire.grpc.infer_message import InferMessages
+from xlaserve.wire.grpc.open_inference_service import OpenInference
+from xlaserve.wire.grpc.port_closing import UNLISTED, close_connections, close_listeners, connections, hang_up
+from xlaserve.wire.grpc.surplus import close_surplus
+from xlaserve.wire.grpc.tensorflow_serving_service import ModelService, PredictionService
+from xlaserve.wire.grpc.unreceived import MAX_METADATA_BYTES, Unreceived
+from xlaserve.wire.grpc.vision_service import Vision
+from xlaserve_proto import admin_pb2, open_inference_pb2, tensorflow_serving_pb2, vision_pb2
+
+HANDSHAKE_TIMEOUT_MS: Final = 10_000
+"""How long a client that connects may say nothing."""
+KEEPALIVE_MS: Final = 60_000
+"""After this time without traffic a client is pinged."""
+KEEPALIVE_TIMEOUT_MS: Final = 20_000
+MIN_PING_INTERVAL_MS: Final = 500
+"""Clients may ping once a second, with or without calls. The third ping that comes sooner than this after another ends
+the connection (ENHANCE_YOUR_CALM, too_many_pings). The default of gRPC's core is 5 minutes."""
+MAX_CONNECTION_STREAMS: Final = 1024
+"""Calls of one connection at a time; further ones wait at the client."""
+PENDING_CALLS: Final = 16_384
+"""Calls that may wait to be counted: gRPC answers further ones with CANCELLED, at twice as many all of them."""
+LISTEN_AGAIN_S: Final = 10.0
+"""How long a new server tries to get the port of one that ended, every RETRY_S."""
+RETRY_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 1.0
+"""Between attempts to close the connections of a server that ended: each lists all sockets, on the event loop."""
+ACCEPTING: Final = "_server_main_loop"
+"""What grpcio 1.85 calls the coroutine that accepts calls."""
+_OF_CLIENTS: Final = (
+    "codec can't decode byte",
+    "UnicodeDecodeError",
+    "Invalid encoding on",
+    "ExecuteBatchError raised in core",  # a client that hung up as its answer left
+)
+"""What grpcio and asyncio log as errors, with a traceback, though clients alone cause it."""
+
+_DESCRIPTORS: Final[Sequence[Any]] = (
+    open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"],
+    vision_pb2.DESCRIPTOR.services_by_name["Vision"],
+    tensorflow_serving_pb2.DESCRIPTOR.services_by_name["PredictionService"],
+    tensorflow_serving_pb2.DESCRIPTOR.services_by_name["ModelService"],
+)
+"""Of `Services`, in their order."""
+_HEALTH: Final[Any] = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_ADMIN: Final[Any] = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
+
+log = logging.getLogger(__name__)
+
+
+class Services(NamedTuple):
+    """The methods of each protocol."""
+
+    open_inference: OpenInference
+    vision: Vision
+    prediction: PredictionService
+    models: ModelService
+
+
+class GrpcServer:
+    """Serves `services`, health and perhaps `admin`; reflection and channelz as `settings` say.
+
+    `on_crash` is called where grpcio's server has ended and none can listen again.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        services: Services,
+        health: Health,
+        admin: Admin | None,
+        *,
+        intake: Intake,
+        admissions: Admissions,
+        door: Door = OPEN,
+        certificates: Certificates | None = None,
+        metrics: Metrics,
+        on_failed: Callable[[str, Exception], None] = lambda method, error: None,
+        on_crash: Callable[[], None],
+        tracer: Tracer | None = None,
+        headers: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        self._settings = settings
+        self._services = services
+        self._health = health
+        self._admin = admin
+        self._metrics = metrics
+        self._on_failed = on_failed
+        self._on_crash = on_crash
+        self._unreceived = Unreceived(settings.max_message_bytes, metrics.count_refused)
+        self._tracer = tracer
+        self._headers = headers
+        self._intake = intake
+        self._admissions = admissions
+        self._door = door
+        self._certificates = certificates
+        self._server = self._build()
+        self._is_stopping = False
+        self._counting: asyncio.Task[None] | None = None
+        self.address = ""
+        """HOST:PORT, once it is started."""
+
+    def _build(self) -> grpc.aio.Server:
+        settings, health = self._settings, self._health
+        server = grpc.aio.server(options=_options(settings))
+
+        # For each registered method grpcio keeps a future, and at every call waits on all of them again, which for all
+        # of ours takes 13 microseconds (grpcio 1.85). Generic handlers answer the same methods.
+        server.add_registered_method_handlers = _leave_to_generic_handlers  # type: ignore[method-assign, assignment]
+        parsers = {
+            "ModelInferRequest": InferMessages().parse,
+            **vision_messages.PARSERS,
+            **serving_messages.PARSERS,
+        }
+        servicers = [*zip(_DESCRIPTORS, self._services, strict=True)]
+        if self._admin is not None:
+            servicers.append((_ADMIN, self._admin))
+        for service, servicer in servicers:
+            handlers.add(
+                servicer,
+                service,
+                server,
+                self._intake,
+                self._admissions,
+                door=self._door,
+                parsers=parsers,
+                on_refused=self._metrics.count_refused,
+                on_failed=self._on_failed,
+                on_unreceived=self._unreceived.note,
+                tracer=self._tracer,
+                headers=self._headers,
+            )
+        add = partial(
+            handlers.add,
+            server=server,
+            intake=self._intake,
+            admissions=self._admissions,
+            door=self._door,
+            on_failed=self._on_failed,
+        )
+        add(health, _HEALTH)
+        if settings.channelz:
+            add(debugging.Channelz(), debugging.CHANNELZ)  # type: ignore[arg-type]
+        if settings.reflection:
+            services = [service.full_name for service, _ in [*servicers, (_HEALTH, health)]]
+            reflection = debugging.Reflection(services)
+            for version in debugging.REFLECTIONS:
+                add(reflection, version, parsers=debugging.PARSERS)
+        return server
+
+    async def start(self) -> None:
+        """Listens. Raises ConfigError where the port can't be had."""
+        port = await self._listen(self._settings.grpc_port)
+        self.address = f"{self._host}:{port}"
+        for name in ("asyncio", "grpc._cython.cygrpc"):
+            logging.getLogger(name).addFilter(_is_ours)
+        self._listening = asyncio.create_task(self._listen_again(port))
+        if (most := self._settings.effective_max_connections_per_address) < self._settings.max_connections:
+            self._counting = asyncio.create_task(close_surplus(port, most))
+
+    @property
+    def _host(self) -> str:
+        host = self._settings.host
+        return f"[{host}]" if ":" in host else host
+
+    async def _listen(self, port: int) -> int:
+        try:
+            bound = self._add_port(f"{self._host}:{port}")
+        except RuntimeError as error:
+            raise taken_port("grpc_port", self._settings.host, port, error) from error
+        await self._server.start()
+        for task in asyncio.all_tasks():
+            if ACCEPTING in getattr(task.get_coro(), "__qualname__", ""):
+                task.add_done_callback(partial(self._accepts_no_more, self._server, bound))
+        return bound
+
+    def _add_port(self, address: str) -> int:
+        if self._certificates is None:
+            return self._server.add_insecure_port(address)
+        return self._server.add_secure_port(address, _credentials(self._certificates))
+
+    def _accepts_no_more(self, server: grpc.aio.Server, port: int, task: asyncio.Task[None]) -> None:
+        if not self._is_stopping and not task.cancelled() and task.exception():
+            self._hanging_up = asyncio.create_task(self._hang_up(server, port))
+
+    async def _hang_up(self, server: grpc.aio.Server, port: int) -> None:
+        """Closes the connections of a server that grpcio has ended, which would wait until each client did so."""
+        pause_s, level = RETRY_S, logging.WARNING
+        while self._server is server and not self._is_stopping:
+            try:
+                close_connections(port)
+            except UNLISTED as error:
+                log.log(level, "connections to port %d could not be closed: %s", port, error)
+                level = logging.DEBUG
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _listen_again(self, port: int) -> None:
+        """Makes another server where grpcio has ended its own, as 1.85 does where the path of a call is no UTF-8."""
+        while True:
+            reason: Exception | None = None
+            try:
+                await self._server.wait_for_termination()
+            except Exception as error:
+                reason = error
+            if self._is_stopping:
+                return
+            if isinstance(reason, UnicodeDecodeError):
+                log.warning("a call whose path is no UTF-8 ended gRPC and all calls in flight; listening again")
+            else:
+                log.error("gRPC ended, and with it all calls in flight; listening again", exc_info=reason)
+            try:
+                async with asyncio.timeout(LISTEN_AGAIN_S):
+                    await self._replace(port)
+            except TimeoutError:
+                log.exception("gRPC can't listen on port %d again", port)
+                self._on_crash()
+                return
+
+    async def _replace(self, port: int) -> None:
+        while True:
+            self._server = self._build()
+            try:
+                await self._listen(port)
+            except ConfigError:
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
+    def close_listeners(self) -> None:
+        """Takes no new connections."""
+        try:
+            close_listeners(self._port)
+        except UNLISTED as error:
+            log.warning("gRPC goes on to take connections: %s", error)
+
+    @property
+    def connections(self) -> int:
+        """How many there are; 0 where the system does not say."""
+        try:
+            return connections(self._port)
+        except UNLISTED as error:
+            log.debug("gRPC's connections can't be counted: %s", error)
+            return 0
+
+    @property
+    def _port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def close_connections(self) -> None:
+        """Closes all connections; calls without an answer end as UNAVAILABLE."""
+        try:
+            close_connections(self._port)
+        except UNLISTED as error:
+            log.warning("gRPC's connections could not be closed: %s", error)
+
+    async def stop(self, grace_s: float) -> None:
+        """Closes the port and the connections; a client that reads slowly has `grace_s` for what was answered.
+
+        Calls without an answer end as UNAVAILABLE.
+        """
+        if self._counting is not None:
+            self._counting.cancel()
+        self._is_stopping = True  # a task that waits for the end is not cancelled; grpcio's own would be
+        await hang_up(self._port, grace_s)
+        await self._server.stop(grace_s)
+        # gRPC is done with its last calls before their tasks are, and logs an error where the loop ends first.
+        if rest := [task for task in asyncio.all_tasks() if task.get_name() == RPC_TASK]:
+            await asyncio.wait(rest, timeout=grace_s)
+
+
+def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
+    age_s = settings.effective_max_connection_age_s
+    return (
+        *(() if age_s is None else (("grpc.max_connection_age_ms", int(age_s * 1000)),)),
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        # Two servers on one port would share its connections unseen; fronts of one server do.
+        ("grpc.so_reuseport", int(settings.front_processes > 0)),
+        ("grpc.enable_channelz", int(settings.channelz)),
+        # Who connects, and stays.
+        ("grpc.max_allowed_incoming_connections", settings.max_connections),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        ("grpc.max_connection_idle_ms", int(settings.max_connection_idle_s * 1000)),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.max_concurrent_streams", min(MAX_CONNECTION_STREAMS, settings.max_concurrent_calls)),
+        ("grpc.server.max_pending_requests", max(PENDING_CALLS, settings.max_concurrent_calls)),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * max(PENDING_CALLS, settings.max_concurrent_calls)),
+    )
+
+
+def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
+    """Returns credentials that follow the files: gRPC asks for them at each handshake, on threads of its own.
+
+    Sessions are resumed, without being verified again, only under the same configuration: where clients show
+    certificates, each handshake gets another.
+    """
+
+    last = certificates.pem
+
+    def configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], pem.client_ca)
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal last
+        if (pem := certificates.pem) is last and not certificates.asks_clients:
+            return None
+        last = pem
+        return configuration(pem)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(last),
+        changed,  # type: ignore[arg-type] # None, where there is nothing new, is documented
+        certificates.asks_clients,
+    )
+
+
+def _leave_to_generic_handlers(service: str, handlers: object) -> None:
+    pass
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    return not any(part in message for part in _OF_CLIENTS)

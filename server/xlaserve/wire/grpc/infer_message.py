@@ -1,0 +1,155 @@
+"""ModelInferRequest without copies: pixels and images stay in the bytes that arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Any, Final, NamedTuple
+
+from google.protobuf.message import DecodeError, Message
+
+from xlaserve.wire.grpc import wire_format
+from xlaserve.wire.grpc.wire_format import LARGE_BYTES
+from xlaserve.wire.shared.inference import Parameters
+from xlaserve.wire.shared.input_tensors import MAX_SHOWN, PIXELS, SHARED_MEMORY
+from xlaserve_proto import open_inference_pb2 as pb
+
+RAW: Final = "raw_input_contents"
+TYPED: Final = {"UINT8": "uint_contents", "INT32": "int_contents", "FP32": "fp32_contents"}
+"""By datatype: the field of `contents` that holds it."""
+BYTES: Final = "bytes_contents"
+
+MAX_KNOWN: Final = 64
+"""Requests that are kept."""
+MAX_KNOWN_BYTES: Final = 1024
+"""Bytes that are kept of one request; parsed, they take some times as much."""
+NAME_BYTES: Final = 32
+"""Prefix that distinguishes requests of equal size, by the model's name in it; one request is kept per prefix."""
+
+SHARED_PREFIX: Final = b"shared_memory_"
+"""How the names of SHARED_MEMORY begin."""
+
+_UNKNOWN: Final[tuple[bytes, RequestHead | None]] = (b"", None)
+_LISTS: Final = pb.InferTensorContents.DESCRIPTOR.fields_by_name
+_CONTENTS: Final = {_LISTS[name].number: name for name in (*TYPED.values(), BYTES)}
+_FIELDS: Final[wire_format.Fields] = {
+    pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER: RAW,
+    pb.ModelInferRequest.INPUTS_FIELD_NUMBER: {
+        pb.ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER: _CONTENTS,
+    },
+}
+
+
+class RequestHead:
+    """All of a request but the contents of its tensors.
+
+    Requests that differ in those alone share a head: nobody changes its `fields`, and what checks of one request have
+    found is remembered for the next.
+    """
+
+    __slots__ = ("fields", "has_outputs", "has_shared", "id", "known_parameters", "known_shape", "model", "version")
+
+    def __init__(self, data: bytes) -> None:
+        """Parses a request without what is viewed of it. Raises DecodeError."""
+        self.fields = fields = pb.ModelInferRequest.FromString(data)
+        """What is viewed may be missing here."""
+        self.model: str = fields.model_name
+        self.version: str = fields.model_version
+        self.id: str = fields.id
+        self.has_outputs = bool(fields.outputs)
+        """Whether it names the outputs that it wants."""
+        # To look at each tensor takes far longer than to search.
+        self.has_shared = SHARED_PREFIX in data and any(
+            map(_is_shared, chain(islice(fields.inputs, MAX_SHOWN), islice(fields.outputs, MAX_SHOWN)))
+        )
+        """Whether tensors lie in shared memory. More tensors than are looked at will be refused."""
+        self.known_parameters: Parameters | None = None
+        """Its parameters, once they were checked."""
+        self.known_shape: tuple[int, ...] | None = None
+        """Shape of its raw UINT8 pixels, once it was checked. Messages with one head have one size, so it fits all."""
+
+
+class InferMessage(NamedTuple):
+    """A request as it arrived."""
+
+    head: RequestHead
+    raw: Sequence[memoryview]
+    """`raw_input_contents`."""
+    contents: Mapping[str, Sequence[memoryview]]
+    """Lists of typed `contents` that are viewed as they were sent, by the field's name."""
+
+    @property
+    def wants_raw(self) -> bool:
+        """Whether outputs are raw, as they are for raw inputs and in shared memory."""
+        return bool(self.raw) or self.head.has_shared
+
+
+class InferMessages:
+    """Parses requests.
+
+    Most differ from an earlier one only in the bytes of their raw tensor, which comes last. Their size and their first
+    bytes identify them, and the head of the earlier one is reused. Requests with an id are not kept.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, bytes], tuple[bytes, RequestHead]] = {}
+        """By a message's size and prefix: all that stands before the tensor's first byte, and the head."""
+
+    def parse(self, data: bytes) -> InferMessage | None:
+        """Returns the message, None where `data` can't be parsed. Raises InvalidArgument beyond a bound of `parts`."""
+        beginning, head = self._known.get((len(data), data[:NAME_BYTES]), _UNKNOWN)
+        if head is not None and data.startswith(beginning):
+            return InferMessage(head, (memoryview(data)[len(beginning) :],), {})
+        try:
+            message = _parse(data)
+        except DecodeError:
+            return None
+        if len(message.raw) == 1 and not message.head.id:
+            self._learn(data, message.raw[0])
+        return message
+
+    def _learn(self, data: bytes, tensor: memoryview) -> None:
+        """Keeps how a message begins, where its tensor comes last.
+
+        Protobuf parses two messages, one behind the other, as one with the fields of both. So the rest means the same
+        with any tensor of this size behind it.
+        """
+        beginning = data[: len(data) - len(tensor)]
+        opening = wire_format.opening(pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER, len(tensor))
+        if len(beginning) > MAX_KNOWN_BYTES or not beginning.endswith(opening):
+            return
+        try:
+            head = RequestHead(beginning.removesuffix(opening))
+        except DecodeError:
+            return
+        if [tensor.name for tensor in head.fields.inputs] != [PIXELS]:  # encoded images hardly ever have one size
+            return
+        if len(self._known) >= MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+        self._known[len(data), data[:NAME_BYTES]] = beginning, head
+
+
+def parameter_items(parameters: Mapping[str, pb.InferParameter]) -> Iterator[tuple[str, object]]:
+    """Yields names and values, None for a parameter without one."""
+    for key, value in parameters.items():
+        yield key, parameter_value(value)
+
+
+def parameter_value(value: Message) -> object:
+    """Returns the value of any message with a `parameter_choice`; None where it has none."""
+    return getattr(value, kind) if (kind := value.WhichOneof("parameter_choice")) else None
+
+
+def _is_shared(tensor: Any) -> bool:
+    """Returns whether an input or a requested output lies in shared memory."""
+    parameters = tensor.parameters
+    return bool(parameters) and any(key in parameters for key in SHARED_MEMORY)
+
+
+def _parse(data: bytes) -> InferMessage:
+    """Raises DecodeError, and InvalidArgument beyond a bound of `parts`."""
+    if len(data) >= LARGE_BYTES:
+        rest, views = wire_format.split(pb.ModelInferRequest, data, _FIELDS)
+        return InferMessage(RequestHead(rest), views.get(RAW, ()), views)
+    head = RequestHead(data)
+    return InferMessage(head, tuple(map(memoryview, head.fields.raw_input_contents)), {})

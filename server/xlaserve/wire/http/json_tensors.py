@@ -1,0 +1,230 @@
+"""Tensors of the Open Inference Protocol as its REST has them: in JSON, or in binary behind it.
+
+In the binary tensor extension a header says how many bytes of the body are JSON, and the tensors that have a
+`binary_data_size` there follow, one after the other. Listed and binary tensors may be mixed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlaserve.engine.program import Value
+from xlaserve.errors import InvalidArgument, shown
+from xlaserve.images.decoder import Encoded
+from xlaserve.pipeline import Readable
+from xlaserve.wire.http import fields
+from xlaserve.wire.http.base64_text import EXPECTED, NotBase64, decoded
+from xlaserve.wire.http.json_numbers import NumberArray
+from xlaserve.wire.http.message import HttpRequest, Json, Part, to_json
+from xlaserve.wire.shared.input_tensors import MAX_SHOWN, PIXEL_DTYPES, check_count
+
+OCTETS: Final = "application/octet-stream"
+JSON_LENGTH: Final = "inference-header-content-length"
+BINARY_SIZE: Final = "binary_data_size"
+BINARY: Final = "binary_data"
+MAX_DIGITS: Final = 20
+ALL_BINARY: Final = "binary_data_output"
+ADDRESS: Final = re.compile(r"(https?|file|s3|gs)://", re.IGNORECASE)
+_LISTED: Final = {list, int, float, NumberArray, np.ndarray}
+"""Types of which lists of numbers are."""
+DATATYPES: Final = {np.dtype(np.float32): "FP32", np.dtype(np.int32): "INT32", np.dtype(np.uint8): "UINT8"}
+"""By an output's NumPy type."""
+
+
+class JsonInput:
+    """An input tensor of a request, for `protocol.tensors.images_of`."""
+
+    __slots__ = ("_data", "_raw", "datatype", "name", "parameters", "shape")
+    bytes_field = BINARY_SIZE
+    values_field = "data"
+
+    def __init__(self, tensor: Json, raw: memoryview | None) -> None:
+        self.name: str = fields.text(tensor, "name", "inputs")
+        where = f"inputs.{self.name[:64]}"
+        self.datatype: str = fields.text(tensor, "datatype", where)
+        self.shape: Sequence[int] = fields.integers(tensor, "shape", where)
+        self.parameters: Iterable[str] = [key for key in fields.object_of(tensor, "parameters") if key != BINARY_SIZE]
+        self._data = tensor.get("data")
+        self._raw = raw
+        if (raw is None) == (self._data is None):
+            got = "neither" if raw is None else "both"
+            raise InvalidArgument(where, f"data, or {BINARY_SIZE} among its parameters", got)
+
+    def raw(self) -> memoryview | None:
+        """Returns its bytes, None where it was sent as a list."""
+        return self._raw
+
+    def values(self, shape: tuple[int, ...]) -> NDArray[Any] | Readable:
+        """Returns the listed pixels; nested lists and flat ones mean the same."""
+        pixels = ListedPixels(self._data, self.datatype, shape)
+        if not isinstance(self._data, NumberArray):
+            return np.asarray(pixels)
+        check_count(math.prod(self._data.shape), shape, "data")
+        return pixels
+
+    def elements(self) -> list[Encoded]:
+        """Returns the listed images, which stand in base64."""
+        return images(self._data, f"data of {self.name}")
+
+
+class ListedPixels(NamedTuple):
+    """Pixels as JSON lists them, for `pipeline.Pending`."""
+
+    data: Any
+    datatype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return math.prod(self.shape) * 4
+
+    def __array__(self, dtype: object = None, copy: object = None) -> NDArray[Any]:
+        """Returns int32 or float32. Raises InvalidArgument."""
+        where, expected = "data of pixels", f"a list of numbers, flat or of shape {list(self.shape)}"
+        values = to_array(self.data, where, expected)
+        check_count(values.size, self.shape, "data")
+        if values.ndim > 1 and values.shape != self.shape:
+            raise InvalidArgument(where, expected, f"shape {list(values.shape)}")
+        if PIXEL_DTYPES[self.datatype].kind == "f":
+            with np.errstate(over="ignore"):  # infinity is refused, as all that is no pixel's value
+                as_floats: NDArray[np.float32] = values.astype(np.float32)
+                return as_floats.reshape(self.shape)
+        if values.dtype.kind == "f":
+            raise InvalidArgument(where, f"integers, as the datatype is {self.datatype}", "fractions")
+        int32 = np.iinfo(np.int32)
+        integers: NDArray[np.int32] = np.clip(values, int32.min, int32.max).astype(np.int32)
+        return integers.reshape(self.shape)
+
+
+def to_array(value: object, where: str, expected: str) -> NDArray[Any]:
+    """Returns numbers as JSON lists them, nested or flat. Raises InvalidArgument for all else."""
+    for stranger in _strangers(value):  # of strings NumPy would make all as long as the longest
+        raise InvalidArgument(where, expected, shown(stranger))
+    try:
+        values = np.asarray(value)
+    except ValueError:
+        raise InvalidArgument(where, expected, "lists of several lengths") from None
+    if values.dtype.kind not in "iuf":
+        raise InvalidArgument(where, expected, "numbers of more than 64 bits")
+    return values
+
+
+def _strangers(value: object) -> Iterator[object]:
+    """Yields values that are neither numbers nor lists of them, as soon as one is found."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, list):
+            kinds = {*map(type, one)}
+            if not kinds <= _LISTED:
+                yield next(inner for inner in one if type(inner) not in _LISTED)
+            elif list in kinds:
+                left += one
+        elif not isinstance(one, (int, float, NumberArray, np.ndarray)):
+            yield one
+
+
+class InferBody(NamedTuple):
+    """The body of an inference request, taken apart."""
+
+    id: str
+    parameters: Json
+    inputs: Sequence[JsonInput]
+    outputs: Sequence[JsonOutput]
+    is_binary: bool
+    """Whether outputs are wanted in binary that the request does not name."""
+
+    def has_binary(self, output: str) -> bool:
+        """Whether an output of this name is wanted in binary."""
+        return next((one.is_binary for one in self.outputs if one.name == output), self.is_binary)
+
+
+class JsonOutput(NamedTuple):
+    """An output that a request names."""
+
+    name: str
+    parameters: Json
+    """Those that are not of this protocol alone."""
+    is_binary: bool
+
+
+def parse(body: Json, binary: memoryview) -> InferBody:
+    """Returns an inference request whose JSON is `body`, and behind it `binary`. Raises InvalidArgument."""
+    parameters = fields.object_of(body, "parameters")
+    is_binary = fields.flag(parameters, ALL_BINARY)
+    listed = fields.objects(body, "inputs")
+    inputs = []
+    for tensor in listed[:MAX_SHOWN]:
+        size, raw = fields.object_of(tensor, "parameters").get(BINARY_SIZE), None
+        if size is not None:
+            if type(size) is not int or not 0 <= size <= len(binary):
+                raise InvalidArgument(BINARY_SIZE, f"at most the {len(binary)} bytes that are left", shown(size))
+            raw, binary = binary[:size], binary[size:]
+        inputs.append(JsonInput(tensor, raw))
+    if binary and len(listed) <= MAX_SHOWN:
+        raise InvalidArgument("body", f"what {BINARY_SIZE} says behind the JSON", f"{len(binary)} bytes more")
+    outputs = [_output(output, is_binary) for output in fields.objects(body, "outputs")]
+    others = {key: value for key, value in parameters.items() if key != ALL_BINARY}
+    return InferBody(fields.text(body, "id", "body", ""), others, inputs, outputs, is_binary)
+
+
+def json_bytes(request: HttpRequest) -> int:
+    """Returns how many bytes of an inference request are JSON. Raises InvalidArgument."""
+    size, body_bytes = request.headers.get(JSON_LENGTH), len(request.body)
+    if size is None:
+        return body_bytes
+    if not (size.isascii() and size.isdecimal() and len(size) <= MAX_DIGITS) or int(size) > body_bytes:
+        raise InvalidArgument(JSON_LENGTH, f"at most the body's {body_bytes} bytes", repr(size[:32]))
+    return int(size)
+
+
+def _output(output: Json, is_binary: bool) -> JsonOutput:
+    parameters = fields.object_of(output, "parameters")
+    is_binary = fields.flag(parameters, BINARY, is_binary)
+    others = {key: value for key, value in parameters.items() if key != BINARY}
+    return JsonOutput(fields.text(output, "name", "outputs"), others, is_binary)
+
+
+def images(data: object, where: str) -> list[Encoded]:
+    """Returns images that stand in base64, in a list or a list of lists. Raises InvalidArgument."""
+    if not isinstance(data, list):
+        raise InvalidArgument(where, "a list of images in base64", shown(data))
+    flat = chain.from_iterable(data) if all(isinstance(one, list) for one in data) else data
+    return [image(one, f"{where}[{index}]") for index, one in enumerate(flat)]
+
+
+def image(value: object, where: str) -> Encoded:
+    """Returns an image that stands in base64, or as `{"b64": ...}`. Raises InvalidArgument."""
+    text = value.get("b64") if isinstance(value, dict) else value
+    if isinstance(text, memoryview):  # decoded already, as it is long
+        return text
+    if not isinstance(text, str):
+        raise InvalidArgument(where, "an image in base64", shown(value))
+    if ADDRESS.match(text):
+        raise InvalidArgument(where, EXPECTED, f"an address, and the server fetches none: {shown(text)}")
+    try:
+        return decoded(text.encode("latin-1", "replace"))
+    except NotBase64 as error:
+        raise InvalidArgument(where, EXPECTED, error) from None
+
+
+def listed(values: NDArray[Value]) -> bytes:
+    """Returns the values of an output as JSON lists them: flat, without brackets; what is no number is null."""
+    flat = values.reshape(-1).tolist()
+    try:
+        return to_json(flat)[1:-1]
+    except ValueError:
+        return to_json([value if np.isfinite(value) else None for value in flat])[1:-1]
+
+
+def as_bytes(values: NDArray[Value]) -> Part:
+    """Returns an output as it stands behind the JSON."""
+    return np.ascontiguousarray(values).data.cast("B")

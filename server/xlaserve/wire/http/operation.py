@@ -1,0 +1,26 @@
+"""A method at its paths."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from xlaserve.admission.caller import ADMIN, Role
+from xlaserve.wire.http.message import HttpAnswer, HttpRequest
+
+Method = Callable[[HttpRequest], Awaitable[HttpAnswer]]
+"""Answers a request. May raise any error."""
+
+
+class Operation(NamedTuple):
+    """A method, and where it is found."""
+
+    verb: str
+    paths: Sequence[str]
+    name: str
+    """As metrics and the OpenAPI document have it."""
+    method: Method
+    roles: Sequence[Role] = ADMIN
+    """One of these is needed, where there are any."""
+    is_probe: bool = False
+    """Whether others learn by it whether the server is well: small, and counted by itself."""

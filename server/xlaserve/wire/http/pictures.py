@@ -1,0 +1,96 @@
+"""Answers as pictures: `Accept: image/png`. Each class is a rendering for `pipeline.Drawn`, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from xlaserve.engine.program import Outputs
+from xlaserve.errors import InvalidArgument
+from xlaserve.images import drawing
+from xlaserve.images.drawing import Box, Line, Pixels
+from xlaserve.images.frame import Frame
+from xlaserve.models.task import Classification, Detection, Segmentation
+from xlaserve.pipeline import Draw
+from xlaserve.wire.shared.objects import in_original
+
+PNG: Final = "image/png"
+BACKGROUND: Final = "background"
+"""The label of a class that has no colour."""
+
+
+def is_wanted(headers: Mapping[str, str]) -> bool:
+    """Whether a request wants a picture: it accepts PNG, and neither JSON nor anything."""
+    accepted = {kind.partition(";")[0].strip().lower() for kind in headers.get("accept", "").split(",")}
+    return PNG in accepted and accepted.isdisjoint(("application/json", "application/*", "*/*"))
+
+
+def check_one(images: int) -> None:
+    """Raises InvalidArgument unless a picture can be made of so many images."""
+    if images != 1:
+        raise InvalidArgument("image", f"one, as the answer is to be {PNG}", images)
+
+
+class DrawnClasses(NamedTuple):
+    """The likeliest classes below the image."""
+
+    k: int
+
+    def drawer(self, task: Classification) -> Draw:
+        """Returns what draws them."""
+
+        def draw(outputs: Outputs, frame: Frame, pixels: Pixels) -> bytes:
+            (categories,) = task.top(outputs, min(self.k, drawing.MAX_LINES))
+            return drawing.captioned(pixels, [Line(one.label, f"{one.score:.4g}") for one in categories])
+
+        return draw
+
+
+class DrawnObjects(NamedTuple):
+    """Boxes with labels and scores."""
+
+    min_score: float
+    most: int
+    """0 for all."""
+
+    def drawer(self, task: Detection) -> Draw:
+        """Returns what draws them."""
+
+        def draw(outputs: Outputs, frame: Frame, pixels: Pixels) -> bytes:
+            (objects,) = task.objects(outputs, self.min_score)
+            found = in_original(objects, frame, self.most)
+            shares = found.boxes / (frame.width, frame.height, frame.width, frame.height)
+            rows = zip(shares.tolist(), found.classes.tolist(), found.scores.tolist(), strict=True)
+            boxes = [Box(box, index, Line(task.label(index), f"{score:.2f}")) for box, index, score in rows]
+            return drawing.boxed(pixels, boxes)
+
+        return draw
+
+
+class DrawnMap(NamedTuple):
+    """The class of each pixel as a colour, and a legend with the share of each."""
+
+    def drawer(self, task: Segmentation) -> Draw:
+        """Returns what draws it."""
+
+        def draw(outputs: Outputs, frame: Frame, pixels: Pixels) -> bytes:
+            ((classes,),) = outputs
+            height, width, _ = pixels.shape
+            shown = replace(frame, height=height, width=width).map_to_original(classes)
+            indices, counts = np.unique(shown, return_counts=True)
+            most = np.argsort(-counts, kind="stable")[: drawing.MAX_LINES]
+            clear = _background(task)
+            lines = []
+            for index, count in zip(indices[most].tolist(), counts[most].tolist(), strict=True):
+                colour = None if index == clear else drawing.colour_of(index)
+                lines.append(Line(task.label(index), f"{count / shown.size:.1%}", colour))
+            return drawing.overlaid(pixels, shown, lines, clear)
+
+        return draw
+
+
+def _background(task: Segmentation) -> int | None:
+    return next((index for index in range(min(task.classes, 2)) if task.label(index).lower() == BACKGROUND), None)

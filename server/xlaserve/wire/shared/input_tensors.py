@@ -1,0 +1,195 @@
+"""Input tensors of the Open Inference Protocol, to arrays of the stated type and shape, or to encoded images.
+
+All checks of them are here, except those of how a protocol writes a list of values.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Final, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlaserve.config import PixelRange
+from xlaserve.engine.program import Images
+from xlaserve.errors import InvalidArgument
+from xlaserve.images.decoder import Encoded, check_pixels
+from xlaserve.pipeline import Pending, Readable
+
+PIXELS: Final = "pixels"
+IMAGE: Final = "image"
+
+PIXEL_DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "UINT8": np.dtype(np.uint8),
+    "INT32": np.dtype("<i4"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+}
+"""By datatype: its type in raw bytes."""
+SHARED_MEMORY: Final = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
+"""Parameters of a tensor that lies in shared memory; `protocol.shared_memory` reads them."""
+FRACTIONS: Final = ("FP16", "FP32")
+"""Datatypes that pixels from 0 to 1 can have."""
+MAX_INLINE_PIXEL_VALUES: Final = 2**19
+"""INT32 and FP32 pixels become levels at about a nanosecond each. More are left to a thread."""
+MAX_IMAGES: Final = 4096
+"""Encoded images in one request: they are taken apart on the event loop."""
+MAX_SHOWN: Final = 8
+"""Names of inputs that a refusal shows."""
+MAX_PARAMETERS: Final = 64
+"""Parameters in one place: those that are not ours are read only to be ignored."""
+
+T = TypeVar("T")
+
+
+class InputTensor(Protocol):
+    """An input tensor as it arrived, in a protocol whose names for its bytes and for a list of values are given.
+
+    Fields are of their types: a protocol whose parser does not see to that, as JSON's, checks them first.
+    """
+
+    bytes_field: str
+    values_field: str
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    parameters: Iterable[str]
+    """Names of its parameters, except those that the protocol itself acts on."""
+
+    def raw(self) -> memoryview | None:
+        """Returns its bytes, None where it was sent as a list of values. May raise InvalidArgument."""
+
+    def values(self, shape: tuple[int, ...]) -> NDArray[Any] | Readable:
+        """Returns the listed pixels, as uint8, int32 or float32 or still to be read, once `check_count` has passed."""
+
+    def elements(self) -> list[Encoded]:
+        """Returns the listed images."""
+
+
+def images_of(
+    inputs: Iterable[InputTensor],
+    default_range: PixelRange = PixelRange.LEVELS,
+    pixel_range: PixelRange | None = None,
+    *,
+    input_name: str = "",
+    is_strict: bool = False,
+) -> Images | Pending | list[Encoded]:
+    """Returns the pixels or the encoded images of a request. Raises InvalidArgument.
+
+    FP16 and FP32 pixels are of `pixel_range` where the request names it, else of the model's, `default_range`. Unknown
+    parameters of the tensor are refused where `is_strict`, else ignored. `input_name` is another name of either input.
+    """
+    tensors = [*islice(inputs, MAX_SHOWN)]
+    expected = f"one tensor, {' or '.join(repr(name) for name in (PIXELS, IMAGE, input_name) if name)}"
+    if len(tensors) != 1:
+        names = ", ".join(repr(tensor.name[:64]) for tensor in tensors) or "none"
+        raise InvalidArgument("inputs", expected, names)
+    (tensor,) = tensors
+    name = tensor.name
+    if name == input_name:
+        name = IMAGE if tensor.datatype == "BYTES" else PIXELS
+    for key in bounded(tensor.parameters, f"inputs.{name[:64]}.parameters"):
+        check_unknown(key, f"inputs.{name[:64]}", is_strict=is_strict)
+    raw = tensor.raw()
+    if pixel_range is PixelRange.UNIT and (name != PIXELS or tensor.datatype not in FRACTIONS):
+        got = f"{tensor.datatype[:32]} {name[:64]!r}"
+        expected = f"{PixelRange.UNIT} with {' or '.join(FRACTIONS)} {PIXELS!r} alone"
+        raise InvalidArgument("parameters.pixel_range", expected, got)
+    if name == PIXELS:
+        pixels = _pixels(tensor, raw)
+        if isinstance(pixels, np.ndarray) and (pixels.dtype == np.uint8 or pixels.size <= MAX_INLINE_PIXEL_VALUES):
+            return check_pixels(pixels, pixel_range or default_range)
+        return Pending(pixels, pixel_range or default_range)
+    if name == IMAGE:
+        return _encoded(tensor, raw)
+    raise InvalidArgument("inputs", expected, repr(name[:64]))
+
+
+def bounded(parameters: Iterable[T], field: str) -> Iterator[T]:
+    """Yields parameters, whose names and values nobody else has counted. Raises InvalidArgument for too many."""
+    for count, parameter in enumerate(parameters):
+        if count >= MAX_PARAMETERS:
+            raise InvalidArgument(field, f"at most {MAX_PARAMETERS}", "more")
+        yield parameter
+
+
+def check_unknown(key: str, where: str, *, is_strict: bool) -> None:
+    """Raises InvalidArgument for a tensor's parameter that is unknown, where `is_strict`."""
+    if is_strict and key not in SHARED_MEMORY:
+        raise InvalidArgument(f"{where}.parameters", ", ".join(SHARED_MEMORY), repr(key[:64]))
+
+
+def check_count(count: int, shape: Sequence[int], field: str, values: str = "values") -> None:
+    """Raises InvalidArgument where `count` pixels of a list are not those of a tensor of this shape."""
+    if count != math.prod(shape):
+        expected = f"{math.prod(shape)} {values} for {list(shape)}"
+        raise InvalidArgument(f"{field} of {PIXELS}", expected, f"{count} values")
+
+
+def raw_bytes(elements: Iterable[bytes]) -> bytes:
+    """Returns a raw BYTES tensor."""
+    return b"".join(struct.pack("<I", len(element)) + element for element in elements)
+
+
+def _pixels(tensor: InputTensor, raw: memoryview | None) -> NDArray[Any] | Readable:
+    datatype = tensor.datatype
+    if datatype not in PIXEL_DTYPES:
+        raise InvalidArgument(f"{PIXELS}.datatype", " or ".join(PIXEL_DTYPES), repr(datatype[:32]))
+    shape = _shape(tensor, PIXELS, "[n, height, width, 3]", ranks=(4,))
+    if raw is None:
+        return tensor.values(shape)
+    dtype = PIXEL_DTYPES[datatype]
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if len(raw) != size_bytes:
+        expected = f"{size_bytes} bytes for {datatype} {list(shape)}"
+        raise InvalidArgument(f"{tensor.bytes_field} of {PIXELS}", expected, f"{len(raw)} bytes")
+    return np.frombuffer(raw, dtype).reshape(shape)
+
+
+def _encoded(tensor: InputTensor, raw: memoryview | None) -> list[Encoded]:
+    if tensor.datatype != "BYTES":
+        raise InvalidArgument(f"{IMAGE}.datatype", "BYTES", repr(tensor.datatype[:32]))
+    shape = _shape(tensor, IMAGE, "[n] or [n, 1]", ranks=(1, 2))
+    if len(shape) == 2 and shape[1] != 1:
+        raise InvalidArgument(f"{IMAGE}.shape", "[n] or [n, 1]", list(shape))
+    count = shape[0]
+    if count > MAX_IMAGES:
+        raise InvalidArgument(f"{IMAGE}.shape", f"at most {MAX_IMAGES} images", list(shape))
+    if raw is not None:
+        return _split(raw, count, f"{tensor.bytes_field} of {IMAGE}")
+    elements = tensor.elements()
+    if len(elements) != count:
+        expected = f"{count} elements for {list(shape)}"
+        raise InvalidArgument(f"{tensor.values_field} of {IMAGE}", expected, f"{len(elements)} elements")
+    return elements
+
+
+def _shape(tensor: InputTensor, name: str, expected: str, ranks: Iterable[int]) -> tuple[int, ...]:
+    shape = tuple(tensor.shape[:16])
+    if len(shape) not in ranks or min(shape) < 1:
+        raise InvalidArgument(f"{name}.shape", f"{expected} with every dimension at least 1", list(shape))
+    return shape
+
+
+def _split(raw: memoryview, count: int, field: str) -> list[Encoded]:
+    """Returns the `count` elements of a raw BYTES tensor."""
+    elements: list[Encoded] = []
+    start = 0
+    for index in range(count):
+        begin = start + 4
+        # A length that is itself cut off is read all the same: `begin` is beyond the end then.
+        start = begin + int.from_bytes(raw[start:begin], "little")
+        if max(begin, start) > len(raw):
+            raise InvalidArgument(
+                field,
+                f"{count} elements, each behind its length in 4 bytes",
+                f"{len(raw)} bytes, which end within element {index}",
+            )
+        elements.append(raw[begin:start])
+    if start != len(raw):
+        raise InvalidArgument(field, f"{count} elements", f"{len(raw) - start} bytes more")
+    return elements

@@ -1,0 +1,64 @@
+"""What the methods by task share: which model a method is for, and where objects lie in the original image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+from typing import Final, TypeVar
+
+import numpy as np
+
+from xlaserve.engine.program import Outputs
+from xlaserve.errors import ImageTooLarge, InvalidArgument
+from xlaserve.images.frame import Frame
+from xlaserve.models.task import Classification, Detection, Embedding, Objects, Segmentation, Task
+from xlaserve.models.version import Served
+from xlaserve.pipeline import Render
+
+TaskT = TypeVar("TaskT", bound=Task)
+
+DEFAULT_TOP_K: Final = 5
+METHODS: Final[dict[type[Task], str]] = {
+    Classification: "Classify",
+    Detection: "Detect",
+    Segmentation: "Segment",
+    Embedding: "Embed",
+}
+"""The method of each task."""
+
+
+def task_of(served: Served, kind: type[TaskT]) -> TaskT:
+    """Returns the model's task where it is of this kind. Raises InvalidArgument with the method that serves it."""
+    task = served.model.task
+    if isinstance(task, kind):
+        return task
+    got = f"{served.settings.name}, a model for {task.name}; use {METHODS[type(task)]}"
+    raise InvalidArgument("model", f"a model for {kind.name}", got)
+
+
+def in_original(objects: Objects, frame: Frame, most: int = 0) -> Objects:
+    """Returns the objects with their boxes in the original's pixels, `most` at most; 0 for all."""
+    boxes = frame.to_original(objects.boxes)
+    is_inside = (boxes[:, :2] < boxes[:, 2:]).all(axis=1)  # else it is in the border, where there is no image
+    kept = np.flatnonzero(is_inside)[: most or None]
+    return Objects(boxes[kept], objects.classes[kept], objects.scores[kept])
+
+
+def within(render: Callable[[Outputs, Frame], bytes], max_bytes: int) -> Render:
+    """Returns `render`, for several threads, that raises ImageTooLarge beyond `max_bytes` for all images together."""
+    rendered_bytes = 0
+    lock = Lock()
+
+    def bounded(outputs: Outputs, frame: Frame) -> bytes:
+        nonlocal rendered_bytes
+        rendered = render(outputs, frame)
+        with lock:
+            rendered_bytes += len(rendered)
+            if rendered_bytes > max_bytes:
+                raise ImageTooLarge(
+                    f"images: expected maps of at most {max_bytes} bytes together (max_message_bytes),"
+                    " got more; send fewer or smaller images"
+                )
+        return rendered
+
+    return bounded

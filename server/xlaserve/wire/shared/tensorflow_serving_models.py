@@ -1,0 +1,92 @@
+"""Models and requests as TensorFlow Serving has them: plain data, with the keys and values of its JSON."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from xlaserve.errors import InvalidArgument, ModelFailed, UnsupportedFeature, status_of
+from xlaserve.models.task import Task
+from xlaserve.models.version import State, Version
+from xlaserve.wire.shared.models import Models
+
+Json = dict[str, Any]
+
+SIGNATURE: Final = "serving_default"
+SIGNATURE_DEF: Final = "signature_def"
+PREDICT: Final = "tensorflow/serving/predict"
+DTYPES: Final = {
+    "UINT8": "DT_UINT8",
+    "INT32": "DT_INT32",
+    "FP16": "DT_HALF",
+    "FP32": "DT_FLOAT",
+    "BYTES": "DT_STRING",
+}
+"""By datatype of the Open Inference Protocol."""
+STATES: Final = {
+    State.LOADING: "LOADING",
+    State.COMPILING: "LOADING",
+    State.READY: "AVAILABLE",
+    State.DRAINING: "UNLOADING",
+    State.UNLOADED: "END",
+    State.FAILED: "END",
+}
+
+
+def check_label(label: str) -> None:
+    """Raises InvalidArgument for a number, which is the name of a version too, in place of a label."""
+    if label.isdecimal():
+        raise InvalidArgument("version_label", "a label, as numbers are versions", repr(label[:64]))
+
+
+def check_signature(name: str) -> None:
+    """Raises InvalidArgument for a signature that models don't have."""
+    if name not in ("", SIGNATURE):
+        raise InvalidArgument("signature_name", f"{SIGNATURE!r}, the only one", repr(name[:64]))
+
+
+def check_regression(task: Task) -> None:
+    """Raises UnsupportedFeature for a task that does not answer an image with one number."""
+    if [(spec.datatype, spec.shape[1:]) for spec in task.outputs] != [("FP32", (1,))]:
+        answers = ", ".join(f"{spec.name} {[*spec.shape]}" for spec in task.outputs)
+        raise UnsupportedFeature(f"regress: expected a model that answers an image with one number, this has {answers}")
+
+
+def metadata(models: Models, name: str, version: str) -> Json:
+    """Returns what GetModelMetadata answers. Raises what `Models.metadata` raises."""
+    described = models.metadata(name, version)
+    signature = {
+        "inputs": {one["name"]: _tensor_info(one) for one in described["inputs"]},
+        "outputs": {one["name"]: _tensor_info(one) for one in described["outputs"]},
+        "method_name": PREDICT,
+    }
+    number = models.directory.get(name, version).settings.version
+    return {
+        "model_spec": {"name": name, "signature_name": "", "version": number},
+        "metadata": {SIGNATURE_DEF: {SIGNATURE_DEF: {SIGNATURE: signature}}},
+    }
+
+
+def status(models: Models, name: str, version: str) -> Json:
+    """Returns what GetModelStatus answers. Raises what `Models.versions` raises."""
+    return {"model_version_status": [*map(_version_status, models.versions(name, version))]}
+
+
+def _version_status(version: Version) -> Json:
+    code, message = "OK", ""
+    if version.state is State.FAILED:
+        failed, message = status_of(ModelFailed(version.reason))
+        code = failed.grpc
+    return {
+        "version": version.settings.version,
+        "state": STATES[version.state],
+        "status": {"error_code": code, "error_message": message},
+    }
+
+
+def _tensor_info(tensor: Json) -> Json:
+    shape = tensor["shape"][:1] if tensor["datatype"] == "BYTES" else tensor["shape"]
+    return {
+        "name": f"{tensor['name']}:0",
+        "dtype": DTYPES[tensor["datatype"]],
+        "tensor_shape": {"dim": [{"size": str(side), "name": ""} for side in shape], "unknown_rank": False},
+    }

@@ -1,0 +1,580 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import keras_hub
+import numpy as np
+import pytest
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
+from xlaserve.engine.program import Outputs
+from xlaserve.errors import ModelFailed
+from xlaserve.models import catalog, sources
+from xlaserve.models.networks import preprocess
+from xlaserve.models.networks.keras_runtime import keras
+from xlaserve.models.sources import keras_hub_models, keras_hub_table
+from xlaserve.models.task import Classification, Detection, Embedding, Segmentation
+
+pytestmark = [
+    pytest.mark.usefixtures("no_network"),
+    pytest.mark.filterwarnings("ignore:Layer 'attn' .of type WindowAttention"),
+]
+SIDE: Final = 64
+BATCH: Final = 2
+PIXELS = np.random.default_rng(0).integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8)
+MEAN, DEVIATION = np.array([0.4, 0.5, 0.6]), np.array([0.2, 0.25, 0.3])
+
+RESNET: Final = {
+    "class": "ResNetBackbone",
+    "input_conv_filters": [64],
+    "input_conv_kernel_sizes": [7],
+    "stackwise_num_filters": [64, 64, 64, 64],
+    "stackwise_num_blocks": [1, 1, 1, 1],
+    "stackwise_num_strides": [1, 2, 2, 2],
+    "block_type": "basic_block",
+}
+MIT: Final = {
+    "class": "MiTBackbone",
+    "image_shape": "image_shape",
+    "num_layers": 4,
+    "hidden_dims": [8, 12, 16, 20],
+    "layerwise_depths": [1, 1, 1, 1],
+    "layerwise_num_heads": [1, 1, 2, 2],
+    "layerwise_sr_ratios": [8, 4, 2, 1],
+    "layerwise_patch_sizes": [7, 3, 3, 3],
+    "layerwise_strides": [4, 2, 2, 2],
+    "max_drop_path_rate": 0.0,
+}
+HGNET: Final = {
+    "class": "HGNetV2Backbone",
+    "depths": [1, 1, 1, 1],
+    "embedding_size": 8,
+    "hidden_sizes": [8, 16, 16, 32],
+    "stem_channels": [3, 8, 8],
+    "hidden_act": "relu",
+    "use_learnable_affine_block": True,
+    "stackwise_stage_filters": [[8, 8, 8, 1, 2, 3], [8, 8, 16, 1, 2, 3], [16, 8, 16, 1, 2, 5], [16, 8, 32, 1, 2, 5]],
+    "apply_downsample": [False, True, True, True],
+    "use_lightweight_conv_block": [False, False, True, True],
+}
+VIT: Final = {
+    "image_shape": "image_shape",
+    "patch_size": [16, 16],
+    "num_layers": 2,
+    "num_heads": 2,
+    "hidden_dim": 16,
+}
+TINY: Final[dict[str, dict[str, Any]]] = {
+    "ResNetImageClassifier": {"backbone": RESNET},
+    "EfficientNetImageClassifier": {
+        "backbone": {
+            "class": "EfficientNetBackbone",
+            "stackwise_width_coefficients": [1.0, 1.0],
+            "stackwise_depth_coefficients": [1.0, 1.0],
+            "stackwise_kernel_sizes": [3, 5],
+            "stackwise_num_repeats": [1, 1],
+            "stackwise_input_filters": [8, 8],
+            "stackwise_output_filters": [8, 16],
+            "stackwise_expansion_ratios": [1, 4],
+            "stackwise_strides": [1, 2],
+            "stackwise_block_types": ["v1", "v1"],
+            "stackwise_squeeze_and_excite_ratios": [0.25, 0.25],
+            "min_depth": None,
+            "use_depth_divisor_as_min_depth": True,
+            "cap_round_filter_decrease": True,
+            "num_features": 32,
+            "dropout": 0,
+        }
+    },
+    "MobileNetImageClassifier": {
+        "num_features": 32,
+        "backbone": {
+            "class": "MobileNetBackbone",
+            "stackwise_num_blocks": [1, 1],
+            "stackwise_expansion": [[16], [16]],
+            "stackwise_num_filters": [[8], [16]],
+            "stackwise_kernel_size": [[3], [5]],
+            "stackwise_num_strides": [[2], [2]],
+            "stackwise_se_ratio": [[None], [0.25]],
+            "stackwise_activation": [["relu"], ["hard_swish"]],
+            "stackwise_padding": [[1], [2]],
+            "output_num_filters": 16,
+            "depthwise_filters": 16,
+            "depthwise_stride": 1,
+            "depthwise_residual": True,
+            "last_layer_filter": 32,
+        },
+    },
+    "MobileNetV5ImageClassifier": {
+        "head_hidden_size": 16,
+        "backbone": {
+            "class": "MobileNetV5Backbone",
+            "stackwise_num_blocks": [1, 2],
+            "stackwise_block_types": [["er"], ["uir", "mqa"]],
+            "stackwise_num_filters": [[8], [16, 16]],
+            "stackwise_strides": [[2], [2, 1]],
+            "stackwise_act_layers": [["gelu"], ["gelu", "gelu"]],
+            "stackwise_exp_ratios": [[2.0], [2.0, 0.0]],
+            "stackwise_se_ratios": [[0.0], [0.0, 0.0]],
+            "stackwise_dw_kernel_sizes": [[0], [5, 0]],
+            "stackwise_dw_start_kernel_sizes": [[0], [3, 0]],
+            "stackwise_dw_end_kernel_sizes": [[0], [0, 0]],
+            "stackwise_exp_kernel_sizes": [[3], [0, 0]],
+            "stackwise_pw_kernel_sizes": [[1], [0, 0]],
+            "stackwise_num_heads": [[0], [0, 2]],
+            "stackwise_key_dims": [[0], [0, 8]],
+            "stackwise_value_dims": [[0], [0, 8]],
+            "stackwise_kv_strides": [[0], [0, 2]],
+            "stackwise_use_cpe": [[False], [False, False]],
+            "num_features": 16,
+            "msfa_output_resolution": 4,
+            "layer_scale_init_value": 0.1,
+        },
+    },
+    "ViTImageClassifier": {"backbone": {"class": "ViTBackbone", "mlp_dim": 32} | VIT},
+    "DeiTImageClassifier": {"backbone": {"class": "DeiTBackbone", "intermediate_dim": 32} | VIT},
+    "SwinTransformerImageClassifier": {
+        "backbone": {
+            "class": "SwinTransformerBackbone",
+            "image_shape": "image_shape",
+            "embed_dim": 8,
+            "depths": [2, 2],
+            "num_heads": [1, 2],
+            "window_size": 4,
+        }
+    },
+    "MiTImageClassifier": {"backbone": MIT},
+    "CSPNetImageClassifier": {
+        "backbone": {
+            "class": "CSPNetBackbone",
+            "stem_filters": 8,
+            "stem_kernel_size": 3,
+            "stem_strides": 1,
+            "stem_padding": "same",
+            "stackwise_depth": [1, 1],
+            "stackwise_strides": [2, 2],
+            "stackwise_num_filters": [8, 16],
+            "bottle_ratio": [0.5, 1.0],
+            "block_ratio": [1.0, 0.5],
+            "expand_ratio": [2.0, 1.0],
+            "stage_type": "csp",
+            "block_type": "dark_block",
+            "down_growth": True,
+        }
+    },
+    "HGNetV2ImageClassifier": {"preprocessor": None, "backbone": HGNET},
+    "DenseNetImageClassifier": {
+        "backbone": {"class": "DenseNetBackbone", "stackwise_num_repeats": [1, 2], "growth_rate": 8}
+    },
+    "VGGImageClassifier": {
+        "pooling_hidden_dim": 16,
+        "backbone": {
+            "class": "VGGBackbone",
+            "image_shape": "image_shape",
+            "stackwise_num_repeats": [1, 1],
+            "stackwise_num_filters": [8, 16],
+        },
+    },
+    "XceptionImageClassifier": {
+        "backbone": {
+            "class": "XceptionBackbone",
+            "stackwise_conv_filters": [[8, 8], [16, 16], [16, 16, 16], [32]],
+            "stackwise_pooling": [False, True, False, False],
+        }
+    },
+    "RetinaNetObjectDetector": {
+        "backbone": {
+            "class": "RetinaNetBackbone",
+            "image_encoder": RESNET,
+            "min_level": 3,
+            "max_level": 7,
+            "use_p5": False,
+        },
+        # With normalized heads all boxes of random weights would lie beyond so small an image.
+        "pre_logits_num_conv_layers": 1,
+    },
+    "DFineObjectDetector": {
+        "backbone": {
+            "class": "DFineBackbone",
+            "image_shape": "image_shape",
+            "anchor_image_size": "image_size",
+            "backbone": HGNET | {"image_shape": "image_shape", "out_features": ["stage3", "stage4"]},
+            "out_features": ["stage3", "stage4"],
+            "decoder_in_channels": [16, 16],
+            "encoder_hidden_dim": 16,
+            "num_labels": "classes",
+            "num_denoising": 0,
+            "learn_initial_query": False,
+            "num_queries": 10,
+            "feat_strides": [16, 32],
+            "num_feature_levels": 2,
+            "hidden_dim": 16,
+            "encoder_in_channels": [16, 32],
+            "encode_proj_layers": [1],
+            "num_attention_heads": 2,
+            "encoder_ffn_dim": 16,
+            "num_encoder_layers": 1,
+            "hidden_expansion": 0.34,
+            "depth_multiplier": 0.5,
+            "eval_idx": -1,
+            "num_decoder_layers": 1,
+            "decoder_attention_heads": 2,
+            "decoder_ffn_dim": 16,
+            "decoder_n_points": [1, 1],
+            "lqe_hidden_dim": 8,
+            "num_lqe_layers": 2,
+            "seed": 1,
+        }
+    },
+    "DeepLabV3ImageSegmenter": {
+        "backbone": {
+            "class": "DeepLabV3Backbone",
+            "image_encoder": RESNET,
+            "projection_filters": 8,
+            "low_level_feature_key": "P2",
+            "spatial_pyramid_pooling_key": "P5",
+            "upsampling_size": 8,
+            "dilation_rates": [6],
+        }
+    },
+    "SegFormerImageSegmenter": {
+        "backbone": {"class": "SegFormerBackbone", "image_encoder": MIT, "projection_filters": 16}
+    },
+    "BASNetImageSegmenter": {
+        "backbone": {
+            "class": "BASNetBackbone",
+            "num_classes": "classes",
+            "image_shape": "image_shape",
+            "projection_filters": 64,
+            "image_encoder": RESNET | {"stackwise_num_filters": [64, 128, 256, 512]},
+        }
+    },
+}
+FULL: Final = dict(keras_hub_table.CLASSES)
+"""The table as it is; tests have TINY in its place."""
+STATED: Final = {
+    "ResNetImageClassifier": "resnet_50_imagenet",
+    "MobileNetImageClassifier": "mobilenet_v3_large_100_imagenet",
+    "ViTImageClassifier": "vit_base_patch16_224_imagenet",
+    "DeiTImageClassifier": "deit_small_distilled_patch16_224_imagenet",
+    "SwinTransformerImageClassifier": "swin_tiny_patch4_window7_224",
+    "DenseNetImageClassifier": "densenet_121_imagenet",
+    "VGGImageClassifier": "vgg_16_imagenet",
+    "XceptionImageClassifier": "xception_41_imagenet",
+    "MobileNetV5ImageClassifier": "mobilenetv5_300m_enc_gemma3n",
+    "RetinaNetObjectDetector": "retinanet_resnet50_fpn_v2_coco",
+    "DFineObjectDetector": "dfine_nano_coco",
+    "DeepLabV3ImageSegmenter": "deeplab_v3_plus_resnet50_pascalvoc",
+}
+"""Classes whose presets state how many parameters they have, as Keras counts them."""
+FAST: Final = {"ResNetImageClassifier", "EfficientNetImageClassifier", "ViTImageClassifier", "VGGImageClassifier"}
+FAST_TOO: Final = {"DFineObjectDetector", "DeepLabV3ImageSegmenter"}
+"""RetinaNet and SegFormer are in the tests of presets."""
+CLASSIFIERS, DETECTORS, SEGMENTERS = (
+    [
+        pytest.param(name, marks=[] if name in FAST | FAST_TOO else pytest.mark.slow)
+        for name, row in keras_hub_table.CLASSES.items()
+        if row.task == task
+    ]
+    for task in ("classification", "detection", "segmentation")
+)
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Makes every class small; returns the Keras models that are built from then on."""
+    for name, arguments in TINY.items():
+        monkeypatch.setitem(keras_hub_table.CLASSES, name, replace(keras_hub_table.CLASSES[name], arguments=arguments))
+    models = []
+    build = keras_hub_models._built
+
+    def remember(*arguments: Any) -> Any:
+        models.append(build(*arguments))
+        return models[-1]
+
+    monkeypatch.setattr(keras_hub_models, "_built", remember)
+    return models
+
+
+def settings(name: str, **fields: Any) -> ModelSettings:
+    fields = {"weights": "random", "input_size": (SIDE, SIDE), "buckets": (BucketSettings(BATCH),)} | fields
+    return ModelSettings(name="it", source=f"keras_hub:{name}", **fields)
+
+
+def run(model: catalog.Model, mode: Mode = Mode.XLA) -> Outputs:
+    return model.program.compile(mode, Bucket(BATCH, SIDE, SIDE)).executable(PIXELS)
+
+
+def pixels_for(name: str) -> tf.Tensor:
+    return preprocess.apply(tf.constant(PIXELS), keras_hub_table.CLASSES[name].preprocess)
+
+
+def reason(model: ModelSettings) -> str:
+    with pytest.raises(ModelFailed) as failure:
+        catalog.load(model)
+    assert "\n" not in str(failure.value)
+    return str(failure.value)
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_a_classifier_in_xla_gives_the_probabilities_of_kerashubs_logits(name: str, made: list[Any]) -> None:
+    model = catalog.load(settings(name, classes=5))
+    assert model.task == Classification(5)
+    (scores,) = run(model)
+    expected = tf.nn.softmax(made[0](pixels_for(name), training=False))
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+    assert np.abs(scores[0] - scores[1]).max() > 1e-6
+
+
+def decoded(detector: Any, images: tf.Tensor) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Returns all boxes that KerasHub decodes, left, top, right, bottom within the image, and their probabilities."""
+
+    class Kept(keras.layers.Layer):
+        bounding_box_format = "yxyx"
+
+        def call(self, boxes: Any, scores: Any, images: Any = None) -> dict[str, Any]:
+            return {"boxes": boxes, "scores": tf.sigmoid(scores)}
+
+    detector.prediction_decoder = Kept()
+    found = detector.decode_predictions(detector(images, training=False), images)
+    top, left, bottom, right = np.moveaxis(np.clip(found["boxes"].numpy(), 0, SIDE), -1, 0)
+    return np.stack([left, top, right, bottom], -1), found["scores"].numpy()
+
+
+@pytest.mark.parametrize(
+    "name", ["RetinaNetObjectDetector", pytest.param("DFineObjectDetector", marks=pytest.mark.slow)]
+)
+def test_a_detector_in_xla_finds_what_kerashub_finds(name: str, made: list[Any]) -> None:
+    model = catalog.load(settings(name, classes=3, score_threshold=0.001, iou_threshold=0.5))
+    assert model.task == Detection(3, max_detections=100)
+    boxes, scores, classes, count = run(model)
+    assert (count > 0).all()
+    wanted, probabilities = decoded(made[0], pixels_for(name))
+    for image in range(BATCH):
+        has_area = (wanted[image, :, 2:] > wanted[image, :, :2]).all(axis=-1)
+        assert scores[image, 0] == pytest.approx(probabilities[image][has_area].max(), abs=1e-5)
+        for k in range(count[image]):
+            apart = np.abs(wanted[image] - boxes[image, k]).max(axis=-1)
+            apart = np.where(np.abs(probabilities[image].max(-1) - scores[image, k]) < 1e-4, apart, np.inf)
+            # Several cells may have the same box, the whole image for one, and be as sure of different classes.
+            assert classes[image, k] in probabilities[image][apart < 0.1].argmax(axis=-1)
+
+
+@pytest.mark.parametrize("name", SEGMENTERS)
+def test_a_segmenter_in_xla_gives_kerashubs_likeliest_classes(name: str, made: list[Any]) -> None:
+    is_binary = name == "BASNetImageSegmenter"
+    model = catalog.load(settings(name, **({} if is_binary else {"classes": 4})))
+    assert model.task == Segmentation(2 if is_binary else 4)
+    (class_map,) = run(model)
+    scores = made[0](pixels_for(name), training=False).numpy()
+    expected = scores[..., 0] > 0.5 if is_binary else scores.argmax(axis=-1)
+    assert class_map.shape == (BATCH, SIDE, SIDE)
+    assert (class_map == expected).mean() > 0.999
+    assert len(np.unique(class_map)) > 1
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_a_classifier_gives_a_vector_for_each_image_as_an_embedding(name: str) -> None:
+    model = catalog.load(settings(name, task="embedding", classes=5))
+    assert isinstance(model.task, Embedding) and 8 <= model.task.dimensions <= 64
+    assert run(model, Mode.GRAPH)[0].shape == (BATCH, model.task.dimensions)
+
+
+@pytest.mark.parametrize("name", ["ViTImageClassifier", pytest.param("DFineObjectDetector", marks=pytest.mark.slow)])
+def test_random_weights_are_the_same_each_time(name: str, made: list[Any]) -> None:
+    for _ in range(2):
+        catalog.load(settings(name, classes=3))
+    for first, second in zip(*(model.get_weights() for model in made), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STATED)
+def test_architectures_have_as_many_parameters_as_kerashub_states(name: str) -> None:
+    row = FULL[name]
+    model = keras_hub_models._built(name, row, row.classes, (row.side, row.side))
+    stated = type(model).presets[STATED[name]]["metadata"]["params"]
+    assert model.backbone.count_params() == stated
+
+
+def converter(name: str) -> Any:
+    return getattr(keras_hub.layers, name)(
+        image_size=(SIDE, SIDE), scale=(1 / 255 / DEVIATION).tolist(), offset=(-MEAN / DEVIATION).tolist()
+    )
+
+
+def save(made: list[Any], name: str, folder: Path, **fields: Any) -> Any:
+    """Saves a class with random weights as a preset, with its own preprocessor; returns what was saved."""
+    catalog.load(settings(name, **fields))
+    (task,) = made
+    if hasattr(task, "prediction_decoder"):
+        task.prediction_decoder = keras_hub.layers.NonMaxSuppression("yxyx", True, 0.5, 0.001, max_detections=100)
+    preprocessor = type(task).preprocessor_cls
+    task.preprocessor = preprocessor(image_converter=converter(preprocessor.image_converter_cls.__name__))
+    with warnings.catch_warnings():  # as in `keras_file`
+        warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy", DeprecationWarning)
+        task.save_to_preset(str(folder))
+    return task
+
+
+def test_a_classifiers_preset_answers_as_kerashubs_predict(made: list[Any], tmp_path: Path) -> None:
+    task = save(made, "ResNetImageClassifier", tmp_path, classes=5)
+    model = catalog.load(settings("ResNetImageClassifier", weights=str(tmp_path), input_size=None))
+    assert model.weights == tmp_path.name and model.buckets == (Bucket(BATCH, SIDE, SIDE),)
+    np.testing.assert_allclose(run(model)[0], tf.nn.softmax(task.predict(PIXELS, verbose=0)), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_detectors_preset_finds_what_kerashubs_predict_finds(made: list[Any], tmp_path: Path) -> None:
+    task = save(made, "RetinaNetObjectDetector", tmp_path, classes=3)
+    found = task.predict(PIXELS, batch_size=BATCH, verbose=0)
+    fields = {"score_threshold": 0.001, "iou_threshold": 0.5}
+    _, scores, _, count = run(catalog.load(settings("RetinaNetObjectDetector", weights=str(tmp_path), **fields)))
+    assert (count > 0).all()
+    np.testing.assert_allclose(scores[:, 0], found["confidence"].max(axis=1), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_segmenters_preset_answers_as_kerashubs_predict(made: list[Any], tmp_path: Path) -> None:
+    task = save(made, "SegFormerImageSegmenter", tmp_path, classes=4)
+    (class_map,) = run(catalog.load(settings("SegFormerImageSegmenter", weights=str(tmp_path), input_size=None)))
+    assert (class_map == task.predict(PIXELS, verbose=0).argmax(axis=-1)).mean() > 0.999
+
+
+def test_a_preset_of_one_size_may_have_a_size_that_random_weights_may_not(
+    made: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "ViTImageClassifier"
+    save(made, name, tmp_path, classes=5)
+    monkeypatch.setitem(keras_hub_table.CLASSES, name, replace(keras_hub_table.CLASSES[name], multiple=SIDE - 1))
+    assert reason(settings(name)) == f"input_size: expected multiples of {SIDE - 1}, got {SIDE}x{SIDE}"
+    model = catalog.load(settings(name, weights=str(tmp_path), input_size=None))
+    assert model.buckets == (Bucket(BATCH, SIDE, SIDE),)
+
+
+def test_weights_come_from_a_file_and_are_what_runs(made: list[Any], keras_file: Callable[..., str]) -> None:
+    first = catalog.load(settings("ResNetImageClassifier", classes=5))
+    file = keras_file(made[0], "it.weights.h5")
+    second = catalog.load(settings("ResNetImageClassifier", classes=5, weights=file))
+    assert second.weights == "it.weights.h5"
+    np.testing.assert_allclose(run(first)[0], run(second)[0], atol=1e-6)
+
+
+def test_a_file_of_kerashub_keeps_its_own_preprocessing(
+    made: list[Any], keras_file: Callable[..., str], tmp_path: Path
+) -> None:
+    task = save(made, "ResNetImageClassifier", tmp_path, classes=5)
+    model = catalog.load(ModelSettings(name="it", source=keras_file(task, "it.keras"), input_size=(SIDE, SIDE)))
+    np.testing.assert_allclose(run(model)[0], task.predict(PIXELS, verbose=0), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (settings("ResNetImageClasifier"), "source: KerasHub has no ResNetImageClasifier for images; did you mean"),
+        (settings("GemmaCausalLM"), "source: KerasHub has no GemmaCausalLM for images; "),
+        (
+            settings("SAMImageSegmenter"),
+            "source: SAMImageSegmenter of KerasHub can't be served: it segments what points and boxes ask for",
+        ),
+        (
+            settings("DepthAnythingDepthEstimator"),
+            "source: DepthAnythingDepthEstimator of KerasHub can't be served: it gives the depth of each pixel",
+        ),
+        (
+            settings("ResNetImageClassifier", weights=None),
+            "weights: expected random, a preset such as resnet_50_imagenet, or the path",
+        ),
+        (
+            settings("ResNetImageClassifier", weights="/secret/none.h5"),
+            f"weights: expected {keras_hub_models.WEIGHTS}, found no file none.h5",
+        ),
+        (
+            settings("ResNetImageClassifier", task="detection"),
+            "task: expected classification or embedding for keras_hub:ResNetImageClassifier, got detection",
+        ),
+        (
+            settings("SegFormerImageSegmenter", input_size=(72, 64)),
+            "input_size: expected multiples of 32, got 72x64",
+        ),
+        (
+            settings("ResNetImageClassifier", weights="no_such_preset"),
+            "weights: ResNetImageClassifier has no preset no_such_preset; expected one of resnet_101_imagenet, ",
+        ),
+        (
+            settings("ResNetImageClassifier", weights="resnet_50_imagnet"),
+            "weights: ResNetImageClassifier has no preset resnet_50_imagnet; did you mean resnet_50_imagenet",
+        ),
+        (
+            settings("ResNetImageClassifier", weights="hf://xlaserve/none"),
+            "weights: the preset hf://xlaserve/none can't be loaded as ResNetImageClassifier: ",
+        ),
+    ],
+)
+def test_what_kerashub_cannot_do_fails_with_a_reason(model: ModelSettings, expected: str) -> None:
+    assert reason(model).startswith(expected)
+
+
+def test_a_preset_of_another_class_or_number_of_classes_fails_with_a_reason(made: list[Any], tmp_path: Path) -> None:
+    save(made, "ResNetImageClassifier", tmp_path, classes=5)
+    other = reason(settings("VGGImageClassifier", weights=str(tmp_path)))
+    assert other.startswith(f"weights: the preset in {tmp_path.name} can't be loaded as VGGImageClassifier: ")
+    assert str(tmp_path) not in other
+    assert reason(settings("ResNetImageClassifier", weights=str(tmp_path), classes=7)) == (
+        "classes: expected 5, as the preset has, got 7"
+    )
+
+
+def test_without_kerashub_its_sources_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, keras_hub_models.__name__)
+    monkeypatch.delattr(sources, "keras_hub_models")
+    monkeypatch.setitem(sys.modules, "keras_hub", None)
+    assert reason(settings("ResNetImageClassifier")) == (
+        "source: keras_hub:ResNetImageClassifier needs keras_hub; install xlaserve[gpu,hub] or, with tensorflow-cpu,"
+        " xlaserve[cpu,hub-cpu] and then keras-hub with --no-deps"
+    )
+    monkeypatch.setattr(keras_hub_table, "find_spec", lambda _: None)
+    assert keras_hub_table.names() == ()
+
+
+def test_other_sources_do_not_load_kerashub() -> None:
+    program = """
+import sys
+from xlaserve.config import ModelSettings
+from xlaserve.models import catalog
+catalog.names()
+catalog.load(ModelSettings(name="it", source="builtin:digits"))
+print([name for name in ("keras", "keras_hub", "keras_cv") if name in sys.modules])
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "['keras']"
+
+
+def test_a_preset_that_may_change_is_not_kept_in_a_compile_cache(tmp_path: Path) -> None:
+    assert catalog.can_be_kept(settings("ResNetImageClassifier"))
+    assert catalog.can_be_kept(settings("ResNetImageClassifier", weights=str(tmp_path)))
+    kaggle = "kaggle://keras/resnetv1/keras/resnet_50_imagenet"
+    assert catalog.can_be_kept(settings("ResNetImageClassifier", weights=f"{kaggle}/3"))
+    for weights in ("resnet_50_imagenet", kaggle, "hf://keras/resnet_50_imagenet"):
+        assert not catalog.can_be_kept(settings("ResNetImageClassifier", weights=weights))
+
+
+def test_every_task_of_kerashub_for_images_is_served_or_refused() -> None:
+    kinds = keras_hub.models
+    bases = (kinds.ImageClassifier, kinds.ObjectDetector, kinds.ImageSegmenter, kinds.DepthEstimator)
+    theirs = {
+        name
+        for name, kind in vars(kinds).items()
+        if isinstance(kind, type) and issubclass(kind, bases) and kind not in bases
+    }
+    assert theirs == {*keras_hub_table.CLASSES, *keras_hub_table.REFUSED}
+    assert set(TINY) == set(keras_hub_table.CLASSES)
+    assert {f"keras_hub:{name}" for name in TINY} < set(catalog.names())

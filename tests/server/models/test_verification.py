@@ -1,0 +1,34 @@
+"""What is done with what was found out about a model's programs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from xlaserve.config import Bucket, Mode, ModelSettings
+from xlaserve.engine.program import Compilation, Images, Outputs
+from xlaserve.models import verification
+from xlaserve.models.catalog import Model
+from xlaserve.models.sources.noop import NoopProgram
+from xlaserve.models.task import Embedding
+
+
+def test_another_reference_takes_each_image_of_a_new_resolution_alone() -> None:
+    """No batch has more pixels than the largest bucket, of which one image of a new resolution may have as many."""
+    asked: list[int] = []
+
+    def means(images: Images) -> Outputs:
+        return (images.mean(axis=(1, 2)).astype(np.float32),)
+
+    def any_size(images: Images) -> Outputs:
+        asked.append(len(images))
+        return means(images)
+
+    settings = ModelSettings(name="a", source="builtin:noop", buckets=(16,))
+    model = Model(
+        NoopProgram(), (8, 8), Embedding(3), "none", reference=means, settings=settings, buckets=(Bucket(16, 8, 8),)
+    )
+    verifier = verification.verifier(model, has_tf32=False, warn=print, reference=any_size)
+    verifier.admit(
+        Mode.XLA, Bucket(1, 32, 32), Compilation(means, 0.0, 0.0), again=lambda: Compilation(means, 0.0, 0.0)
+    )
+    assert set(asked) == {1}

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests.server.models.house import House
+
+from xlaserve.config import Bucket, Fit, Mode, ModelSettings
+from xlaserve.engine.batching.unmatched import Unmatched
+from xlaserve.engine.buckets.planner import Cost
+from xlaserve.models.task import Classification, Detection, Embedding, Segmentation, Task
+from xlaserve.models.version import Served, State
+from xlaserve.processes.published import Publisher, row_bytes, snapshot
+
+
+@pytest.mark.parametrize(
+    ("task", "wanted"),
+    [
+        (Classification(1000), [4000]),
+        (Embedding(3), [12]),
+        (Detection(80, max_detections=10), [160, 40, 40, 4]),
+        (Segmentation(21), [6 * 4]),
+        (Segmentation(300), [6 * 4 * 4]),
+    ],
+)
+def test_the_bytes_of_an_images_outputs_are_known(task: Task, wanted: list[int]) -> None:
+    assert [row_bytes(output, 6, 4) for output in task.outputs] == wanted
+
+
+async def test_each_loading_has_a_number_of_its_own_and_its_facts_are_pickled_once(house: House) -> None:
+    publisher = Publisher(house.repository)
+    await house.repository.load_all()
+    (first,) = publisher.catalogue().loadings
+    (again,) = publisher.catalogue().loadings
+    assert again.facts is first.facts
+    await house.repository.load("a")
+    (second,) = publisher.catalogue().loadings
+    assert (first.number, second.number) == (1, 2)
+    assert [snapshot.id for snapshot, _ in publisher.serving()] == [2]
+
+
+async def test_signs_differ_once_something_is_to_be_told(house: House) -> None:
+    publisher = Publisher(house.repository)
+    await house.repository.load_all()
+    before = publisher.signs()
+    assert publisher.signs() == before
+    (version,) = house.repository.index()
+    version.warnings.append("bfloat16 is slow here")
+    assert publisher.signs() != before
+    (loading,) = publisher.catalogue().loadings
+    assert pickle.loads(loading.facts).warnings == ("bfloat16 is slow here",)
+    before = publisher.signs()
+    entry = next(iter(version.ledger))
+    version.ledger.correct(entry.mode, entry.bucket, Cost(0.25, 0.5))
+    assert publisher.signs() != before
+    (loading,) = publisher.catalogue().loadings
+    assert Cost(0.25, 0.5) in [one.cost for one in pickle.loads(loading.facts).entries]
+    before = publisher.signs()
+    batcher = house.repository.get("a").batcher
+    batcher.add({(Mode.GRAPH, Bucket(1, 3, 3)): next(iter(batcher._programs.values()))})
+    assert publisher.signs() != before
+
+
+def test_fronts_are_told_what_they_need_to_run_a_model() -> None:
+    settings = ModelSettings(name="m", source="fake", version="3")
+    task = Classification(2, ("cat", "dog"))
+    admission = SimpleNamespace(max_images=10, max_bytes=20, is_closed=False)
+    model = SimpleNamespace(buckets=(Bucket(1, 4, 6), Bucket(2, 8, 8)), task=task, fit=Fit.RESIZE)
+    version = SimpleNamespace(settings=settings, state=State.READY)
+    shapes = {(Mode.XLA, 4, 6): 1, (Mode.XLA, 8, 8): 2, (Mode.GRAPH, 5, 5): 1}
+    unmatched = Unmatched(sides=(None, None), max_pixels=128, max_opened=3, configured=frozenset({(4, 6), (8, 8)}))
+    opener = SimpleNamespace(unmatched=unmatched)
+    batcher = SimpleNamespace(admission=admission, shapes=lambda: shapes, opener=opener)
+    told = snapshot(Served(cast(Any, version), cast(Any, model), cast(Any, batcher)), 7)
+    assert (told.id, told.title, told.is_open, told.max_images, told.max_bytes) == (7, settings.title, True, 10, 20)
+    assert told.output_bytes == {(4, 6): (8,), (5, 5): (8,), (8, 8): (8,)}
+    assert (told.largest, told.unmatched) == (shapes, unmatched)
+    assert pickle.loads(pickle.dumps(told)) == told

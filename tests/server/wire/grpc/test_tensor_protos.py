@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xlaserve.config import PixelRange
+from xlaserve.errors import InvalidArgument
+from xlaserve.pipeline import Pending
+from xlaserve.wire.grpc import serving_messages, tensor_protos, wire_format
+from xlaserve.wire.grpc.tensor_protos import TensorInput
+from xlaserve.wire.shared.input_tensors import images_of
+from xlaserve_proto import tensorflow_messages_pb2 as pb
+
+SHAPE = (2, 4, 5, 3)
+PIXELS = np.random.default_rng(0).integers(0, 256, SHAPE)
+DTYPES = {pb.DT_UINT8: np.uint8, pb.DT_INT32: np.int32, pb.DT_FLOAT: np.float32, pb.DT_HALF: np.float16}
+
+
+def tensor(dtype: pb.DataType.ValueType, shape: tuple[int, ...], **fields: Any) -> pb.TensorProto:
+    dims = [pb.TensorShapeProto.Dim(size=size) for size in shape]
+    return pb.TensorProto(dtype=dtype, tensor_shape=pb.TensorShapeProto(dim=dims), **fields)
+
+
+def images(name: str, value: pb.TensorProto, least: int) -> Any:
+    """Returns the images of a request whose message is taken apart from `least` bytes on."""
+    data = pb.PredictRequest(inputs={name: value}).SerializeToString()
+    message = serving_messages._view(pb.PredictRequest, serving_messages._TENSORS, least, data)
+    assert message is not None
+    inputs = [TensorInput(name, one, message.views) for name, one in message.fields.inputs.items()]
+    found = images_of(inputs, PixelRange.LEVELS)
+    return found.check() if isinstance(found, Pending) else found
+
+
+def listed(dtype: pb.DataType.ValueType, pixels: np.ndarray[Any, Any]) -> dict[str, list[Any]]:
+    flat = pixels.astype(DTYPES[dtype]).reshape(-1)
+    if dtype == pb.DT_HALF:
+        return {"half_val": flat.view(np.uint16).tolist()}
+    return {"float_val" if dtype == pb.DT_FLOAT else "int_val": flat.tolist()}
+
+
+WHOLE, APART = 10**9, 0
+
+
+@pytest.mark.parametrize("least", [WHOLE, APART], ids=["whole", "apart"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pixels_are_the_same_in_content_and_in_lists(dtype: pb.DataType.ValueType, least: int) -> None:
+    content = PIXELS.astype(DTYPES[dtype]).tobytes()
+    np.testing.assert_array_equal(images("pixels", tensor(dtype, SHAPE, tensor_content=content), least), PIXELS)
+    np.testing.assert_array_equal(images("pixels", tensor(dtype, SHAPE, **listed(dtype, PIXELS)), least), PIXELS)
+
+
+@pytest.mark.parametrize("least", [WHOLE, APART], ids=["whole", "apart"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_short_list_is_filled_up_with_its_last_value(dtype: pb.DataType.ValueType, least: int) -> None:
+    short = listed(dtype, np.array([7, 9]))
+    found = images("pixels", tensor(dtype, SHAPE, **short), least)
+    assert found.reshape(-1).tolist() == [7] + [9] * (found.size - 1)
+
+
+def test_what_is_filled_up_takes_no_memory_before_it_is_read() -> None:
+    found = TensorInput("pixels", tensor(pb.DT_UINT8, (10**6, 10**4, 10**4, 3), int_val=[1]), {})
+    pixels = found.values((10**6, 10**4, 10**4, 3))
+    assert pixels.nbytes == 12 * 10**14
+
+
+@pytest.mark.parametrize("least", [WHOLE, APART], ids=["whole", "apart"])
+def test_encoded_images_are_those_that_were_sent(least: int) -> None:
+    found = images("image", tensor(pb.DT_STRING, (2,), string_val=[b"one", b"two"]), least)
+    assert [*map(bytes, found)] == [b"one", b"two"]
+
+
+@pytest.mark.parametrize(
+    ("name", "sent", "field"),
+    [
+        ("pixels", tensor(pb.DT_UINT8, SHAPE), "int_val of pixels"),
+        ("pixels", tensor(pb.DT_UINT8, SHAPE, int_val=[0] * 121), "int_val of pixels"),
+        ("pixels", tensor(pb.DT_UINT8, SHAPE, tensor_content=b"too short"), "tensor_content of pixels"),
+        ("pixels", tensor(pb.DT_UINT8, SHAPE, int_val=[256]), "pixels"),
+        ("pixels", tensor(pb.DT_INT32, SHAPE, int_val=[-1]), "pixels"),
+        ("pixels", tensor(pb.DT_INT64, SHAPE), "pixels.datatype"),
+        ("pixels", pb.TensorProto.FromString(b"\x08\x4d"), "pixels.datatype"),
+        ("pixels", tensor(pb.DT_UINT8, (-1, 4, 5, 3)), "pixels.shape"),
+        ("pixels", tensor(pb.DT_UINT8, ()), "pixels.shape"),
+        ("image", tensor(pb.DT_STRING, (1,), tensor_content=b"\3abc"), "tensor_content of image"),
+        ("image", tensor(pb.DT_STRING, (2,), string_val=[b"one"]), "string_val of image"),
+        ("other", tensor(pb.DT_STRING, (1,), string_val=[b"one"]), "inputs"),
+    ],
+)
+@pytest.mark.parametrize("least", [WHOLE, APART], ids=["whole", "apart"])
+def test_what_is_wrong_is_named(name: str, sent: pb.TensorProto, field: str, least: int) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        images(name, sent, least)
+    assert refused.value.field == field
+
+
+def test_pixels_that_are_still_to_be_read_can_be_pickled() -> None:
+    sent = tensor(pb.DT_INT32, (20, 40, 40, 3), int_val=[3] * 96_000)
+    data = pb.PredictRequest(inputs={"pixels": sent}).SerializeToString()
+    message = serving_messages.PARSERS["PredictRequest"](data)
+    assert isinstance(message, serving_messages.ServingMessage)
+    pixels = TensorInput("pixels", message.fields.inputs["pixels"], message.views).values((20, 40, 40, 3))
+    assert not isinstance(pixels, np.ndarray)
+    assert (np.asarray(pickle.loads(pickle.dumps(pixels))) == 3).all()
+
+
+@given(st.sampled_from([np.float32, np.int32, np.uint8]), st.lists(st.integers(0, 5), min_size=1, max_size=4))
+def test_outputs_stand_in_the_list_of_their_type(dtype: type[np.generic], shape: list[int]) -> None:
+    values = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape).astype(dtype)
+    response = pb.PredictResponse.FromString(b"".join(tensor_protos.output_parts("name", values)))
+    found = response.outputs["name"]
+    assert [dim.size for dim in found.tensor_shape.dim] == shape
+    numbers = found.float_val if dtype is np.float32 else found.int_val
+    assert [*numbers] == values.reshape(-1).tolist()
+    assert DTYPES[found.dtype] is dtype
+
+
+def test_large_outputs_are_not_copied_before_the_response_is_joined() -> None:
+    values = np.zeros((100, 1000), np.float32)
+    wire = tensor_protos.output_parts("name", values)
+    assert any(isinstance(part, memoryview) and part.nbytes == values.nbytes for part in wire)
+    assert wire_format.wire_bytes(wire) == len(b"".join(wire))
+
+
+def test_the_messages_are_those_of_tensorflow() -> None:
+    tensor_pb2 = pytest.importorskip("tensorflow.core.framework.tensor_pb2")
+    types_pb2 = pytest.importorskip("tensorflow.core.framework.types_pb2")
+    meta_graph_pb2 = pytest.importorskip("tensorflow.core.protobuf.meta_graph_pb2")
+    feature_pb2 = pytest.importorskip("tensorflow.core.example.feature_pb2")
+    for original in (
+        tensor_pb2.TensorProto,
+        meta_graph_pb2.TensorInfo,
+        meta_graph_pb2.SignatureDef,
+        feature_pb2.Feature,
+        feature_pb2.BytesList,
+        feature_pb2.FloatList,
+        feature_pb2.Int64List,
+    ):
+        fields = {field.name: (field.number, field.type) for field in original.DESCRIPTOR.fields}
+        ours = getattr(pb, original.DESCRIPTOR.name).DESCRIPTOR.fields
+        assert ours
+        assert {field.name: (field.number, field.type) for field in ours}.items() <= fields.items()
+    assert dict(pb.DataType.items()).items() <= dict(types_pb2.DataType.items()).items()

@@ -1,0 +1,76 @@
+"""Which requests get pictures, and of what."""
+
+from __future__ import annotations
+
+import io
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from xlaserve.errors import InvalidArgument
+from xlaserve.images.frame import whole
+from xlaserve.models.task import Classification, Detection, Segmentation
+from xlaserve.pipeline import Drawn, Request
+from xlaserve.wire.http import pictures, vision_methods
+from xlaserve.wire.http.pictures import DrawnClasses, DrawnMap, DrawnObjects
+
+PIXELS = np.full((40, 60, 3), 128, np.uint8)
+FRAME = whole(40, 60)
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_wanted"),
+    [
+        ("image/png", True),
+        ("IMAGE/PNG;q=0.9, image/webp", True),
+        ("", False),
+        ("*/*", False),
+        ("application/json", False),
+        ("image/png, application/json", False),
+        ("image/png, */*;q=0.1", False),
+        ("image/*", False),
+    ],
+)
+def test_a_picture_is_for_who_accepts_nothing_else(accept: str, is_wanted: bool) -> None:
+    assert pictures.is_wanted({"accept": accept} if accept else {}) == is_wanted
+
+
+@pytest.mark.parametrize("images", [0, 2])
+def test_a_picture_is_of_one_image(images: int) -> None:
+    with pytest.raises(InvalidArgument, match="image: expected one, as the answer is to be image/png"):
+        vision_methods._drawn(vision_methods.Likeliest(3), images)
+
+
+def test_no_picture_shows_an_embedding() -> None:
+    with pytest.raises(InvalidArgument, match="accept"):
+        vision_methods._drawn(vision_methods.Vectors(), 1)
+
+
+def test_each_task_is_drawn() -> None:
+    scores = np.array([[0.1, np.nan, 0.7]], np.float32)
+    boxes = np.array([[[5, 5, 20, 20], [np.nan] * 4, [0, 0, 0, 0]]], np.float32)
+    found = (boxes, np.array([[0.9, np.nan, 0]], np.float32), np.array([[1, 9, -1]], np.int32), np.array([2], np.int32))
+    map_ = np.arange(40 * 60).reshape(1, 40, 60) % 300
+    for drawing, task, outputs in (
+        (vision_methods._drawn(vision_methods.Likeliest(9), 1), Classification(3), (scores,)),
+        (vision_methods._drawn(vision_methods.DetectedObjects(0.0, 0), 1), Detection(3, max_detections=3), found),
+        (
+            vision_methods._drawn(vision_methods.ClassMaps(True, 9), 1),
+            Segmentation(300),
+            (map_,),
+        ),
+    ):
+        request = Request("", [memoryview(b"image")], 1.0, drawing)
+        sent = pickle.loads(pickle.dumps(request)).rendering
+        assert isinstance(sent, Drawn)
+        assert sent == drawing
+        png = sent.drawing.drawer(task)(outputs, FRAME, PIXELS)  # type: ignore[arg-type]
+        assert Image.open(io.BytesIO(png)).size[0] >= 480
+
+
+def test_drawings_are_told_apart() -> None:
+    assert isinstance(vision_methods._drawn(vision_methods.Likeliest(1), 1).drawing, DrawnClasses)
+    assert isinstance(vision_methods._drawn(vision_methods.DetectedObjects(0, 0), 1).drawing, DrawnObjects)
+    assert isinstance(vision_methods._drawn(vision_methods.ClassMaps(False, 9), 1).drawing, DrawnMap)
