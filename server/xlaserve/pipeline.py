@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve.admission.shared_counts import Usage
+from xlaserve.admission.shared_counts import SharedCounts
 from xlaserve.config import Mode, PixelRange, Settings
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, BatchRows, Result
 from xlaserve.engine.batching.traced import TracedBatch
-from xlaserve.engine.model_engine import Admitted
+from xlaserve.engine.model_engine import Ticket
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.engine.timings import Timings
 from xlaserve.engine.trace_context import TraceContext
@@ -162,9 +162,9 @@ class Pipeline:
     """
 
     def __init__(
-        self, settings: Settings, clock: Callable[[], float] = time.perf_counter, usage: Usage | None = None
+        self, settings: Settings, clock: Callable[[], float] = time.perf_counter, usage: SharedCounts | None = None
     ) -> None:
-        usage = usage or Usage()
+        usage = usage or SharedCounts()
         threads = settings.decode_threads or usable_cores()
         self._limits = ImageLimits.of(settings)
         self.memory = Memory(settings.max_decode_bytes, usage)
@@ -247,7 +247,7 @@ class Pipeline:
         return images
 
     async def _decode(
-        self, encoded: Sequence[Encoded], served: Served, admitted: Admitted, deadline: float
+        self, encoded: Sequence[Encoded], served: Served, admitted: Ticket, deadline: float
     ) -> tuple[list[Group], Sequence[Frame], str]:
         """Returns the images as pixels, decoded on several threads, the frame of each, and what to warn the client of.
 
@@ -340,7 +340,7 @@ def _allocate(shape: tuple[int, int, int, int]) -> Images:
     return np.empty(shape, np.uint8)
 
 
-async def _run_groups(admitted: Admitted, groups: Sequence[Group], mode: Mode, request: Request) -> Result:
+async def _run_groups(admitted: Ticket, groups: Sequence[Group], mode: Mode, request: Request) -> Result:
     """Returns what the batches gave, in any order, and the slowest stages; where one group fails, so do the others."""
     if len(groups) == 1:
         return await admitted.run(groups[0].pixels, mode, request.deadline, request.priority, request.trace)

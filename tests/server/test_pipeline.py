@@ -16,7 +16,7 @@ from PIL import Image
 from tests.fakes import Clock
 
 from xlaserve import pipeline
-from xlaserve.admission.shared_counts import Usage
+from xlaserve.admission.shared_counts import SharedCounts
 from xlaserve.config import Bucket, Decoding, Fit, Grey16, Mode, ModelSettings, PixelRange, Settings, Window
 from xlaserve.engine.batching.queue import BatchRows, Result
 from xlaserve.engine.program import Images, Outputs
@@ -448,7 +448,7 @@ def held_up(monkeypatch: pytest.MonkeyPatch) -> HeldUp:
 
 
 def test_the_threads_are_divided_among_as_many_fronts_as_there_are(clock: Clock) -> None:
-    usage = Usage(fronts=40)
+    usage = SharedCounts(fronts=40)
     pipe = Pipeline(Settings(decode_threads=8), clock, usage)
     counts = []
     for usage.serving in (1, 3, 40):

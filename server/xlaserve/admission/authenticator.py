@@ -30,7 +30,7 @@ class _Known(NamedTuple):
     anybody: callers_file.Anybody | None = None
 
 
-class Door:
+class Authenticator:
     """Lets in those whom the access file names; everybody where there is none.
 
     The file is read again when it has changed, and is as before where it then is wrong.
@@ -115,7 +115,7 @@ class Door:
         return [path, *([found.tokens.jwks] if found.tokens else [])]
 
 
-OPEN: Final = Door()
+OPEN: Final = Authenticator()
 """Lets everybody in."""
 
 

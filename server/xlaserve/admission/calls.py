@@ -16,7 +16,7 @@ from contextvars import Context
 from itertools import islice
 from typing import Any, Final, NamedTuple, Self
 
-from xlaserve.admission.shared_counts import Account, Kind, Usage
+from xlaserve.admission.shared_counts import Account, Kind, SharedCounts
 from xlaserve.config import Settings
 from xlaserve.errors import QueueFull
 
@@ -59,9 +59,9 @@ class CallAdmission:
         *,
         limit: str = "max_concurrent_calls",
         max_per_address: int | None = None,
-        usage: Usage | None = None,
+        usage: SharedCounts | None = None,
     ) -> None:
-        usage = usage or Usage()
+        usage = usage or SharedCounts()
         self._admitted = usage.amount(Kind.CALLS)
         self._refused = usage.amount(Kind.CALLS_REFUSED)
         self._refused_elsewhere = self._refused.elsewhere
@@ -201,7 +201,7 @@ class Admissions(NamedTuple):
     """Admits small calls by which others learn whether the server is well, however many other calls there are."""
 
     @classmethod
-    def of(cls, settings: Settings, usage: Usage | None = None) -> Self:
+    def of(cls, settings: Settings, usage: SharedCounts | None = None) -> Self:
         """Returns what admits as many calls as `settings` allow. Each front has its own places for probes."""
         calls = CallAdmission(
             settings.max_concurrent_calls,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from xlaserve.admission.caller import Caller, Limit, is_among
-from xlaserve.admission.shared_counts import Account, Usage
+from xlaserve.admission.shared_counts import Account, SharedCounts
 from xlaserve.errors import DeadlineUnreachable, InvalidArgument, LimitExceeded, QueueFull
 
 RATE: Final = "images_per_s"
@@ -51,11 +51,11 @@ class Limiter:
         self,
         clock: Callable[[], float],
         on_refused: Callable[[Caller, str], None] = lambda caller, field: None,
-        usage: Usage | None = None,
+        usage: SharedCounts | None = None,
     ) -> None:
         self._clock = clock
         self._on_refused = on_refused
-        self._usage = usage or Usage()
+        self._usage = usage or SharedCounts()
 
     @contextmanager
     def hold(self, caller: Caller, model: str, images: int) -> Iterator[None]:

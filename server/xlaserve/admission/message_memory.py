@@ -14,7 +14,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from xlaserve.admission.shared_counts import Kind, Usage
+from xlaserve.admission.shared_counts import Kind, SharedCounts
 from xlaserve.engine.memory import resident_bytes
 from xlaserve.errors import QueueFull
 
@@ -24,7 +24,7 @@ MEMORY_CHECK_S: Final = 0.05
 """How often the process's memory is looked at while many messages arrive."""
 
 
-class Intake:
+class MessageMemory:
     """Bounds `held_bytes` by `max_bytes`, and while memory is short the number of messages that arrive.
 
     Memory is short where `resident`, the bytes that the process takes, comes near `max_resident_bytes`, or where no
@@ -39,11 +39,11 @@ class Intake:
         max_message_bytes: int,
         max_resident_bytes: int,
         resident: Callable[[], int] = resident_bytes,
-        usage: Usage | None = None,
+        usage: SharedCounts | None = None,
         *,
         left: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        usage = usage or Usage()
+        usage = usage or SharedCounts()
         self.max_bytes = self._configured_bytes = max_bytes
         self._max_message_bytes = max_message_bytes
         self.max_resident_bytes = max_resident_bytes

@@ -223,7 +223,7 @@ class Accounts:
         return int.from_bytes(hashed, "little") or 1
 
 
-class Usage:
+class SharedCounts:
     """The table of `fronts` fronts, as front number `front`, from 0, sees it: all of it, and its own row to write.
 
     `file` is what `create` returned; by default nobody else sees the table. There may be rows of fronts that do not

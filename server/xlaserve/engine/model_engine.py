@@ -17,7 +17,7 @@ from xlaserve.engine.program import Images
 from xlaserve.engine.trace_context import TraceContext
 
 
-class Admitted(Protocol):
+class Ticket(Protocol):
     """A request that was taken in. It counts until the `with` that holds it ends; what it runs ends before that."""
 
     def __enter__(self) -> Self: ...
@@ -56,7 +56,7 @@ class Admitted(Protocol):
 class ModelEngine(Protocol):
     """Runs the requests to one model. All methods are called on one event loop."""
 
-    def admit(self, images: int, size_bytes: int, unmatched: Resolution | None = None) -> Admitted:
+    def admit(self, images: int, size_bytes: int, unmatched: Resolution | None = None) -> Ticket:
         """Takes in a request of `images` that hold `size_bytes` in all, to be held in a `with`. If they are pixels of a
         resolution without buckets, that is `unmatched`, and is to be opened before they run.
 

@@ -21,7 +21,7 @@ MAX_RATIO: Final = 8.0
 """A request counts as having taken so many times longer, or shorter, than expected at most."""
 
 
-class Expectation:
+class WaitMargin:
     """Learns by how much requests take longer than expected, or shorter."""
 
     __slots__ = ("_deviation", "_mean", "_observed")

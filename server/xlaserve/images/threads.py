@@ -21,9 +21,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-from xlaserve.admission.shared_counts import Kind, Usage
+from xlaserve.admission.shared_counts import Kind, SharedCounts
 from xlaserve.engine import gil
-from xlaserve.engine.wait_margin import Expectation
+from xlaserve.engine.wait_margin import WaitMargin
 from xlaserve.errors import DeadlineExceeded
 
 Made = TypeVar("Made")
@@ -40,8 +40,8 @@ class Memory:
     One holder is always let in, however much it asks for.
     """
 
-    def __init__(self, max_bytes: int, usage: Usage | None = None) -> None:
-        usage = usage or Usage()
+    def __init__(self, max_bytes: int, usage: SharedCounts | None = None) -> None:
+        usage = usage or SharedCounts()
         self.max_bytes = max_bytes
         """May change at any time."""
         self._used_bytes = usage.amount(Kind.DECODE_BYTES)
@@ -105,12 +105,12 @@ class Forecast(NamedTuple):
     expected_s: float
     waiting: int
     """Images that are decoded before."""
-    expectation: Expectation
+    wait_margin: WaitMargin
 
     @property
     def likely_s(self) -> float:
         """Seconds within which it most likely is so."""
-        return self.expectation.likely_s(self.expected_s)
+        return self.wait_margin.likely_s(self.expected_s)
 
 
 class _Model:
@@ -124,7 +124,7 @@ class _Model:
         self.virtual_s = 0.0
         self.cost_s = 0.0
         """What a row is expected to take."""
-        self.expectation = Expectation()
+        self.wait_margin = WaitMargin()
         """Of the requests that are decoded."""
 
     @property
@@ -186,7 +186,7 @@ class Turns:
         model = self._models.setdefault(name, _Model())
         others = len(self._busy) - (model in self._busy)
         rounds = max(1.0, (model.waiting + count) / threads)
-        return Forecast(rounds * model.cost_s * (1 + others), model.waiting, model.expectation)
+        return Forecast(rounds * model.cost_s * (1 + others), model.waiting, model.wait_margin)
 
     def drop(self, rows: Rows) -> None:
         """Takes `rows` out, if it still waits."""
@@ -267,7 +267,7 @@ class DecodingThreads:
             with self._changed:
                 self._turns.drop(rows)
             if forecast.expected_s and not is_rendering and (not rows.unfinished or self._clock() >= deadline):
-                forecast.expectation.observe(forecast.expected_s, self._clock() - began)
+                forecast.wait_margin.observe(forecast.expected_s, self._clock() - began)
         return rows.made
 
     def expect(self, model: Hashable, count: int) -> Forecast:

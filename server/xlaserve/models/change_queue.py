@@ -1,4 +1,4 @@
-"""Changes of models, each model's one after the other, and work that the callers of several share."""
+"""ChangeQueue of models, each model's one after the other, and work that the callers of several share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final, Generic, Literal, TypeVar
 from xlaserve.errors import QueueFull, ShuttingDown, XlaserveError
 
 MAX_WAITING: Final = 8
-"""Changes of one model that wait for the one under way: loads and unloads may be asked for in turns."""
+"""ChangeQueue of one model that wait for the one under way: loads and unloads may be asked for in turns."""
 
 NO_MORE_LOADS: Final = "the server is shutting down; no model is loaded any more"
 
@@ -44,7 +44,7 @@ class _Change:
         await work()
 
 
-class Changes:
+class ChangeQueue:
     """Makes one change of a model at a time, in the order in which they were asked for.
 
     Callers that ask for the same change one after the other share the one that waits for its turn, and it goes on when

@@ -137,7 +137,7 @@ def make(model: Model, folder: Folder) -> Iterator[Int8]:
     verifier = verification.verifier(model, has_tf32=False, warn=log.warning)
     for size, bucket in largest.items():
         compile_exact = partial(program.compile, Mode.OPENVINO, bucket)
-        verifier.admit(Mode.OPENVINO, bucket, compile_exact(), compile_exact)  # int8 would agree with what is wrong
+        verifier.verify(Mode.OPENVINO, bucket, compile_exact(), compile_exact)  # int8 would agree with what is wrong
         exact = program.converted(bucket)
         graph = quantize(exact, _Batches(model, folder, size), -(-len(folder.calibrating) // (model.batch or 1)))
         found = _compare(model, folder, size, exact, graph)

@@ -23,7 +23,7 @@ from xlaserve.engine.under_way import key_of
 from xlaserve.engine.warmup.ledger import Entry, Ledger
 from xlaserve.errors import ConfigError, InvalidArgument, ModelFailed, ModelNotFound, ShuttingDown, XlaserveError
 from xlaserve.models.catalog import Model
-from xlaserve.models.change_queue import Changes, Shared
+from xlaserve.models.change_queue import ChangeQueue, Shared
 from xlaserve.models.directory import Directory, usable
 from xlaserve.models.listing import Ended, Listing, Listings, of_configured, of_versions
 from xlaserve.models.loader import Loader
@@ -63,7 +63,7 @@ class Repository(Directory):
     def __post_init__(self) -> None:
         super().__init__()
         self._configured = Shared(lambda: grouped(self.read_models()))
-        self._changes = Changes()
+        self._changes = ChangeQueue()
         self._announced: list[Version] | None = None
         """What `load_all` has to load."""
         self._has_started = False
@@ -172,7 +172,7 @@ class Repository(Directory):
     async def reconfigure(self, models: Iterable[ModelSettings], only: Collection[str] | None = None) -> list[str]:
         """Makes the server serve `models`, which are configured now; returns a sentence for each change.
 
-        Changes no others than `only`, where that is given.
+        ChangeQueue no others than `only`, where that is given.
 
         Loads what is new, has other settings, or does not serve, and unloads what is gone. A version that fails shows
         that in its state, and what served goes on.
@@ -195,7 +195,7 @@ class Repository(Directory):
         self, configured: Mapping[str, VersionSet], only: Collection[str] | None = None
     ) -> tuple[dict[str, str], list[str]]:
         """Returns what it takes to serve what is configured: for each model that changes a sentence, and those that
-        are to be unloaded. Changes no others than `only`, where that is given."""
+        are to be unloaded. ChangeQueue no others than `only`, where that is given."""
         names = {*configured, *self._versions} if only is None else {*only}
         to_do = {name: self._to_do(name, model) for name, model in configured.items() if name in names}
         gone = [name for name, served in self._served.items() if served and name in names and name not in configured]

@@ -52,7 +52,7 @@ PROFILES: Final = Path("xlaserve-profiles")
 
 
 class Changing(Protocol):
-    """Changes models, as `Repository` does."""
+    """ChangeQueue models, as `Repository` does."""
 
     async def load(self, name: str) -> None:
         """Does as `Repository.load`."""

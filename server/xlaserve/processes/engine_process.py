@@ -23,9 +23,9 @@ from xlaserve.errors import ConfigError, ModelFailed, UnsupportedFeature
 from xlaserve.models import catalog
 from xlaserve.models.version import Served, State
 from xlaserve.processes.engine import Engine
-from xlaserve.processes.engine_replacement import Outcome, Start, Succession
+from xlaserve.processes.engine_replacement import EngineReplacement, Outcome, Start
 from xlaserve.processes.event_loop import in_background, run_loop
-from xlaserve.processes.handover import Changes
+from xlaserve.processes.handover import ClientOverrides
 from xlaserve.processes.link.engine_end import Host, Hosted
 from xlaserve.processes.published import About, Publisher
 from xlaserve.processes.spans import Tracing
@@ -67,7 +67,7 @@ class Orders(NamedTuple):
     start: bytes = b""
     """What to begin with, a pickled `Start`, if another one has said so; else an engine that follows one begins with
     the models that are configured now."""
-    taken_over: Changes | None = None
+    taken_over: ClientOverrides | None = None
     """How the models of another server are whose place this one takes, other than configured."""
     is_beside: bool = False
     """Whether it is started beside one that serves, to take its place."""
@@ -181,7 +181,7 @@ class EngineProcess:
             self._front_has_gone,
             on_linked=self._priority.end if orders.is_beside else lambda: None,
         )
-        self._succession = Succession(
+        self._replacement = EngineReplacement(
             repository=repository,
             configured=configured,
             begin=self._begin_successor,
@@ -192,7 +192,7 @@ class EngineProcess:
             changed_ns=0 if start is None else start.changed_ns,
             on_changed=self._keep,
         )
-        self._engine.changing = self._succession
+        self._engine.changing = self._replacement
         self._questions: Mapping[str, Callable[..., Awaitable[object]]] = {
             "count": self._count,
             "load": self._engine.load,
@@ -292,7 +292,7 @@ class EngineProcess:
         """
         if not self._has_started or self._stopping.begun.is_set():
             return
-        if (kept := pickle.dumps(self._succession.start())) != self._kept:
+        if (kept := pickle.dumps(self._replacement.start())) != self._kept:
             self._kept = kept
             self._child.keep(kept)
 
@@ -322,7 +322,7 @@ class EngineProcess:
         """Ends what fronts have left: in order, they have ended before, and with them their requests."""
         repository = self._engine.repository
         repository.stop_loading()
-        await self._succession.cancel()
+        await self._replacement.cancel()
         await repository.drain(timeout_s=0)
         self._publish()
         await self._host.close()

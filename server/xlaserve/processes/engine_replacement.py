@@ -1,4 +1,4 @@
-"""Changes of what serves, made by another engine that takes this one's place: nothing of the old one stays."""
+"""ChangeQueue of what serves, made by another engine that takes this one's place: nothing of the old one stays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from xlaserve.config import ModelSettings
 from xlaserve.config.versions import VersionSet, grouped
 from xlaserve.errors import EngineLost, ModelFailed
-from xlaserve.models.change_queue import Changes
+from xlaserve.models.change_queue import ChangeQueue
 from xlaserve.models.listing import Listing, Listings
 from xlaserve.models.repository import NO_LABELS, Repository, check_labels, check_versions
 
@@ -76,7 +76,7 @@ class Gate:
 
 
 @dataclass(eq=False, kw_only=True)
-class Succession:
+class EngineReplacement:
     """Makes changes of the models in `repository`: in place where nothing ends that serves, else in another engine.
 
     `begin` starts that and returns once it has taken this one's place, or has failed to; `succeeded` then returns once
@@ -98,7 +98,7 @@ class Succession:
     on_changed: Callable[[], object] = lambda: None
     clock_ns: Callable[[], int] = time.monotonic_ns
     has_successor: bool = False
-    _changes: Changes = field(default_factory=Changes)
+    _changes: ChangeQueue = field(default_factory=ChangeQueue)
     _gate: Gate = field(default_factory=Gate)
     _updating: set[asyncio.Task[None]] = field(default_factory=set)
 

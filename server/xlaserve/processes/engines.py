@@ -20,7 +20,7 @@ from xlaserve.models.held_folder import held_folder, remove_left
 from xlaserve.processes import engine_process
 from xlaserve.processes.crashes import Crashes
 from xlaserve.processes.engine_replacement import Start
-from xlaserve.processes.handover import Changes
+from xlaserve.processes.handover import ClientOverrides
 from xlaserve.processes.link.engine_end import bound
 from xlaserve.processes.supervision.role import Role
 from xlaserve.processes.supervision.supervisor import Process, as_words
@@ -57,7 +57,7 @@ class Engines:
         read_settings: Callable[[], Settings],
         folder: Path,
         was_ready: Callable[[], bool],
-        taken_over: Changes | None = None,
+        taken_over: ClientOverrides | None = None,
     ) -> None:
         self._folder = folder
         self.start = b""
@@ -87,9 +87,9 @@ class Engines:
         self.addresses = tuple(folder / name for name in names)
 
     @property
-    def changes(self) -> Changes:
+    def changes(self) -> ClientOverrides:
         """How its models are other than configured."""
-        return Changes.of(pickle.loads(self.start)) if self.start else self._taken_over or Changes()
+        return ClientOverrides.of(pickle.loads(self.start)) if self.start else self._taken_over or ClientOverrides()
 
     def keep(self, content: bytes) -> None:
         """Notes what an engine has, unless another one has made a later change."""

@@ -11,12 +11,12 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
-from xlaserve.admission.authenticator import Door
+from xlaserve.admission.authenticator import Authenticator
 from xlaserve.admission.calls import Admissions
 from xlaserve.admission.certificates import Certificates
 from xlaserve.admission.hosts import Hosts
-from xlaserve.admission.message_memory import Intake
-from xlaserve.admission.shared_counts import Kind, Usage
+from xlaserve.admission.message_memory import MessageMemory
+from xlaserve.admission.shared_counts import Kind, SharedCounts
 from xlaserve.config import Settings
 from xlaserve.engine.memory import machine_memory_bytes, resident_bytes
 from xlaserve.images.decoder import ImageLimits
@@ -86,13 +86,13 @@ class Front:
         telemetry: HttpEndpoint | None = None,
         metrics_elsewhere: str | None = None,
         refresh: Callable[[], None],
-        usage: Usage | None = None,
+        usage: SharedCounts | None = None,
         regions: Regions | None = None,
         resident: Callable[[], int] = resident_bytes,
         supervisor: int | None = None,
         is_supervised: Callable[[], bool] = lambda: True,
     ) -> None:
-        usage = self._usage = usage or Usage()
+        usage = self._usage = usage or SharedCounts()
         self._regions = regions
         self._supervisor = supervisor
         self._is_supervised = is_supervised
@@ -119,7 +119,7 @@ class Front:
         )
         self._streams = OpenStreams()
         self.health = Health(self.is_ready, backend.directory.serving, self._streams, is_supervised)
-        self._intake = Intake(
+        self._message_memory = MessageMemory(
             settings.max_inflight_bytes,
             settings.max_message_bytes,
             settings.max_resident_bytes or machine_memory_bytes(),
@@ -127,9 +127,9 @@ class Front:
             usage,
             left=left_bytes,
         )
-        self._memory_bounds = MemoryBounds(settings, self._intake, self._pipeline.memory)
+        self._memory_bounds = MemoryBounds(settings, self._message_memory, self._pipeline.memory)
         self._following: asyncio.Task[None] | None = None
-        self._door = Door(settings.access)
+        self._authenticator = Authenticator(settings.access)
         self._certificates = _certificates(settings)
         models = Models(backend, settings.has_model_control, settings.max_message_bytes)
         self.ports = Ports(
@@ -137,18 +137,18 @@ class Front:
             self._make_grpc_server(admissions, models, usage),
             self._make_http_server(admissions, models, gpus, refresh, metrics_elsewhere),
             telemetry,
-            self._door,
+            self._authenticator,
             self._certificates,
             metrics_elsewhere,
         )
         metrics.add_gauges(self._gauges)
 
-    def _make_grpc_server(self, admissions: Admissions, models: Models, usage: Usage) -> GrpcServer:
+    def _make_grpc_server(self, admissions: Admissions, models: Models, usage: SharedCounts) -> GrpcServer:
         settings, calls = self._settings, self.calls
         shared_memory = None
         if settings.shared_memory:
             shared_memory = SharedMemory(
-                settings.max_message_bytes, settings.max_inflight_bytes, self._intake, regions=self._regions
+                settings.max_message_bytes, settings.max_inflight_bytes, self._message_memory, regions=self._regions
             )
         return GrpcServer(
             settings,
@@ -165,9 +165,9 @@ class Front:
             ),
             self.health,
             Admin(self._backend) if settings.has_admin else None,
-            intake=self._intake,
+            message_memory=self._message_memory,
             admissions=admissions,
-            door=self._door,
+            authenticator=self._authenticator,
             certificates=self._certificates,
             metrics=self._metrics,
             on_failed=calls.note_failure,
@@ -187,10 +187,10 @@ class Front:
         settings, calls = self._settings, self.calls
         incoming = CallsIn(
             admissions,
-            self._intake,
+            self._message_memory,
             settings.max_message_bytes,
             self._metrics.count_refused,
-            self._door,
+            self._authenticator,
             on_failed=calls.note_failure,
             tracer=self._tracer,
         )
@@ -208,7 +208,7 @@ class Front:
             Status(overview, models, gpus),
             shown_metrics.relayed(elsewhere) if elsewhere else shown_metrics.shown(self._metrics.registry, refresh),
         )
-        hosts = Hosts.of(settings, is_locked=self._door.is_locked)
+        hosts = Hosts.of(settings, is_locked=self._authenticator.is_locked)
         application = with_cors(routes.application(incoming, methods, hosts), settings.cors_origins)
         return HttpServer(settings, application, self._certificates, calls.note_failure)
 
@@ -284,12 +284,12 @@ class Front:
         yield gauge(
             "xlaserve_in_flight_message_bytes",
             "Bytes of messages that arrived and are still held.",
-            self._intake.held_bytes,
+            self._message_memory.held_bytes,
         )
         yield gauge(
             "xlaserve_in_flight_message_bytes_limit",
             "As many of those bytes there may be: `max_inflight_bytes`, or less where memory has no room for them.",
-            self._intake.max_bytes,
+            self._message_memory.max_bytes,
         )
         yield gauge(
             "xlaserve_certificate_expiry_timestamp_seconds",
@@ -302,7 +302,7 @@ class Front:
 class _Headers:
     """What answers carry so that clients see where they come from: our own spread their calls."""
 
-    def __init__(self, usage: Usage) -> None:
+    def __init__(self, usage: SharedCounts) -> None:
         self._usage = usage
         self._made = lru_cache(self._make)
 

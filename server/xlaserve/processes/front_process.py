@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from prometheus_client.core import Metric
 
-from xlaserve.admission.shared_counts import Usage
+from xlaserve.admission.shared_counts import SharedCounts
 from xlaserve.config import Settings
 from xlaserve.engine.memory import keep_freed_memory, resident_bytes
 from xlaserve.models.triton_metrics import triton_metrics
@@ -86,7 +86,7 @@ async def _serve(child: Child, orders: Orders) -> int:
     stopping.listen()
     stopping.listen_for_leave()
     mirror = Mirror(metrics)
-    usage = Usage(child.descriptors[USAGE], settings.front_processes, orders.number - 1)
+    usage = SharedCounts(child.descriptors[USAGE], settings.front_processes, orders.number - 1)
     engines = RemoteEngines(orders.engines, mirror, metrics, usage, OtherServer(orders.successor).make)
     changes = taking(engines)
     following = in_background(engines.follow(), stopping.crash)

@@ -22,7 +22,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from xlaserve.admission.shared_counts import Kind, Usage
+from xlaserve.admission.shared_counts import Kind, SharedCounts
 from xlaserve.config.versions import VersionSet
 from xlaserve.errors import ConfigError
 from xlaserve.models.listing import Ended, Listing
@@ -44,7 +44,7 @@ CHANGES_LOOK_S: Final = 0.05
 log = logging.getLogger(__name__)
 
 
-class Changes(NamedTuple):
+class ClientOverrides(NamedTuple):
     """How the models of a server are other than as they are configured, as its clients want it."""
 
     unloaded: Mapping[str, Sequence[str]] = {}
@@ -55,7 +55,7 @@ class Changes(NamedTuple):
     """The models that serve."""
 
     @classmethod
-    def of(cls, start: Start) -> Changes:
+    def of(cls, start: Start) -> ClientOverrides:
         """Returns those of a server that another one would follow with `start`."""
         unloaded, labels, serving = {}, {}, []
         for name, (model, ended) in start.listings.items():
@@ -89,7 +89,7 @@ class Predecessor(NamedTuple):
     """It listens where metrics are shown."""
     regions: int
     """The file of the regions of shared memory that clients have registered."""
-    changes: Changes
+    changes: ClientOverrides
     channel: socket.socket
     successor_addresses: Sequence[Path] = ()
     """Where that server and those before it look for the socket of the one that makes changes of models for them."""
@@ -108,7 +108,9 @@ class Predecessor(NamedTuple):
                 ports=told["ports"],
                 metrics=None if metrics is None else _socket(metrics),
                 regions=_own(told["regions"]),
-                changes=Changes(**{name: told["changes"][name] for name in Changes._fields if name in told["changes"]}),
+                changes=ClientOverrides(
+                    **{name: told["changes"][name] for name in ClientOverrides._fields if name in told["changes"]}
+                ),
                 channel=_socket(told["channel"]),
                 successor_addresses=[*map(Path, told.get("successor_addresses", ()))],
             )
@@ -136,7 +138,7 @@ class Successor:
         ports: Mapping[str, int],
         metrics: socket.socket | None,
         regions: int,
-        changes: Changes,
+        changes: ClientOverrides,
         successor_addresses: Sequence[Path] = (),
     ) -> None:
         self._is_ready = self._has_news = False
@@ -206,7 +208,7 @@ class Successor:
         return f"ended with status {status}"
 
 
-async def changes_are_made(usage: Usage) -> bool:
+async def changes_are_made(usage: SharedCounts) -> bool:
     """Waits until no change of models that a client has asked for is under way; returns False where that takes long.
 
     By then the supervisor has heard of engines what they have changed.

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from xlaserve.admission.message_memory import Intake
+from xlaserve.admission.message_memory import MessageMemory
 from xlaserve.config import Settings
 from xlaserve.engine.control_groups import MemoryLimit, memory_limits
 from xlaserve.engine.memory import machine_memory_bytes
@@ -43,7 +43,7 @@ def left_bytes(read: Callable[[], Sequence[MemoryLimit]] = memory_limits) -> flo
 
 
 class MemoryBounds:
-    """Sets the bounds of `intake` and `decoding`, by the limits that `read` returns and never above the settings.
+    """Sets the bounds of messages and of decoding by the limits that `read` returns, and never above the settings.
 
     Changes that only a start can follow are logged.
     """
@@ -51,13 +51,13 @@ class MemoryBounds:
     def __init__(
         self,
         settings: Settings,
-        intake: Intake,
+        message_memory: MessageMemory,
         decoding: Memory,
         read: Callable[[], Sequence[MemoryLimit]] = memory_limits,
         cores: Callable[[], int] = usable_cores,
     ) -> None:
         self._settings = settings
-        self._intake = intake
+        self._message_memory = message_memory
         self._decoding = decoding
         self._read = read
         self._cores = cores
@@ -81,20 +81,20 @@ class MemoryBounds:
         before_bytes, self._usable_bytes = self._usable_bytes, usable_bytes
         if usable_bytes != before_bytes:
             self._free.clear()
-        in_use_bytes = self._intake.held_everywhere_bytes + self._decoding.used_bytes
+        in_use_bytes = self._message_memory.held_everywhere_bytes + self._decoding.used_bytes
         self._free.append(
             min((limit.limit_bytes - limit.taken_bytes + in_use_bytes for limit in limits), default=math.inf)
         )
         free_bytes = max(self._free)
-        self._intake.max_resident_bytes = settings.max_resident_bytes or int(usable_bytes * RESIDENT_SHARE)
-        self._intake.max_bytes = _bounded(
+        self._message_memory.max_resident_bytes = settings.max_resident_bytes or int(usable_bytes * RESIDENT_SHARE)
+        self._message_memory.max_bytes = _bounded(
             MESSAGES_SHARE * free_bytes, settings.max_message_bytes, settings.max_inflight_bytes
         )
         self._decoding.max_bytes = _bounded(DECODING_SHARE * free_bytes, 0, settings.max_decode_bytes)
         self._tell(before_bytes)
 
     def _tell(self, before_bytes: int) -> None:
-        settings, messages, decoding = self._settings, self._intake.max_bytes, self._decoding.max_bytes
+        settings, messages, decoding = self._settings, self._message_memory.max_bytes, self._decoding.max_bytes
         is_reduced = messages < settings.max_inflight_bytes or decoding < settings.max_decode_bytes
         usable_mib = self._usable_bytes >> 20
         if is_reduced and (not self._is_reduced or self._usable_bytes != before_bytes):

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 
-from xlaserve.admission.authenticator import Door
+from xlaserve.admission.authenticator import Authenticator
 from xlaserve.admission.certificates import Certificates
 from xlaserve.config import Settings
 from xlaserve.telemetry.http import HttpEndpoint
@@ -20,22 +20,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Listens, with the `door` and the `certificates` that its servers share."""
+    """Listens, with the `authenticator` and the `certificates` that its servers share."""
 
     settings: Settings
     grpc: GrpcServer
     http: HttpServer
     telemetry: HttpEndpoint | None
     """None where `metrics_port` is off."""
-    door: Door
+    authenticator: Authenticator
     certificates: Certificates | None
     metrics_elsewhere: str | None = None
     """HOST:PORT where another process shows the metrics of this one."""
 
     async def open(self) -> None:
         """Listens on all of them. Raises ConfigError; `close` closes those that were opened."""
-        if self.door.watch is not None:
-            self.door.watch.follow()
+        if self.authenticator.watch is not None:
+            self.authenticator.watch.follow()
         if self.certificates is not None:
             loop = asyncio.get_running_loop()
             self.certificates.follow(partial(loop.call_soon_threadsafe, self._close_connections))
@@ -95,16 +95,16 @@ class Ports:
     def _warn_of_strangers(self, metrics_address: str | None) -> None:
         settings = self.settings
         if settings.is_loopback:
-            if not self.door.is_locked:
+            if not self.authenticator.is_locked:
                 log.info("only this machine can call: host is %s", settings.host)
-        elif not self.door.is_locked:
+        elif not self.authenticator.is_locked:
             log.warning(
                 "anybody who reaches %s may call, since `access` is not set; loading, unloading and profiles are off",
                 settings.host,
             )
         elif self.certificates is None:
             log.warning("keys and tokens travel in the clear: set `tls_certificate`, unless a proxy in front has one")
-        if self.door.is_locked and not settings.is_loopback and metrics_address:
+        if self.authenticator.is_locked and not settings.is_loopback and metrics_address:
             log.info("metrics are in the clear, for anybody who reaches %s; see `metrics_port`", metrics_address)
-        if self.door.asks_for_certificates and settings.tls_client_ca is None:
+        if self.authenticator.asks_for_certificates and settings.tls_client_ca is None:
             log.warning("access: callers with a `certificate` can't be recognised, since `tls_client_ca` is not set")

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, cast
 
-from xlaserve.admission.shared_counts import Kind, Upgrade, Usage
+from xlaserve.admission.shared_counts import Kind, SharedCounts, Upgrade
 from xlaserve.errors import EngineLost, ModelNotFound, XlaserveError
 from xlaserve.models.version import Served, Version
 from xlaserve.processes.link import front_end as link
@@ -150,12 +150,12 @@ class RemoteEngines:
         addresses: Sequence[Path],
         directory: Mirror,
         metrics: Metrics,
-        usage: Usage | None = None,
+        usage: SharedCounts | None = None,
         pass_on: PassOn = refuse,
     ) -> None:
         self.directory = directory
         self._pass_on = pass_on
-        self._usage = usage or Usage()
+        self._usage = usage or SharedCounts()
         self._changes_under_way = self._usage.amount(Kind.CHANGES)
         self._metrics = metrics
         self.calls: Calls | None = None

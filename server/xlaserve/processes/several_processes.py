@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from xlaserve.admission import shared_counts
 from xlaserve.admission.hosts import Hosts
-from xlaserve.admission.shared_counts import Upgrade, Usage
+from xlaserve.admission.shared_counts import SharedCounts, Upgrade
 from xlaserve.config import Settings
 from xlaserve.errors import ConfigError
 from xlaserve.processes import front_process
@@ -118,7 +118,7 @@ class Server(Watcher):
                 front_process.CHANGES: _shared(lambda: bound(self._changes_socket).detach(), stack),
             }
             self._engines = Engines(settings, self._read_settings, folder, lambda: self._was_ready, changes)
-            self._usage = Usage(used, settings.front_processes)
+            self._usage = SharedCounts(used, settings.front_processes)
             self._usage.serving = len(self._numbers)
             registry = CollectorRegistry()
             registry.register(ProcessCollector(registry=None))

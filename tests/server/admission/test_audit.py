@@ -9,11 +9,11 @@ from tests.fakes import Clock
 from tests.server.admission.conftest import KEY, Write, entry
 
 from xlaserve.admission.audit import Refusals, audited
-from xlaserve.admission.authenticator import Door
+from xlaserve.admission.authenticator import Authenticator
 from xlaserve.admission.caller import ADMIN, ANYBODY, CURRENT, INFER, Caller
 from xlaserve.admission.log_lines import BURST_LINES, LINES_PER_S
 from xlaserve.errors import PermissionDenied, Unauthenticated
-from xlaserve.wire.grpc.method_guard import Entrance
+from xlaserve.wire.grpc.method_guard import MethodGuard
 
 
 @pytest.fixture(autouse=True)
@@ -25,13 +25,16 @@ def _in_a_call_of_its_own(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 def test_who_is_refused_what_is_for_administrators_is_named(write: Write, caplog: pytest.LogCaptureFixture) -> None:
-    door = Door(write(entry("shop")))
-    load, infer = Entrance(door, ADMIN, "RepositoryModelLoad"), Entrance(door, INFER, "ModelInfer")
+    authenticator = Authenticator(write(entry("shop")))
+    load, infer = (
+        MethodGuard(authenticator, ADMIN, "RepositoryModelLoad"),
+        MethodGuard(authenticator, INFER, "ModelInfer"),
+    )
     with pytest.raises(PermissionDenied):
         load.check_metadata([("x-api-key", KEY)])
-    for entrance in (load, infer):
+    for guard in (load, infer):
         with pytest.raises(Unauthenticated):
-            entrance.check_metadata([("x-api-key", "wrong")])
+            guard.check_metadata([("x-api-key", "wrong")])
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("WARNING", "audit: RepositoryModelLoad by shop: PERMISSION_DENIED"),
         ("WARNING", "audit: RepositoryModelLoad by stranger: UNAUTHENTICATED"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.server.admission.conftest import KEY, Write, entry
 
-from xlaserve.admission.authenticator import Door, unauthenticated
+from xlaserve.admission.authenticator import Authenticator, unauthenticated
 from xlaserve.admission.caller import ANYBODY, Caller, Limit, Role
 from xlaserve.errors import ConfigError, Unauthenticated
 
@@ -20,15 +20,15 @@ def bearer(credential: str) -> dict[str, str]:
     return {"authorization": f"Bearer {credential}"}
 
 
-def look(door: Door) -> None:
-    assert door.watch is not None
-    door.watch.look()
+def look(authenticator: Authenticator) -> None:
+    assert authenticator.watch is not None
+    authenticator.watch.look()
 
 
 def test_without_a_file_everybody_is_let_in() -> None:
-    door = Door(None)
-    assert not door.is_locked
-    assert door.by_headers({"authorization": "Basic nonsense"}) is ANYBODY
+    authenticator = Authenticator(None)
+    assert not authenticator.is_locked
+    assert authenticator.by_headers({"authorization": "Basic nonsense"}) is ANYBODY
 
 
 @pytest.mark.parametrize(
@@ -42,13 +42,15 @@ def test_without_a_file_everybody_is_let_in() -> None:
     ],
 )
 def test_a_key_is_recognised(write: Write, headers: dict[str, str]) -> None:
-    door = Door(write(entry("shop", roles=["infer", "observe"], models=["resnet*"])))
-    assert door.is_locked
-    assert door.by_headers(headers) == Caller("shop", frozenset([Role.INFER, Role.OBSERVE]), ("resnet*",))
+    authenticator = Authenticator(write(entry("shop", roles=["infer", "observe"], models=["resnet*"])))
+    assert authenticator.is_locked
+    assert authenticator.by_headers(headers) == Caller("shop", frozenset([Role.INFER, Role.OBSERVE]), ("resnet*",))
 
 
 def test_a_caller_may_infer_with_every_model_where_nothing_else_is_said(write: Write) -> None:
-    assert Door(write(entry("shop"))).by_headers(bearer(KEY)) == Caller("shop", frozenset([Role.INFER]), ("*",))
+    assert Authenticator(write(entry("shop"))).by_headers(bearer(KEY)) == Caller(
+        "shop", frozenset([Role.INFER]), ("*",)
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,19 +70,19 @@ def test_a_caller_may_infer_with_every_model_where_nothing_else_is_said(write: W
 )
 def test_what_is_not_recognised_is_refused_with_the_same_words(write: Write, headers: dict[str, str]) -> None:
     with pytest.raises(Unauthenticated) as refused:
-        Door(write(entry("shop"))).by_headers(headers)
+        Authenticator(write(entry("shop"))).by_headers(headers)
     assert str(refused.value) == REFUSAL
 
 
 def test_headers_without_credentials_leave_it_to_the_certificate(write: Write) -> None:
     path = write(entry("shop"), {"name": "ops", "certificate": "ops.example.com", "roles": ["admin"]})
-    door = Door(path)
-    assert door.by_headers({"user-agent": "x"}) is None
-    assert door.asks_for_certificates
-    assert door.by_connection(["other", "ops.example.com"], "").name == "ops"
+    authenticator = Authenticator(path)
+    assert authenticator.by_headers({"user-agent": "x"}) is None
+    assert authenticator.asks_for_certificates
+    assert authenticator.by_connection(["other", "ops.example.com"], "").name == "ops"
     for names in ([], ["OPS.example.com", "", "example.com"]):
         with pytest.raises(Unauthenticated) as refused:
-            door.by_connection(names, "")
+            authenticator.by_connection(names, "")
         assert str(refused.value) == REFUSAL
 
 
@@ -110,7 +112,7 @@ def test_a_wrong_file_is_refused_in_one_line_without_what_it_holds(tmp_path: Pat
     path = tmp_path / "access.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as wrong:
-        Door(path)
+        Authenticator(path)
     assert expected in str(wrong.value)
     assert str(wrong.value).startswith("access: ")
     assert "\n" not in str(wrong.value)
@@ -121,23 +123,23 @@ def test_files_that_are_no_text_or_not_there_are_refused(tmp_path: Path) -> None
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     for path in (tmp_path, tmp_path / "missing", tmp_path / "bytes"):
         with pytest.raises(ConfigError, match=r"^access: [^\n]*$"):
-            Door(path)
+            Authenticator(path)
 
 
 def test_two_callers_with_one_key_are_refused(write: Write) -> None:
     with pytest.raises(ConfigError, match="each key_sha256 is one caller's"):
-        Door(write(entry("shop"), entry("ops", roles=["admin"])))
+        Authenticator(write(entry("shop"), entry("ops", roles=["admin"])))
 
 
 def test_a_key_that_is_withdrawn_no_longer_opens_and_a_new_one_does(write: Write) -> None:
-    door = Door(write(entry("shop"), entry("old", "xla_old")))
-    assert door.by_headers(bearer("xla_old"))
+    authenticator = Authenticator(write(entry("shop"), entry("old", "xla_old")))
+    assert authenticator.by_headers(bearer("xla_old"))
     write(entry("shop"), entry("new", "xla_new"))
-    look(door)
-    assert door.by_headers(bearer(KEY))
-    assert (caller := door.by_headers(bearer("xla_new"))) and caller.name == "new"
+    look(authenticator)
+    assert authenticator.by_headers(bearer(KEY))
+    assert (caller := authenticator.by_headers(bearer("xla_new"))) and caller.name == "new"
     with pytest.raises(Unauthenticated):
-        door.by_headers(bearer("xla_old"))
+        authenticator.by_headers(bearer("xla_old"))
 
 
 @pytest.mark.parametrize("is_in_place", [False, True])
@@ -145,7 +147,7 @@ def test_a_file_that_is_replaced_by_one_of_the_same_size_and_time_is_read(
     write: Write, tmp_path: Path, is_in_place: bool
 ) -> None:
     path = write(entry("shop", "xla_1"))
-    door = Door(path)
+    authenticator = Authenticator(path)
     stat = path.stat()
     if not is_in_place:
         path.rename(tmp_path / "before")
@@ -154,8 +156,8 @@ def test_a_file_that_is_replaced_by_one_of_the_same_size_and_time_is_read(
         assert time.monotonic() < give_up_at
         write(entry("shop", "xla_2"))
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    look(door)
-    assert door.by_headers(bearer("xla_2"))
+    look(authenticator)
+    assert authenticator.by_headers(bearer("xla_2"))
 
 
 @pytest.mark.parametrize("damage", ["half", "empty", "removed", "a folder"])
@@ -164,7 +166,7 @@ def test_a_file_that_breaks_while_running_leaves_all_as_before(
 ) -> None:
     caplog.set_level(logging.INFO)
     path = write(entry("shop"))
-    door = Door(path)
+    authenticator = Authenticator(path)
     whole = path.read_text()
     path.unlink()
     if damage == "a folder":
@@ -172,8 +174,8 @@ def test_a_file_that_breaks_while_running_leaves_all_as_before(
     elif damage != "removed":
         path.write_text(whole[: len(whole) // 2] if damage == "half" else "")
     for _ in range(3):
-        look(door)
-    assert door.by_headers(bearer(KEY))
+        look(authenticator)
+    assert authenticator.by_headers(bearer(KEY))
     assert [(one.levelname, one.getMessage().startswith("as before: access: ")) for one in caplog.records] == [
         ("ERROR", True)
     ]
@@ -181,16 +183,16 @@ def test_a_file_that_breaks_while_running_leaves_all_as_before(
     if damage == "a folder":
         path.rmdir()
     write(entry("shop", "xla_two"))
-    look(door)
-    assert door.by_headers(bearer("xla_two"))
+    look(authenticator)
+    assert authenticator.by_headers(bearer("xla_two"))
     assert caplog.records[-1].getMessage() == "access: read again"
 
 
 def test_a_file_is_read_once_for_each_change(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    door = Door(write(entry("shop")))
+    authenticator = Authenticator(write(entry("shop")))
     read: list[Any] = []
     monkeypatch.setattr("xlaserve.admission.authenticator.file.read", read.append)
-    look(door)
+    look(authenticator)
     assert read == []
 
 
@@ -199,16 +201,16 @@ def test_the_file_is_followed_on_a_thread(write: Write, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("xlaserve.admission.watch.LOOK_S", 0.01)
     looked = Event()
-    door = Door(write(entry("shop")))
-    assert door.watch is not None
-    monkeypatch.setattr(door.watch, "look", looked.set)
-    door.watch.follow()
+    authenticator = Authenticator(write(entry("shop")))
+    assert authenticator.watch is not None
+    monkeypatch.setattr(authenticator.watch, "look", looked.set)
+    authenticator.watch.follow()
     assert looked.wait(10)
 
 
 def test_a_caller_has_the_limits_and_the_priority_of_its_entry(write: Write) -> None:
     limits = [{"images_per_s": 10, "max_images": 4}, {"models": ["resnet*"], "images_per_s": 2, "burst_images": 8}]
-    caller = Door(write(entry("shop", limits=limits, priority=1))).by_headers(bearer(KEY))
+    caller = Authenticator(write(entry("shop", limits=limits, priority=1))).by_headers(bearer(KEY))
     assert caller is not None
     assert caller.limits == (
         Limit(images_per_s=10, max_images=4),
@@ -229,20 +231,20 @@ def test_a_caller_has_the_limits_and_the_priority_of_its_entry(write: Write) -> 
 )
 def test_limits_that_can_not_hold_are_refused_with_their_field(write: Write, more: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError, match=rf"callers\.0\.{field}"):
-        Door(write(entry("shop", **more)))
+        Authenticator(write(entry("shop", **more)))
 
 
 def test_anybody_may_not_administer(write: Write) -> None:
     with pytest.raises(ConfigError, match=r"anybody\.roles"):
-        Door(write(anybody={"roles": ["infer", "admin"]}))
+        Authenticator(write(anybody={"roles": ["infer", "admin"]}))
 
 
 def test_without_a_section_for_anybody_nobody_is_let_in_without_credentials(write: Write) -> None:
-    door = Door(write(entry("shop")))
-    assert not door.asks_connections
+    authenticator = Authenticator(write(entry("shop")))
+    assert not authenticator.asks_connections
     with pytest.raises(Unauthenticated):
-        door.by_connection([], "192.0.2.7")
-    door = Door(write(entry("shop"), anybody={}))
-    assert door.is_locked and door.asks_connections and not door.asks_for_certificates
-    assert door.by_headers({}) is None
-    assert door.by_connection([], "192.0.2.7").roles == {Role.INFER}
+        authenticator.by_connection([], "192.0.2.7")
+    authenticator = Authenticator(write(entry("shop"), anybody={}))
+    assert authenticator.is_locked and authenticator.asks_connections and not authenticator.asks_for_certificates
+    assert authenticator.by_headers({}) is None
+    assert authenticator.by_connection([], "192.0.2.7").roles == {Role.INFER}

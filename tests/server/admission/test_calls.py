@@ -10,10 +10,10 @@ import pytest
 
 from xlaserve.admission.authenticator import OPEN
 from xlaserve.admission.calls import STALL_CHECK_S, CallAdmission, CallTask, current_call
-from xlaserve.admission.message_memory import Intake
+from xlaserve.admission.message_memory import MessageMemory
 from xlaserve.errors import QueueFull
 from xlaserve.planning.virtual_time import VirtualTimeLoop
-from xlaserve.wire.grpc.method_guard import Entrance
+from xlaserve.wire.grpc.method_guard import MethodGuard
 from xlaserve.wire.grpc.reader import MessageReader
 
 
@@ -223,7 +223,12 @@ async def test_a_message_that_finds_no_memory_ends_no_call(virtual_time: Virtual
     house.admission.idle(idle)
     await asyncio.sleep(20)
     reader = MessageReader(
-        Intake(10, 10, 10**12, lambda: 0), house.admission, Entrance(OPEN, ()), lambda data: data, Mock(), Mock()
+        MessageMemory(10, 10, 10**12, lambda: 0),
+        house.admission,
+        MethodGuard(OPEN, ()),
+        lambda data: data,
+        Mock(),
+        Mock(),
     )
     with pytest.raises(QueueFull):
         reader.admit(bytes(11))

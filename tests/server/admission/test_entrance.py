@@ -12,7 +12,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 from tests.server.admission.conftest import KEY, Write, certificate, entry
 
-from xlaserve.admission.authenticator import Door, unauthenticated
+from xlaserve.admission.authenticator import Authenticator, unauthenticated
 from xlaserve.admission.caller import (
     ADMIN,
     ANYBODY,
@@ -27,10 +27,10 @@ from xlaserve.admission.caller import (
     Role,
 )
 from xlaserve.admission.calls import Admissions
-from xlaserve.admission.message_memory import Intake
+from xlaserve.admission.message_memory import MessageMemory
 from xlaserve.errors import PermissionDenied, Unauthenticated
 from xlaserve.wire.grpc import debugging, handlers
-from xlaserve.wire.grpc.method_guard import ROLES, Entrance
+from xlaserve.wire.grpc.method_guard import ROLES, MethodGuard
 from xlaserve.wire.http import routes
 from xlaserve.wire.http.operation import Operation
 from xlaserve_proto import admin_pb2, open_inference_pb2, tensorflow_serving_pb2, vision_pb2
@@ -162,41 +162,41 @@ def _in_a_call_of_its_own() -> Any:
 
 
 def test_without_an_access_file_nothing_is_checked() -> None:
-    entrance = Entrance(Door(None), ADMIN)
-    entrance.check_metadata([])
-    entrance.check_connection(certified())
-    entrance.check_again(certified())
+    guard = MethodGuard(Authenticator(None), ADMIN)
+    guard.check_metadata([])
+    guard.check_connection(certified())
+    guard.check_again(certified())
     assert CURRENT.get() is ANYBODY
 
 
 def test_a_key_is_enough_and_its_roles_count(write: Write) -> None:
-    door = Door(write(entry("shop"), {"name": "ops", "certificate": "ops", "roles": ["admin"]}))
-    Entrance(door, INFER).check_metadata([*BEARER, ("trace-bin", cast(Any, b"\0"))])
+    authenticator = Authenticator(write(entry("shop"), {"name": "ops", "certificate": "ops", "roles": ["admin"]}))
+    MethodGuard(authenticator, INFER).check_metadata([*BEARER, ("trace-bin", cast(Any, b"\0"))])
     assert CURRENT.get().name == "shop"
-    Entrance(door, INFER).check_connection(certified("ops"))
+    MethodGuard(authenticator, INFER).check_connection(certified("ops"))
     assert CURRENT.get().name == "shop"
     CURRENT.set(ANYBODY)
     with pytest.raises(PermissionDenied):
-        Entrance(door, ADMIN).check_metadata(BEARER)
+        MethodGuard(authenticator, ADMIN).check_metadata(BEARER)
     assert CURRENT.get().name == "shop", "the log names who was refused"
     with pytest.raises(Unauthenticated):
-        Entrance(door, INFER).check_metadata([("authorization", "Bearer wrong")])
+        MethodGuard(authenticator, INFER).check_metadata([("authorization", "Bearer wrong")])
     assert CURRENT.get() is STRANGER
 
 
 def test_a_certificate_counts_where_there_is_no_key(write: Write) -> None:
-    door = Door(write(entry("shop"), {"name": "ops", "certificate": "ops", "roles": ["admin"]}))
-    entrance = Entrance(door, ADMIN)
-    entrance.check_metadata([])
+    authenticator = Authenticator(write(entry("shop"), {"name": "ops", "certificate": "ops", "roles": ["admin"]}))
+    guard = MethodGuard(authenticator, ADMIN)
+    guard.check_metadata([])
     assert not CURRENT.get().roles
-    entrance.check_connection(certified("ops"))
+    guard.check_connection(certified("ops"))
     assert CURRENT.get().name == "ops"
 
     for names in ((), ("other",), ("ops\0.evil",), ("other", "ops\0.evil"), ("ops\n",)):
-        entrance.check_metadata([])
+        guard.check_metadata([])
         with pytest.raises(Unauthenticated, match=re.escape(str(unauthenticated()))):
-            entrance.check_connection(certified(*names))
-    infers = Entrance(door, INFER)
+            guard.check_connection(certified(*names))
+    infers = MethodGuard(authenticator, INFER)
     infers.check_metadata([])
     with pytest.raises(PermissionDenied):
         infers.check_connection(certified("ops"))
@@ -204,8 +204,10 @@ def test_a_certificate_counts_where_there_is_no_key(write: Write) -> None:
 
 def test_anybody_is_counted_by_address_and_a_wrong_key_is_still_refused(write: Write) -> None:
     anybody = {"roles": ["infer"], "models": ["noop"], "limits": [{"max_images": 4}], "priority": 3}
-    door = Door(write(entry("shop"), {"name": "ops", "certificate": "ops", "roles": ["admin"]}, anybody=anybody))
-    infers = Entrance(door, INFER)
+    authenticator = Authenticator(
+        write(entry("shop"), {"name": "ops", "certificate": "ops", "roles": ["admin"]}, anybody=anybody)
+    )
+    infers = MethodGuard(authenticator, INFER)
     infers.check_metadata([])
     infers.check_connection(certified("unknown"))
     caller = CURRENT.get()
@@ -216,7 +218,7 @@ def test_anybody_is_counted_by_address_and_a_wrong_key_is_still_refused(write: W
         infers.check_metadata([("authorization", "Bearer wrong")])
     infers.check_metadata(BEARER)
     assert CURRENT.get().name == "shop"
-    administers = Entrance(door, ADMIN)
+    administers = MethodGuard(authenticator, ADMIN)
     administers.check_metadata([])
     administers.check_connection(certified("ops"))
     assert CURRENT.get().name == "ops"
@@ -227,34 +229,34 @@ def test_anybody_is_counted_by_address_and_a_wrong_key_is_still_refused(write: W
 
 def test_nobody_waits_for_a_certificate_where_none_would_do(write: Write) -> None:
     with pytest.raises(Unauthenticated):
-        Entrance(Door(write(entry("shop"))), INFER).check_metadata([])
+        MethodGuard(Authenticator(write(entry("shop"))), INFER).check_metadata([])
 
 
 @pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer wrong"),)])
 def test_what_is_open_is_open_to_strangers_and_they_see_no_model(write: Write, metadata: Any) -> None:
     for callers in ([entry("shop")], [entry("shop"), {"name": "ops", "certificate": "ops"}]):
-        entrance = Entrance(Door(write(*callers)), ANYONE)
-        entrance.check_metadata(metadata)
-        entrance.check_connection(certified())
+        guard = MethodGuard(Authenticator(write(*callers)), ANYONE)
+        guard.check_metadata(metadata)
+        guard.check_connection(certified())
         assert CURRENT.get() is STRANGER
 
 
 def test_what_is_open_knows_those_who_say_who_they_are(write: Write) -> None:
-    entrance = Entrance(Door(write(entry("shop", roles=[]))), ANYONE)
-    entrance.check_metadata(BEARER)
+    guard = MethodGuard(Authenticator(write(entry("shop", roles=[]))), ANYONE)
+    guard.check_metadata(BEARER)
     assert CURRENT.get().name == "shop"
 
 
 def test_a_call_that_goes_on_ends_with_its_key(write: Write) -> None:
-    door = Door(write(entry("shop")))
-    entrance = Entrance(door, INFER)
-    entrance.check_metadata(BEARER)
-    entrance.check_again(certified(metadata=BEARER))
+    authenticator = Authenticator(write(entry("shop")))
+    guard = MethodGuard(authenticator, INFER)
+    guard.check_metadata(BEARER)
+    guard.check_again(certified(metadata=BEARER))
     write(entry("other", "xla_other"))
-    assert door.watch is not None
-    door.watch.look()
+    assert authenticator.watch is not None
+    authenticator.watch.look()
     with pytest.raises(Unauthenticated):
-        entrance.check_again(certified(metadata=BEARER))
+        guard.check_again(certified(metadata=BEARER))
 
 
 class Server:
@@ -293,15 +295,23 @@ async def test_strangers_are_refused_before_their_message_is_read(
     write: Write, service: ServiceDescriptor, certificate: bool, crowded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     callers = [{"name": "ops", "certificate": "ops"}] if certificate else []
-    door, server = Door(write(entry("shop"), *callers)), Server()
-    intake = Intake(1 << 20, 1 << 20, 1 << 30)
-    monkeypatch.setattr(Intake, "is_crowded", crowded)
+    authenticator, server = Authenticator(write(entry("shop"), *callers)), Server()
+    message_memory = MessageMemory(1 << 20, 1 << 20, 1 << 30)
+    monkeypatch.setattr(MessageMemory, "is_crowded", crowded)
     settings: Any = SimpleNamespace(max_concurrent_calls=9, max_calls_per_address=None, max_transfer_s=9.0)
     parsers = {method.input_type.name: refuse_all for method in service.methods}
     servicer = debugging.Channelz() if "channelz" in service.full_name else SimpleNamespace()
     for method in service.methods:
         setattr(servicer, method.name, None)
-    handlers.add(servicer, service, cast(Any, server), intake, Admissions.of(settings), door=door, parsers=parsers)
+    handlers.add(
+        servicer,
+        service,
+        cast(Any, server),
+        message_memory,
+        Admissions.of(settings),
+        authenticator=authenticator,
+        parsers=parsers,
+    )
     (found,) = server.generic
     for method in service.methods:
         path = f"/{service.full_name}/{method.name}"

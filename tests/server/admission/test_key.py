@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from xlaserve.admission.authenticator import Door
+from xlaserve.admission.authenticator import Authenticator
 from xlaserve.admission.caller import Caller, Role
 from xlaserve.commands import key, remote
 from xlaserve.commands.command import Invocation
@@ -29,7 +29,7 @@ def test_what_is_made_opens_the_door(capsys: pytest.CaptureFixture[str], tmp_pat
     path = tmp_path / "access.yaml"
     path.write_text(yaml.safe_dump(entry))
     assert made not in path.read_text()
-    found = Door(path).by_headers({"authorization": f"Bearer {made}"})
+    found = Authenticator(path).by_headers({"authorization": f"Bearer {made}"})
     assert found == Caller("shop", frozenset([Role.INFER, Role.OBSERVE]), ("resnet*",))
 
 

@@ -23,7 +23,7 @@ class World:
     def __init__(self) -> None:
         self.clock = Clock(100.0)
         self.refused: list[tuple[str, str]] = []
-        self.usage = shared_counts.Usage()
+        self.usage = shared_counts.SharedCounts()
         self.limiter = Limiter(
             self.clock, lambda caller, field: self.refused.append((caller.name, field)), usage=self.usage
         )

@@ -5,8 +5,8 @@ import asyncio
 import grpc
 import pytest
 
-from xlaserve.admission.message_memory import MEMORY_CHECK_S, Intake
-from xlaserve.admission.shared_counts import Usage
+from xlaserve.admission.message_memory import MEMORY_CHECK_S, MessageMemory
+from xlaserve.admission.shared_counts import SharedCounts
 from xlaserve.errors import QueueFull
 
 
@@ -21,12 +21,12 @@ class Client:
 
 
 class Host:
-    """An intake that is sure of four messages, in a process that takes `resident_bytes` of 1,000."""
+    """An message_memory that is sure of four messages, in a process that takes `resident_bytes` of 1,000."""
 
     def __init__(self) -> None:
         self.resident_bytes = 0
         self.looks = 0
-        self.intake = Intake(400, 100, 1000, self._resident)
+        self.message_memory = MessageMemory(400, 100, 1000, self._resident)
 
     def _resident(self) -> int:
         self.looks += 1
@@ -34,7 +34,7 @@ class Host:
 
     def receive(self) -> tuple[Client, asyncio.Task[object]]:
         client = Client()
-        return client, asyncio.create_task(self.intake.receive(client.read))
+        return client, asyncio.create_task(self.message_memory.receive(client.read))
 
 
 @pytest.fixture
@@ -58,15 +58,15 @@ async def test_a_message_is_given_as_it_arrived(host: Host) -> None:
 
 
 async def test_what_is_held_is_bounded(host: Host) -> None:
-    host.intake.take(300)
+    host.message_memory.take(300)
     with pytest.raises(QueueFull, match="101 more bytes exceed max_inflight_bytes 400; 300 are held"):
-        host.intake.take(101)
-    host.intake.take(100)
-    host.intake.release(300)
-    host.intake.hold(1000)  # an answer
-    assert host.intake.held_bytes == 1100
+        host.message_memory.take(101)
+    host.message_memory.take(100)
+    host.message_memory.release(300)
+    host.message_memory.hold(1000)  # an answer
+    assert host.message_memory.held_bytes == 1100
     with pytest.raises(QueueFull):
-        host.intake.take(1)
+        host.message_memory.take(1)
 
 
 async def test_any_number_arrive_while_there_is_memory(host: Host) -> None:
@@ -112,9 +112,9 @@ async def test_where_memory_is_short_those_that_take_longest_are_refused_and_new
 
 async def test_each_front_has_its_share_of_the_memory_of_as_many_as_there_are(host: Host) -> None:
     """With 40 possible, one alone would else be short of memory at a fortieth of it."""
-    usage = Usage(fronts=40)
+    usage = SharedCounts(fronts=40)
     usage.serving = 1
-    host.intake = Intake(400, 100, 1000, host._resident, usage)
+    host.message_memory = MessageMemory(400, 100, 1000, host._resident, usage)
     host.resident_bytes = 599
     calls = [host.receive() for _ in range(10)]
     await asyncio.sleep(3 * MEMORY_CHECK_S)
@@ -136,7 +136,7 @@ async def test_each_front_has_its_share_of_the_memory_of_as_many_as_there_are(ho
 
 async def test_what_is_held_leaves_less_room_for_what_arrives_but_always_for_one(host: Host) -> None:
     host.resident_bytes = 600
-    host.intake.hold(10_000)
+    host.message_memory.hold(10_000)
     calls = [host.receive() for _ in range(5)]
     await settle()
     assert [task.done() for _, task in calls] == [True] * 4 + [False]
@@ -168,7 +168,7 @@ async def test_the_process_is_looked_at_no_more_once_the_crowd_has_gone(host: Ho
 
 async def test_memory_is_short_as_well_where_little_is_left_of_what_all_processes_may_take(host: Host) -> None:
     left_bytes = 401.0
-    host.intake = Intake(400, 100, 1000, host._resident, left=lambda: left_bytes)
+    host.message_memory = MessageMemory(400, 100, 1000, host._resident, left=lambda: left_bytes)
     calls = [host.receive() for _ in range(10)]
     await asyncio.sleep(3 * MEMORY_CHECK_S)
     assert not any(task.done() for _, task in calls)
@@ -184,12 +184,12 @@ async def test_memory_is_short_as_well_where_little_is_left_of_what_all_processe
 
 
 async def test_a_bound_that_is_lowered_holds_from_then_on_for_what_is_held_as_well(host: Host) -> None:
-    host.intake.take(300)
-    host.intake.max_bytes = 200
+    host.message_memory.take(300)
+    host.message_memory.max_bytes = 200
     with pytest.raises(QueueFull, match="1 more bytes exceed what the server's memory has room for, 200; 300 are held"):
-        host.intake.take(1)
-    host.intake.release(200)
-    host.intake.take(100)
-    host.intake.max_bytes = 400
-    host.intake.take(200)
-    assert host.intake.held_bytes == 400
+        host.message_memory.take(1)
+    host.message_memory.release(200)
+    host.message_memory.take(100)
+    host.message_memory.max_bytes = 400
+    host.message_memory.take(200)
+    assert host.message_memory.held_bytes == 400

@@ -20,8 +20,8 @@ from xlaserve.admission import shared_counts
 from xlaserve.admission.caller import Caller, Limit, Origin, Role
 from xlaserve.admission.calls import STALL_CHECK_S, CallAdmission, CallTask
 from xlaserve.admission.limits import Limiter
-from xlaserve.admission.message_memory import Intake
-from xlaserve.admission.shared_counts import Kind, Usage
+from xlaserve.admission.message_memory import MessageMemory
+from xlaserve.admission.shared_counts import Kind, SharedCounts
 from xlaserve.errors import LimitExceeded, QueueFull
 from xlaserve.images.threads import Memory
 from xlaserve.planning.virtual_time import VirtualTimeLoop
@@ -38,10 +38,10 @@ HAMMER = """
 import sys, time
 from xlaserve.admission.caller import Caller, Limit
 from xlaserve.admission.limits import Limiter
-from xlaserve.admission.shared_counts import Kind, Usage
+from xlaserve.admission.shared_counts import Kind, SharedCounts
 
 file, fronts, front = map(int, sys.argv[1:])
-usage = Usage(file, fronts, front)
+usage = SharedCounts(file, fronts, front)
 limiter = Limiter(time.perf_counter, usage=usage)
 callers = [Caller(f"caller {number}", frozenset(), limits=(Limit(max_images=10**6),)) for number in range(50)]
 held = usage.amount(Kind.HELD_BYTES)
@@ -58,10 +58,10 @@ import sys
 from xlaserve.admission.caller import Caller, Limit
 from xlaserve.admission.limits import Limiter
 from xlaserve.errors import LimitExceeded
-from xlaserve.admission.shared_counts import Kind, Usage
+from xlaserve.admission.shared_counts import Kind, SharedCounts
 
 file, fronts, front = map(int, sys.argv[1:])
-usage = Usage(file, fronts, front)
+usage = SharedCounts(file, fronts, front)
 limiter = Limiter(lambda: 1.0, usage=usage)
 caller = Caller("shop", frozenset(), limits=(Limit(images_per_s=1.0, burst_images={SPENT_IMAGES}),))
 started = usage.amount(Kind.CALLS)
@@ -79,17 +79,17 @@ except LimitExceeded:
 
 
 @contextmanager
-def table(fronts: int = FRONTS) -> Iterator[Callable[[int], Usage]]:
+def table(fronts: int = FRONTS) -> Iterator[Callable[[int], SharedCounts]]:
     """Yields what gives each front, by number, its own view of one table."""
     file = shared_counts.create(fronts)
     try:
-        yield lambda front: Usage(file, fronts, front)
+        yield lambda front: SharedCounts(file, fronts, front)
     finally:
         os.close(file)
 
 
 @pytest.fixture
-def fronts() -> Iterator[list[Usage]]:
+def fronts() -> Iterator[list[SharedCounts]]:
     with table() as of:
         yield [of(front) for front in range(FRONTS)]
 
@@ -97,7 +97,7 @@ def fronts() -> Iterator[list[Usage]]:
 class House:
     """Limiters of fronts with one table, and one that has seen all that they have: they must say the same."""
 
-    def __init__(self, of: Callable[[int], Usage]) -> None:
+    def __init__(self, of: Callable[[int], SharedCounts]) -> None:
         self.clock = Clock(100.0)
         self._of = of
         self._supervisor = of(0)
@@ -175,7 +175,7 @@ def test_fronts_that_are_killed_at_any_time_hold_callers_to_what_one_process_wou
 
 def test_processes_that_are_killed_leave_nothing_in_use() -> None:
     file = shared_counts.create(FRONTS)
-    supervisor = Usage(file, FRONTS)
+    supervisor = SharedCounts(file, FRONTS)
     mine = supervisor.amount(Kind.HELD_BYTES)
     mine.own = 7
     caller = Caller("caller 7", frozenset(), limits=(Limit(max_images=10**6),))
@@ -204,7 +204,7 @@ def test_processes_that_are_killed_leave_nothing_in_use() -> None:
         os.close(file)
 
 
-def test_a_count_that_another_front_changed_last_is_what_holds(fronts: list[Usage]) -> None:
+def test_a_count_that_another_front_changed_last_is_what_holds(fronts: list[SharedCounts]) -> None:
     one = fronts[0].listed.look("shop")
     assert not one.is_known
     one.begin(3, 5.0, at=1.0)
@@ -219,7 +219,7 @@ def test_a_count_that_another_front_changed_last_is_what_holds(fronts: list[Usag
     assert not fronts[2].others.look("shop").is_known
 
 
-def test_what_fronts_take_at_the_same_moment_is_all_counted(fronts: list[Usage]) -> None:
+def test_what_fronts_take_at_the_same_moment_is_all_counted(fronts: list[SharedCounts]) -> None:
     for account in [front.listed.look("shop") for front in fronts]:
         account.begin(2, 5.0, at=1.0)
     seen = fronts[0].listed.look("shop")
@@ -244,8 +244,8 @@ def test_busy_fronts_let_a_caller_have_its_burst_and_no_more() -> None:
     assert SPENT_IMAGES <= taken <= SPENT_IMAGES + 2 * FRONTS
 
 
-async def test_messages_of_all_fronts_are_bounded_together(fronts: list[Usage]) -> None:
-    one, other = (Intake(400, 100, 10**12, lambda: 0, usage=front) for front in fronts[:2])
+async def test_messages_of_all_fronts_are_bounded_together(fronts: list[SharedCounts]) -> None:
+    one, other = (MessageMemory(400, 100, 10**12, lambda: 0, usage=front) for front in fronts[:2])
     one.take(300)
     with pytest.raises(QueueFull, match="101 more bytes exceed max_inflight_bytes 400; 300 are held"):
         other.take(101)
@@ -262,7 +262,7 @@ async def test_messages_of_all_fronts_are_bounded_together(fronts: list[Usage]) 
 
 
 async def test_a_front_finds_places_that_calls_of_another_no_longer_need(
-    virtual_time: VirtualTimeLoop, fronts: list[Usage]
+    virtual_time: VirtualTimeLoop, fronts: list[SharedCounts]
 ) -> None:
     clock = asyncio.get_running_loop().time
     one, other = (CallAdmission(2, 100.0, 5.0, clock, max_per_address=2, usage=front) for front in fronts[:2])
@@ -296,7 +296,7 @@ async def test_a_front_finds_places_that_calls_of_another_no_longer_need(
 
 
 async def test_calls_of_an_address_are_bounded_at_all_fronts_together(
-    virtual_time: VirtualTimeLoop, fronts: list[Usage]
+    virtual_time: VirtualTimeLoop, fronts: list[SharedCounts]
 ) -> None:
     clock = asyncio.get_running_loop().time
     one, other = (CallAdmission(100, 100.0, 5.0, clock, max_per_address=1, usage=front) for front in fronts[:2])
@@ -317,7 +317,7 @@ async def test_calls_of_an_address_are_bounded_at_all_fronts_together(
     await call(other, second)
 
 
-def test_decoding_at_one_front_waits_for_the_memory_of_another_in_turn(fronts: list[Usage]) -> None:
+def test_decoding_at_one_front_waits_for_the_memory_of_another_in_turn(fronts: list[SharedCounts]) -> None:
     memories = [Memory(100, front) for front in fronts]
     order: list[int] = []
     ready = [threading.Event() for _ in fronts]
@@ -345,10 +345,10 @@ def test_decoding_at_one_front_waits_for_the_memory_of_another_in_turn(fronts: l
     assert fronts[0].amount(Kind.DECODE_BYTES).total == 0
 
 
-def test_all_see_how_many_fronts_there_are_of_those_that_have_a_row(fronts: list[Usage]) -> None:
+def test_all_see_how_many_fronts_there_are_of_those_that_have_a_row(fronts: list[SharedCounts]) -> None:
     assert [front.serving for front in fronts] == [FRONTS] * FRONTS
     fronts[0].serving = 1
     fronts[1].amount(Kind.CALLS).own = 7
     fronts[1].clear(1)
     assert [front.serving for front in fronts] == [1] * FRONTS
-    assert Usage().serving == 1
+    assert SharedCounts().serving == 1

@@ -17,7 +17,7 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from tests.fakes import Clock
 from tests.server.admission.conftest import entry
 
-from xlaserve.admission.authenticator import Door, unauthenticated
+from xlaserve.admission.authenticator import Authenticator, unauthenticated
 from xlaserve.admission.caller import Caller, Limit, Origin, Role
 from xlaserve.admission.callers_file import Tokens
 from xlaserve.admission.tokens import LEEWAY_S, MAX_TOKEN_BYTES, TokenReader
@@ -247,11 +247,11 @@ def access_file(folder: Path) -> Path:
 
 def test_the_door_takes_tokens_and_refuses_them_with_its_own_words(tmp_path: Path) -> None:
     write_keys(tmp_path)
-    door = Door(access_file(tmp_path))
-    found = door.by_headers({"authorization": f"Bearer {token()}"})
+    authenticator = Authenticator(access_file(tmp_path))
+    found = authenticator.by_headers({"authorization": f"Bearer {token()}"})
     assert found == Caller("shop", frozenset([Role.INFER]), origin=Origin.TOKEN)
     with pytest.raises(Unauthenticated) as refused:
-        door.by_headers({"authorization": f"Bearer {token(sub=None)}"})
+        authenticator.by_headers({"authorization": f"Bearer {token(sub=None)}"})
     assert str(refused.value) == str(unauthenticated())
 
 
@@ -259,30 +259,32 @@ def test_a_key_may_look_like_a_token(tmp_path: Path) -> None:
     write_keys(tmp_path)
     path = access_file(tmp_path)
     path.write_text(json.dumps({**json.loads(path.read_text()), "callers": [entry("dotted", "a.b.c")]}))
-    assert Door(path).by_headers({"authorization": "Bearer a.b.c"}) == Caller("dotted", frozenset([Role.INFER]))
+    assert Authenticator(path).by_headers({"authorization": "Bearer a.b.c"}) == Caller(
+        "dotted", frozenset([Role.INFER])
+    )
 
 
 def test_keys_are_read_again_when_they_change(tmp_path: Path) -> None:
     write_keys(tmp_path, jwk("ES256"))
-    door = Door(access_file(tmp_path))
-    assert door.watch is not None
+    authenticator = Authenticator(access_file(tmp_path))
+    assert authenticator.watch is not None
     write_keys(tmp_path, jwk("EdDSA"))
-    door.watch.look()
-    assert door.by_headers({"authorization": f"Bearer {token('EdDSA')}"})
+    authenticator.watch.look()
+    assert authenticator.by_headers({"authorization": f"Bearer {token('EdDSA')}"})
     with pytest.raises(Unauthenticated):
-        door.by_headers({"authorization": f"Bearer {token('ES256')}"})
+        authenticator.by_headers({"authorization": f"Bearer {token('ES256')}"})
 
 
 def test_tokens_can_be_given_up_together_with_their_keys(tmp_path: Path) -> None:
     keys = write_keys(tmp_path)
     path = access_file(tmp_path)
-    door = Door(path)
-    assert door.watch is not None
+    authenticator = Authenticator(path)
+    assert authenticator.watch is not None
     keys.unlink()
     path.write_text("callers: []")
-    door.watch.look()
+    authenticator.watch.look()
     with pytest.raises(Unauthenticated):
-        door.by_headers({"authorization": f"Bearer {token()}"})
+        authenticator.by_headers({"authorization": f"Bearer {token()}"})
 
 
 def test_a_signature_is_checked_once_until_its_token_expires(settings: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:

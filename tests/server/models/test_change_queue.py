@@ -1,4 +1,4 @@
-"""Changes of models that come one after the other, and that nobody may wait for any more."""
+"""ChangeQueue of models that come one after the other, and that nobody may wait for any more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from xlaserve.errors import ModelFailed, QueueFull, ShuttingDown
-from xlaserve.models.change_queue import MAX_WAITING, Changes, Kind, Shared
+from xlaserve.models.change_queue import MAX_WAITING, ChangeQueue, Kind, Shared
 
 
 class Work:
@@ -30,7 +30,7 @@ class Work:
 
 
 async def test_loads_and_unloads_in_turns_are_refused_once_too_many_wait() -> None:
-    changes, work = Changes(), Work()
+    changes, work = ChangeQueue(), Work()
     asked = [asyncio.create_task(changes.make("a", kind, work)) for _ in range(50) for kind in ("load", "unload")]
     await work.has_begun.wait()
     refused = asked[1 + MAX_WAITING :: 2]  # the others want what waits as the last
@@ -47,7 +47,7 @@ async def test_loads_and_unloads_in_turns_are_refused_once_too_many_wait() -> No
     ("kind", "said"), [("load", "no model is loaded any more"), ("unload", "this change was not completed")]
 )
 async def test_a_change_that_a_stop_ends_is_told_what_did_not_come_of_it(kind: Kind, said: str) -> None:
-    changes, work = Changes(), Work()
+    changes, work = ChangeQueue(), Work()
     asked = asyncio.create_task(changes.make("a", kind, work))
     await work.has_begun.wait()
     await changes.cancel()
@@ -59,7 +59,7 @@ async def test_a_change_that_a_stop_ends_is_told_what_did_not_come_of_it(kind: K
 async def test_a_failure_that_nobody_waits_for_any_more_is_said_only_where_it_is_a_defect(
     error: type[Exception], said: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    changes, work = Changes(), Work(error)
+    changes, work = ChangeQueue(), Work(error)
     asked = asyncio.create_task(changes.make("a", "load", work))
     await work.has_begun.wait()
     asked.cancel()

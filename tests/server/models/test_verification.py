@@ -28,7 +28,7 @@ def test_another_reference_takes_each_image_of_a_new_resolution_alone() -> None:
         NoopProgram(), (8, 8), Embedding(3), "none", reference=means, settings=settings, buckets=(Bucket(16, 8, 8),)
     )
     verifier = verification.verifier(model, has_tf32=False, warn=print, reference=any_size)
-    verifier.admit(
+    verifier.verify(
         Mode.XLA, Bucket(1, 32, 32), Compilation(means, 0.0, 0.0), again=lambda: Compilation(means, 0.0, 0.0)
     )
     assert set(asked) == {1}

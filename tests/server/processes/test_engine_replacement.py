@@ -15,7 +15,7 @@ from xlaserve.config.versions import grouped
 from xlaserve.errors import EngineLost, InvalidArgument, ModelFailed, ModelNotFound
 from xlaserve.models.listing import Ended
 from xlaserve.models.version import State
-from xlaserve.processes.engine_replacement import Outcome, Start, Succession
+from xlaserve.processes.engine_replacement import EngineReplacement, Outcome, Start
 
 
 class World:
@@ -29,7 +29,7 @@ class World:
         self.kept: list[int] = []
         """When the last change of each listing was asked for that was given for the next engine."""
         self._begun = asyncio.Event()
-        self.succession = Succession(
+        self.replacement = EngineReplacement(
             repository=house.repository,
             configured=grouped(house.configured),
             begin=self._begin,
@@ -48,7 +48,7 @@ class World:
         self.succeeded += 1
 
     def _keep(self) -> None:
-        self.kept.append(self.succession.start().changed_ns)
+        self.kept.append(self.replacement.start().changed_ns)
 
     def _pass_news(self) -> None:
         self.news += 1
@@ -89,17 +89,17 @@ async def world(make_house: Callable[..., House]) -> World:
 
 async def test_what_is_only_added_is_loaded_in_place(world: World) -> None:
     world.house.configured.append(model("c"))
-    await world.succession.load("c")
+    await world.replacement.load("c")
     world.house.configured.append(model("d"))
-    assert await world.succession.reconfigure(world.house.configured) == ["d loaded"]
-    await world.succession.update("c")
+    assert await world.replacement.reconfigure(world.house.configured) == ["d loaded"]
+    await world.replacement.update("c")
     assert not world.starts
     assert world.house.states("c") == world.house.states("d") == [State.READY]
 
 
 async def test_a_model_that_serves_is_loaded_again_in_another_engine_with_all_others_as_they_are(world: World) -> None:
     world.house.configured = [model("a", buckets=(4,)), model("b", buckets=(4,))]
-    await world.succession.load("a")
+    await world.replacement.load("a")
     (start,) = world.starts
     assert world.loaded() == {"a": ["1"], "b": ["1"]}
     assert [start.listings[name].model.versions["1"].buckets[0].batch for name in "ab"] == [4, 1]
@@ -112,61 +112,61 @@ async def test_what_the_next_engine_begins_with_is_dated_by_when_its_last_change
     for now_ns, name in ((5, "c"), (6, "d")):
         world.now_ns = now_ns
         world.house.configured.append(model(name))
-        await world.succession.load(name)
+        await world.replacement.load(name)
     world.now_ns = 7
-    await world.succession.unload("d")
+    await world.replacement.unload("d")
     world.now_ns = 8
-    await world.succession.reconfigure([*world.house.configured, model("e")])
+    await world.replacement.reconfigure([*world.house.configured, model("e")])
     assert (world.kept, world.starts[0].changed_ns) == ([5, 6], 7)
 
 
 async def test_a_change_in_place_dates_the_listing_once_it_is_made(world: World) -> None:
     world.now_ns = 5
     configured = [*world.house.configured, model("c")]
-    changing = asyncio.create_task(world.succession.reconfigure(configured))
+    changing = asyncio.create_task(world.replacement.reconfigure(configured))
     await asyncio.sleep(0)
     world.now_ns = 9
-    assert world.succession.start().changed_ns == 0
+    assert world.replacement.start().changed_ns == 0
     await changing
     assert world.kept == [5]
 
 
 async def test_in_place_nothing_is_done_by_another_engine(world: World) -> None:
-    world.succession.always_in_place = True
+    world.replacement.always_in_place = True
     world.house.configured = [model("a", buckets=(4,)), model("c")]
-    assert await world.succession.reconfigure(world.house.configured) == ["a loaded", "c loaded", "b unloaded"]
-    await world.succession.load("a")
-    await world.succession.unload("c")
+    assert await world.replacement.reconfigure(world.house.configured) == ["a loaded", "c loaded", "b unloaded"]
+    await world.replacement.load("a")
+    await world.replacement.unload("c")
     assert not world.starts
-    assert {*world.succession.start().configured} == {"a", "c"}
+    assert {*world.replacement.start().configured} == {"a", "c"}
     assert (world.house.states("a"), world.house.states("c")) == ([State.READY], [State.UNLOADED])
 
 
 async def test_an_update_whose_caller_gives_up_goes_on_with_the_engine_that_was_begun(world: World) -> None:
     world.outcome = asyncio.get_running_loop().create_future()
     world.house.configured = [model("a", buckets=(4,)), model("b")]
-    caller = asyncio.create_task(world.succession.update("a"))
+    caller = asyncio.create_task(world.replacement.update("a"))
     await world.begun()
     caller.cancel()
     await asyncio.wait([caller])
     world.outcome.set_result(Outcome())
     with pytest.raises(EngineLost):
-        await world.succession.load("b")
+        await world.replacement.load("b")
     assert (len(world.starts), world.succeeded) == (1, 1)
 
 
 async def test_nothing_is_changed_any_more_once_another_has_taken_its_place(world: World) -> None:
-    await world.succession.load("a")
-    for change in (world.succession.load("a"), world.succession.unload("b"), world.succession.update("a")):
+    await world.replacement.load("a")
+    for change in (world.replacement.load("a"), world.replacement.unload("b"), world.replacement.update("a")):
         with pytest.raises(EngineLost):
             await change
-    await world.succession.reconfigure([model("a")])
-    await world.succession.reconfigure([model("a")], only={"a"})
+    await world.replacement.reconfigure([model("a")])
+    await world.replacement.reconfigure([model("a")], only={"a"})
     assert (len(world.starts), world.news) == (1, 1)
 
 
 async def test_a_model_is_unloaded_by_an_engine_that_lists_it_so(world: World) -> None:
-    await world.succession.unload("a")
+    await world.replacement.unload("a")
     assert world.loaded() == {"a": [], "b": ["1"]}
     assert world.starts[0].listings["a"].ended == {"1": Ended(State.UNLOADED)}
     assert world.starts[0].required == {"b"}
@@ -177,18 +177,18 @@ async def test_a_model_that_does_not_serve_is_unloaded_in_place(world: World) ->
     world.house.load_errors["c"] = ModelFailed("no such file")
     world.house.configured.append(model("c"))
     with pytest.raises(ModelFailed):
-        await world.succession.load("c")
-    await world.succession.unload("c")
+        await world.replacement.load("c")
+    await world.replacement.unload("c")
     with pytest.raises(ModelNotFound):
-        await world.succession.unload("nothing")
+        await world.replacement.unload("nothing")
     with pytest.raises(ModelNotFound):
-        await world.succession.load("nothing")
+        await world.replacement.load("nothing")
     assert not world.starts
 
 
 async def test_a_configuration_that_replaces_and_removes_is_served_by_another_engine(world: World) -> None:
     configured = [model("a", buckets=(4,)), model("c")]
-    assert await world.succession.reconfigure(configured) == ["a loaded", "c loaded", "b unloaded"]
+    assert await world.replacement.reconfigure(configured) == ["a loaded", "c loaded", "b unloaded"]
     assert world.loaded() == {"a": ["1"], "b": [], "c": ["1"]}
     assert world.starts[0].required == {"a"}, "what did not serve may fail"
     assert {*world.starts[0].configured} == {"a", "c"}
@@ -198,12 +198,12 @@ async def test_what_was_only_added_and_fails_in_another_engine_is_not_called_loa
     world.outcome = asyncio.get_running_loop().create_future()
     world.outcome.set_result(Outcome(failed=[("c", "1", "no such file")]))
     configured = [model("a", buckets=(4,)), model("b"), model("c")]
-    assert await world.succession.reconfigure(configured) == ["a loaded", "c failed: no such file"]
+    assert await world.replacement.reconfigure(configured) == ["a loaded", "c failed: no such file"]
 
 
 async def test_only_what_is_asked_for_is_changed(world: World) -> None:
     configured = [model("a", buckets=(4,)), model("b", buckets=(4,))]
-    assert await world.succession.reconfigure(configured, only={"b"}) == ["b loaded"]
+    assert await world.replacement.reconfigure(configured, only={"b"}) == ["b loaded"]
     assert world.starts[0].listings["a"].model.versions["1"].buckets[0].batch == 1
 
 
@@ -211,11 +211,11 @@ async def test_where_another_engine_fails_all_is_as_before_and_says_why(world: W
     world.outcome = asyncio.get_running_loop().create_future()
     world.outcome.set_result(Outcome("model a failed: no such file", [("a", "1", "no such file")]))
     with pytest.raises(ModelFailed, match="model a failed: no such file"):
-        await world.succession.load("a")
+        await world.replacement.load("a")
     assert world.house.states() == [State.READY, State.FAILED]
     assert world.house.repository.index()[1].reason == "no such file"
     assert await world.house.ask() == [1]
-    assert (await world.succession.reconfigure([model("a")]))[0].startswith("b as before: model a failed")
+    assert (await world.replacement.reconfigure([model("a")]))[0].startswith("b as before: model a failed")
     assert world.starts[1].listings["a"].ended == {}, "what serves is served by the next one too"
 
 
@@ -223,9 +223,9 @@ async def test_no_room_for_another_engine_is_said_before_anything_happens(world:
     def refuse() -> None:
         raise ModelFailed("set swap: in_place")
 
-    world.succession.check_room = refuse
+    world.replacement.check_room = refuse
     with pytest.raises(ModelFailed, match="swap: in_place"):
-        await world.succession.load("a")
+        await world.replacement.load("a")
     assert not world.starts
 
 
@@ -236,28 +236,28 @@ async def test_labels_that_were_moved_are_carried_over(make_house: Callable[...,
     world = World(house)
     world.outcome.set_result(Outcome())
     await house.repository.load_all()
-    await world.succession.update("a", {"stable": "2"})
+    await world.replacement.update("a", {"stable": "2"})
     assert not world.starts, "nothing ends"
-    await world.succession.load("a")
+    await world.replacement.load("a")
     assert world.starts[0].listings["a"].model.labels == {"stable": "1"}, "as they are configured again"
     other = World(house)
     other.outcome.set_result(Outcome())
     house.configured = [model("a", version=number, **labels) for number in (1, 3)]
     with pytest.raises(InvalidArgument, match=r"version_labels\.stable"):
-        await other.succession.update("a", {"stable": "2"})
-    await other.succession.update("a", {"stable": "3"}, ["1", "3"])
+        await other.replacement.update("a", {"stable": "2"})
+    await other.replacement.update("a", {"stable": "3"}, ["1", "3"])
     assert other.starts[0].listings["a"].model.labels == {"stable": "3"}
-    assert other.succession.start().listings["a"].model.labels == {"stable": "2"}
+    assert other.replacement.start().listings["a"].model.labels == {"stable": "2"}
     assert other.loaded() == {"a": ["1", "3"]}
 
 
 async def test_changes_of_one_kind_share_an_engine_and_others_wait(world: World) -> None:
     world.outcome = asyncio.get_running_loop().create_future()
-    first = asyncio.create_task(world.succession.load("a"))
+    first = asyncio.create_task(world.replacement.load("a"))
     await world.begun()
     later: list[asyncio.Task[Any]] = [
-        *(asyncio.create_task(world.succession.load("a")) for _ in range(3)),
-        asyncio.create_task(world.succession.load("b")),
+        *(asyncio.create_task(world.replacement.load("a")) for _ in range(3)),
+        asyncio.create_task(world.replacement.load("b")),
     ]
     await asyncio.sleep(0)
     world.outcome.set_result(Outcome())
@@ -268,7 +268,7 @@ async def test_changes_of_one_kind_share_an_engine_and_others_wait(world: World)
 
 
 async def test_an_engine_lists_what_another_had(world: World, make_house: Callable[..., House]) -> None:
-    await world.succession.unload("a")
+    await world.replacement.unload("a")
     house = make_house()
     house.repository.listings = world.starts[0].listings
     await house.repository.load_all()

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from contextlib import ExitStack
 
-from xlaserve.admission.shared_counts import Usage
+from xlaserve.admission.shared_counts import SharedCounts
 from xlaserve.config import Settings
 from xlaserve.processes.front import Front
 from xlaserve.processes.mirror import Mirror
@@ -20,7 +20,7 @@ PATIENCE_S = 30.0
 
 
 async def test_one_of_fewer_fronts_than_there_may_be_leaves_all_new_connections_to_those_that_came_after_it() -> None:
-    settings, metrics, usage = Settings(fronts=5, grpc_port=0, http_port=0), Metrics(), Usage(fronts=5)
+    settings, metrics, usage = Settings(fronts=5, grpc_port=0, http_port=0), Metrics(), SharedCounts(fronts=5)
     usage.serving = 1
     front = Front(
         settings,

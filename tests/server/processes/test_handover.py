@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from tests.server.models.house import House, model
 
-from xlaserve.admission.shared_counts import Kind, Usage
+from xlaserve.admission.shared_counts import Kind, SharedCounts
 from xlaserve.config.versions import grouped
 from xlaserve.errors import ConfigError
 from xlaserve.models.listing import Ended
@@ -27,7 +27,7 @@ from xlaserve.processes.handover import (
     GO,
     HANDED_OVER,
     READY,
-    Changes,
+    ClientOverrides,
     Predecessor,
     changes_are_made,
     command,
@@ -51,21 +51,21 @@ async def house() -> AsyncIterator[House]:
     await house.close()
 
 
-def changes(house: House) -> Changes:
-    found = Changes.of(Start(grouped(house.configured), house.repository.listing()))
+def changes(house: House) -> ClientOverrides:
+    found = ClientOverrides.of(Start(grouped(house.configured), house.repository.listing()))
     told = json.loads(json.dumps(found._asdict()))
-    return Changes(**told)
+    return ClientOverrides(**told)
 
 
 async def test_models_that_are_as_configured_only_serve(house: House) -> None:
-    assert changes(house) == Changes(serving=["a", "b", "c"])
+    assert changes(house) == ClientOverrides(serving=["a", "b", "c"])
 
 
 async def test_what_clients_have_changed_is_handed_over(house: House) -> None:
     await house.repository.unload("a")
     await house.repository.update("b", {"stable": "2"}, ())
     found = changes(house)
-    assert found == Changes({"a": ["1"]}, {"b": {"stable": "2"}}, ["b", "c"])
+    assert found == ClientOverrides({"a": ["1"]}, {"b": {"stable": "2"}}, ["b", "c"])
     listings = found.listings(grouped(house.configured))
     assert listings["a"].ended == {"1": Ended(State.UNLOADED)}
     assert listings["b"].model.labels == {"stable": "2"}
@@ -112,7 +112,7 @@ async def test_a_server_says_that_it_serves_and_waits_for_its_predecessor_to_lea
         assert before is not None
         assert there == {"HOME": "/"}  # what it starts follows nobody
         assert before.ports == told["ports"]
-        assert before.changes == Changes({"a": ["1"]}, {}, ["b"])
+        assert before.changes == ClientOverrides({"a": ["1"]}, {}, ["b"])
         assert before.successor_addresses == [Path("/tmp/b/successor"), Path("/tmp/a/successor")]
         assert not os.get_inheritable(before.regions)
         ours.send(GO)
@@ -144,7 +144,7 @@ def test_what_can_not_be_understood_is_refused(told: object) -> None:
 @pytest.mark.usefixtures("virtual_time")
 @pytest.mark.parametrize(("takes_s", "expected"), [(0.0, True), (CHANGES_S / 2, True), (CHANGES_S * 2, False)])
 async def test_an_upgrade_waits_for_changes_that_have_begun_but_not_for_ever(takes_s: float, expected: bool) -> None:
-    usage, loop = Usage(), asyncio.get_running_loop()
+    usage, loop = SharedCounts(), asyncio.get_running_loop()
     under_way = usage.amount(Kind.CHANGES)
     under_way.own = 1
     began_at = loop.time()
@@ -175,7 +175,7 @@ async def test_a_server_that_starts_reads_its_configuration_again_once_it_serves
     go_on = tmp_path / "go on"
     monkeypatch.setattr(handover, "command", lambda: [sys.executable, "-c", STARTING, str(go_on)])
     regions = os.memfd_create("regions")
-    successor = handover.Successor({}, None, regions, Changes())
+    successor = handover.Successor({}, None, regions, ClientOverrides())
     os.close(regions)
     if is_early:
         successor.pass_news()

@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from xlaserve.admission.message_memory import Intake
+from xlaserve.admission.message_memory import MessageMemory
 from xlaserve.config import Settings
 from xlaserve.engine.control_groups import MemoryLimit
 from xlaserve.images.threads import Memory
@@ -27,13 +27,17 @@ class World:
         self.cores = 4
         self.settings = Settings(**settings)
         self.decoding = Memory(self.settings.max_decode_bytes)
-        self.intake = Intake(self.settings.max_inflight_bytes, self.settings.max_message_bytes, MACHINE_BYTES)
-        self.bounds = MemoryBounds(self.settings, self.intake, self.decoding, lambda: self.limits, lambda: self.cores)
+        self.message_memory = MessageMemory(
+            self.settings.max_inflight_bytes, self.settings.max_message_bytes, MACHINE_BYTES
+        )
+        self.bounds = MemoryBounds(
+            self.settings, self.message_memory, self.decoding, lambda: self.limits, lambda: self.cores
+        )
 
     @property
     def mib(self) -> tuple[int, int, int]:
         """The bounds of messages, of decoding and of the process."""
-        bounds = self.intake.max_bytes, self.decoding.max_bytes, self.intake.max_resident_bytes
+        bounds = self.message_memory.max_bytes, self.decoding.max_bytes, self.message_memory.max_resident_bytes
         return bounds[0] // MIB, bounds[1] // MIB, bounds[2] // MIB
 
 
@@ -62,7 +66,7 @@ def test_messages_and_decoding_have_shares_of_what_else_is_not_taken() -> None:
 
 def test_what_messages_and_images_take_themselves_is_not_taken_from_their_bounds() -> None:
     world = World(limit(1500, 300))
-    world.intake.take(200 * MIB)
+    world.message_memory.take(200 * MIB)
     with world.decoding.hold(100 * MIB):
         world.limits = [limit(1500, 600)]
         for _ in range(LOOKS):

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from tests.server.processes.test_merged_catalogue import facts
 
-from xlaserve.admission.shared_counts import Kind, Upgrade, Usage
+from xlaserve.admission.shared_counts import Kind, SharedCounts, Upgrade
 from xlaserve.config import Mode
 from xlaserve.errors import EngineLost, ModelFailed, XlaserveError
 from xlaserve.models.version import State, Version
@@ -138,7 +138,7 @@ class Link:
             raise self.error
 
 
-def linked(*links: Link | None, usage: Usage | None = None, pass_on: PassOn = refuse) -> RemoteEngines:
+def linked(*links: Link | None, usage: SharedCounts | None = None, pass_on: PassOn = refuse) -> RemoteEngines:
     addresses = [Path(str(number)) for number, _ in enumerate(links)]
     engines = RemoteEngines(addresses, Mirror(Metrics()), Metrics(), usage, pass_on)
     for engine, one in zip(engines._engines, links, strict=True):
@@ -196,7 +196,7 @@ async def test_a_change_that_the_first_engine_has_not_made_is_given_up() -> None
 
 @pytest.mark.usefixtures("virtual_time")
 async def test_a_change_waits_while_another_server_starts_and_is_made_where_that_fails() -> None:
-    usage, engine = Usage(), Link()
+    usage, engine = SharedCounts(), Link()
     usage.upgrade = Upgrade.STARTING
     loading = asyncio.create_task(linked(engine, usage=usage).load("m"))
     await asyncio.sleep(600)
@@ -212,7 +212,7 @@ async def test_a_change_waits_while_another_server_starts_and_is_made_where_that
 
 @pytest.mark.usefixtures("virtual_time")
 async def test_once_another_server_serves_it_makes_the_changes() -> None:
-    usage, engine, passed, in_flight = Usage(), Link(), [], []
+    usage, engine, passed, in_flight = SharedCounts(), Link(), [], []
     calls = Calls(Mirror(Metrics()), Metrics(), cast(Any, SimpleNamespace(clock=None)))
 
     async def pass_on(question: str, arguments: Mapping[str, object]) -> None:

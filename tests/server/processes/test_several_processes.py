@@ -20,7 +20,7 @@ from unittest.mock import AsyncMock, Mock
 import psutil
 import pytest
 
-from xlaserve.admission.shared_counts import Upgrade, Usage
+from xlaserve.admission.shared_counts import SharedCounts, Upgrade
 from xlaserve.config import ModelSettings, Settings
 from xlaserve.engine.under_way import KEY_BYTES, UnderWay
 from xlaserve.errors import ConfigError
@@ -30,7 +30,7 @@ from xlaserve.processes.engine_process import UNDER_WAY
 from xlaserve.processes.engine_replacement import Start
 from xlaserve.processes.engines import ENGINE, FOLDERS, Engines, folder_of_engines
 from xlaserve.processes.front_process import Orders
-from xlaserve.processes.handover import Changes, Predecessor
+from xlaserve.processes.handover import ClientOverrides, Predecessor
 from xlaserve.processes.several_processes import FRONT, SPARE_LOOK_S, SPARES, Server
 from xlaserve.processes.supervision import child_handle, linux
 from xlaserve.processes.supervision.child_handle import Launcher
@@ -119,11 +119,11 @@ class GrowingWorld(World):
         monkeypatch.setattr(several_processes, "usable_cores", lambda: 16)
         self.added: list[Role] = []
         self.server._supervisor = cast(Supervisor, SimpleNamespace(about=self.about, add=self.added.extend))
-        self.server._usage = Usage(fronts=5)
+        self.server._usage = SharedCounts(fronts=5)
         self.server._ports, self.server._shared = {}, {}
         self.server._successor_address = Path("successor")
         roles = [Role(name=f"{ENGINE} {number}", target="") for number in range(engines)]
-        self.server._engines = cast(Any, SimpleNamespace(roles=roles, addresses=(), changes=Changes()))
+        self.server._engines = cast(Any, SimpleNamespace(roles=roles, addresses=(), changes=ClientOverrides()))
 
     def orders_of(self, front: int) -> Settings:
         (role,) = (role for role in self.added if role.name == FRONT.format(front))

@@ -181,7 +181,7 @@ class Batcher:
         return AdmittedRequest(self, images, size_bytes)
 
     async def open(self, resolution: Resolution, mode: Mode) -> Mode:
-        """Does as `Admitted.open`."""
+        """Does as `Ticket.open`."""
         return await self._opener(resolution).open(resolution, mode)
 
     def _opener(self, resolution: Resolution) -> Opener:

@@ -45,7 +45,7 @@ class Forecast:
         overtaken = line.behind(job.rank)
         ahead = line.images - sum(other.waiting for other in overtaken)
         job.expected_s = self._expected_s(queue, line, ahead + images, job.arrived)
-        likely_s = line.expectation.likely_s(job.expected_s)
+        likely_s = line.wait_margin.likely_s(job.expected_s)
         job.spare_s = slack_s - likely_s
         if not queue.images:
             return
@@ -83,7 +83,7 @@ class Forecast:
             line, planner = queue.lines[priority], queue.costs.planner
             ahead = line.images - sum(other.waiting for other in line.behind(rank)) + decoding
             expected_s = self._expected_s(queue, line, ahead + images, now)
-            likely_s = min(likely_s, max(decode_s + planner.seconds(images), line.expectation.likely_s(expected_s)))
+            likely_s = min(likely_s, max(decode_s + planner.seconds(images), line.wait_margin.likely_s(expected_s)))
         if likely_s > slack_s:
             raise self._unreachable(likely_s, slack_s, 0.0)
 
@@ -98,7 +98,7 @@ class Forecast:
             took_s = max(now, job.deadline) - job.arrived
         else:
             return
-        job.queue.lines[job.priority].expectation.observe(job.expected_s, took_s)
+        job.queue.lines[job.priority].wait_margin.observe(job.expected_s, took_s)
 
     def work_s(self) -> float:
         """Returns the seconds that all that waits should take, had it the device to itself."""

@@ -26,7 +26,7 @@ from xlaserve.engine.batching.worker import Run
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.engine.timings import Timings
 from xlaserve.engine.trace_context import TraceContext
-from xlaserve.engine.wait_margin import Expectation
+from xlaserve.engine.wait_margin import WaitMargin
 from xlaserve.errors import XlaserveError
 
 Shape = tuple[Mode, int, int]
@@ -115,7 +115,7 @@ class Line:
     """Images that were taken from it, over its weight."""
     lately: float = 0.0
     """Images that were taken from it, those of earlier batches counted for less."""
-    expectation: Expectation = field(default_factory=Expectation)
+    wait_margin: WaitMargin = field(default_factory=WaitMargin)
 
     def append(self, job: Job) -> None:
         """Puts `job` where it ranks: after those that rank alike."""

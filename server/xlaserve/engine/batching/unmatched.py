@@ -54,4 +54,4 @@ class Opener(Protocol):
         """Which it takes."""
 
     async def open(self, resolution: Resolution, mode: Mode) -> Mode:
-        """Does as `Admitted.open`."""
+        """Does as `Ticket.open`."""

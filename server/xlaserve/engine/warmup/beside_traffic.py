@@ -86,7 +86,7 @@ class BesideTraffic:
             compilation, verified = self.program.compile(mode, bucket), None
             if self.verifier is not None:
                 again = partial(self.program.compile, mode, bucket)
-                compilation, verified = self.verifier.admit(mode, bucket, compilation, again)
+                compilation, verified = self.verifier.verify(mode, bucket, compilation, again)
                 if bucket.batch > 1 and self.verifier.is_dependent:
                     raise ModelFailed(f"{bucket} is left out: an image's answer depends on the others of its batch")
             return compilation, verified, noise(bucket)

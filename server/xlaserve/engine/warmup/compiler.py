@@ -98,7 +98,7 @@ def warm_up(
             if verifier is not None:
                 with at(f"running mode {mode}, bucket {bucket}"):
                     again = partial(compile_one, mode, bucket)
-                    compilation, verified = verifier.admit(mode, bucket, compilation, again)
+                    compilation, verified = verifier.verify(mode, bucket, compilation, again)
         except ShuttingDown:
             raise
         except Exception as error:

@@ -127,7 +127,7 @@ class Verifier:
         self.is_dependent = False
         """Whether rows of any program depend on each other, where that matters."""
 
-    def admit(
+    def verify(
         self, mode: Mode, bucket: Bucket, compilation: Compilation, again: Callable[[], Compilation]
     ) -> tuple[Compilation, Verified]:
         """Returns a program that was compiled, and what was found out about it; blocks while it runs.

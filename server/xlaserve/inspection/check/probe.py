@@ -131,7 +131,7 @@ class Probe:
             compilation = model.program.compile(mode, bucket)
             seconds, outputs = _run(compilation.executable, images)
             peak_bytes = max(0, memory.peak_bytes() - before)
-            rows.admit(mode, bucket, compilation, partial(model.program.compile, mode, bucket))
+            rows.verify(mode, bucket, compilation, partial(model.program.compile, mode, bucket))
         except ModelFailed as error:
             return CheckedProgram(arm=arm, batch=bucket.batch, refusal=Refusal(message=str(error)))
         except Exception as error:

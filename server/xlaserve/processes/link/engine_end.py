@@ -171,7 +171,7 @@ class Host:
         ]
 
     async def open(self, model: int, height: int, width: int) -> None:
-        """Makes a model ready for a resolution without buckets, as a front asks for it. Raises what `Admitted.open`
+        """Makes a model ready for a resolution without buckets, as a front asks for it. Raises what `Ticket.open`
         and `ModelEngine.admit` raise."""
         resolution = height, width
         with self.engine(model).admit(0, 0, resolution) as admitted:

@@ -420,7 +420,7 @@ class RemoteModel:
         return resolution in self.snapshot.output_bytes
 
     async def open(self, resolution: Resolution) -> None:
-        """Has the engine make it ready for a resolution without buckets. Raises what `Admitted.open` raises."""
+        """Has the engine make it ready for a resolution without buckets. Raises what `Ticket.open` raises."""
         if not self.has(resolution):
             # A request that is cancelled must not take the question with it, whose answer others wait for.
             await asyncio.shield(self._openings.begin(self.snapshot, resolution))
@@ -537,7 +537,7 @@ class RemoteRequest:
         return pixels
 
     async def open(self, resolution: Resolution, mode: Mode) -> Mode:
-        """Does as `Admitted.open`; which modes there are is as the engine last said."""
+        """Does as `Ticket.open`; which modes there are is as the engine last said."""
         await self._model.open(resolution)
         return mode if self._model.largest(mode, *resolution) else Mode.GRAPH
 
@@ -549,7 +549,7 @@ class RemoteRequest:
         priority: int = DEFAULT_PRIORITY,
         trace: TraceContext | None = None,
     ) -> Result:
-        """Does as `Admitted.run`. Pixels that are no `buffer` are copied into one."""
+        """Does as `Ticket.run`. Pixels that are no `buffer` are copied into one."""
         count, height, width, channels = pixels.shape
         extent = next((extent for buffer, extent in self._buffers if buffer is pixels), None)
         if extent is None:

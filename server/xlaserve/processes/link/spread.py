@@ -10,7 +10,7 @@ from xlaserve.config import Mode
 from xlaserve.engine.batching.live import Live
 from xlaserve.engine.batching.queue import Result, Shape
 from xlaserve.engine.buckets.demand import Demand, Resolution
-from xlaserve.engine.model_engine import Admitted, ModelEngine
+from xlaserve.engine.model_engine import ModelEngine, Ticket
 from xlaserve.engine.program import Images
 
 
@@ -61,7 +61,7 @@ class Spread:
         for part in self._parts:
             part.leave()
 
-    def admit(self, images: int, size_bytes: int, unmatched: Resolution | None = None) -> Admitted:
+    def admit(self, images: int, size_bytes: int, unmatched: Resolution | None = None) -> Ticket:
         """Does as `ModelEngine.admit`."""
         parts = self._parts if unmatched is None else self._opened(unmatched)
         return self._next(parts).admit(images, size_bytes, unmatched)

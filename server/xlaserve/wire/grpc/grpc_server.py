@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 import grpc
 from grpc_health.v1 import health_pb2
 
-from xlaserve.admission.authenticator import OPEN, Door
+from xlaserve.admission.authenticator import OPEN, Authenticator
 from xlaserve.admission.calls import Admissions
 from xlaserve.admission.certificates import Certificates, Pem
-from xlaserve.admission.message_memory import Intake
+from xlaserve.admission.message_memory import MessageMemory
 from xlaserve.config import Settings
 from xlaserve.errors import ConfigError
 from xlaserve.telemetry.http import taken_port
@@ -95,9 +95,9 @@ class GrpcServer:
         health: Health,
         admin: Admin | None,
         *,
-        intake: Intake,
+        message_memory: MessageMemory,
         admissions: Admissions,
-        door: Door = OPEN,
+        authenticator: Authenticator = OPEN,
         certificates: Certificates | None = None,
         metrics: Metrics,
         on_failed: Callable[[str, Exception], None] = lambda method, error: None,
@@ -115,9 +115,9 @@ class GrpcServer:
         self._unreceived = Unreceived(settings.max_message_bytes, metrics.count_refused)
         self._tracer = tracer
         self._headers = headers
-        self._intake = intake
+        self._message_memory = message_memory
         self._admissions = admissions
-        self._door = door
+        self._authenticator = authenticator
         self._certificates = certificates
         self._server = self._build()
         self._is_stopping = False
@@ -145,9 +145,9 @@ class GrpcServer:
                 servicer,
                 service,
                 server,
-                self._intake,
+                self._message_memory,
                 self._admissions,
-                door=self._door,
+                authenticator=self._authenticator,
                 parsers=parsers,
                 on_refused=self._metrics.count_refused,
                 on_failed=self._on_failed,
@@ -158,9 +158,9 @@ class GrpcServer:
         add = partial(
             handlers.add,
             server=server,
-            intake=self._intake,
+            message_memory=self._message_memory,
             admissions=self._admissions,
-            door=self._door,
+            authenticator=self._authenticator,
             on_failed=self._on_failed,
         )
         add(health, _HEALTH)

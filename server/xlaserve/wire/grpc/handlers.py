@@ -4,8 +4,9 @@ Like the generated code, except that
 - a method may raise any error, which is answered with its status, and may return its message as it stands on the wire;
 - bytes that are no message of a unary method are an InvalidArgument: inside grpc they would become a traceback in the
   log and, at the client, UNKNOWN with the name of a Python class;
-- messages are counted for as long as they are held (see `intake`). While few arrive, gRPC receives those of unary
-  methods by itself, which takes less of the processor. While many do, methods are declared to grpcio as taking
+- messages are counted for as long as they are held (see `message_memory`). While few arrive, gRPC receives
+  those of unary methods by itself, which takes less of the processor. While many do,
+  methods are declared to grpcio as taking
   a stream, so that a message arrives when it is asked for;
 - calls are counted, and end where their clients keep them waiting (see `admission`). Probes are counted by themselves,
   so that they are answered however many other calls there are.
@@ -23,16 +24,16 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from xlaserve.admission.authenticator import OPEN, Door
+from xlaserve.admission.authenticator import OPEN, Authenticator
 from xlaserve.admission.caller import ADMIN
 from xlaserve.admission.calls import Admissions
-from xlaserve.admission.message_memory import Intake
+from xlaserve.admission.message_memory import MessageMemory
 from xlaserve.errors import XlaserveError, status_of
 from xlaserve.telemetry import request_context
 from xlaserve.telemetry.tracing import Endpoint, Tracer
 from xlaserve.wire.grpc.context import Context
 from xlaserve.wire.grpc.ending import Ending
-from xlaserve.wire.grpc.method_guard import ROLES, Entrance
+from xlaserve.wire.grpc.method_guard import ROLES, MethodGuard
 from xlaserve.wire.grpc.reader import MessageReader, Parser, parser_of
 from xlaserve.wire.grpc.refused_call import refuse
 from xlaserve.wire.grpc.streaming import stream_in, stream_out
@@ -56,10 +57,10 @@ def add(
     servicer: object,
     service: ServiceDescriptor,
     server: grpc.aio.Server,
-    intake: Intake,
+    message_memory: MessageMemory,
     admissions: Admissions,
     *,
-    door: Door = OPEN,
+    authenticator: Authenticator = OPEN,
     parsers: Mapping[str, Parser] | None = None,
     on_refused: Callable[[str, str], None] = lambda method, status: None,
     on_failed: Callable[[str, Exception], None] = lambda method, error: None,
@@ -83,9 +84,9 @@ def add(
             continue
         path = f"/{service.full_name}/{method.name}"
         reader = MessageReader(
-            intake,
+            message_memory,
             admissions.probes if path in PROBES else admissions.calls,
-            Entrance(door, roles.get(method.name, ADMIN), method.name),
+            MethodGuard(authenticator, roles.get(method.name, ADMIN), method.name),
             parsers.get(method.input_type.name) or parser_of(GetMessageClass(method.input_type)),
             partial(on_refused, method.name),
             partial(on_failed, method.name),
@@ -94,7 +95,7 @@ def add(
         endpoint = Endpoint(path[1:], {"rpc.system.name": "grpc", "rpc.method": path[1:]}, headers=headers)
         handling = _method(answer, method, reader, endpoint)
         methods[path] = handling._replace(tracer=None if path in PROBES else tracer)
-    server.add_generic_rpc_handlers((_Service(service.full_name, methods, intake),))
+    server.add_generic_rpc_handlers((_Service(service.full_name, methods, message_memory),))
 
 
 class _Method(NamedTuple):
@@ -122,10 +123,10 @@ def _method(
 class _Service(grpc.ServiceRpcHandler):
     """Chooses the handler of each call."""
 
-    def __init__(self, name: str, methods: Mapping[str, _Method], intake: Intake) -> None:
+    def __init__(self, name: str, methods: Mapping[str, _Method], message_memory: MessageMemory) -> None:
         self._name = name
         self._methods = methods
-        self._intake = intake
+        self._message_memory = message_memory
         self._end = Ending()
 
     def service_name(self) -> str:
@@ -139,15 +140,15 @@ class _Service(grpc.ServiceRpcHandler):
             return None
         request_context.begin(method.endpoint, handler_call_details.invocation_metadata or (), method.tracer)
         try:
-            method.reader.entrance.check_details(handler_call_details)
+            method.reader.guard.check_details(handler_call_details)
             method.reader.admission.enter(self._end)
         except XlaserveError as error:
             method.reader.on_refused(status_of(error)[0].grpc)
             method.reader.on_failed(error)
             return _refusal(error)
-        if method.answer is None or self._intake.is_crowded:
+        if method.answer is None or self._message_memory.is_crowded:
             return method.handler
-        return ReceivedCall(method.answer, self._intake, method.reader.on_unreceived)
+        return ReceivedCall(method.answer, self._message_memory, method.reader.on_unreceived)
 
 
 def _refusal(error: XlaserveError) -> grpc.RpcMethodHandler[Any, Any]:

@@ -29,7 +29,7 @@ NAME_BYTES: Final = 32
 SHARED_PREFIX: Final = b"shared_memory_"
 """How the names of SHARED_MEMORY begin."""
 
-_UNKNOWN: Final[tuple[bytes, RequestHead | None]] = (b"", None)
+_UNKNOWN: Final[tuple[bytes, CachedHeader | None]] = (b"", None)
 _LISTS: Final = pb.InferTensorContents.DESCRIPTOR.fields_by_name
 _CONTENTS: Final = {_LISTS[name].number: name for name in (*TYPED.values(), BYTES)}
 _FIELDS: Final[wire_format.Fields] = {
@@ -40,7 +40,7 @@ _FIELDS: Final[wire_format.Fields] = {
 }
 
 
-class RequestHead:
+class CachedHeader:
     """All of a request but the contents of its tensors.
 
     Requests that differ in those alone share a head: nobody changes its `fields`, and what checks of one request have
@@ -72,7 +72,7 @@ class RequestHead:
 class InferMessage(NamedTuple):
     """A request as it arrived."""
 
-    head: RequestHead
+    head: CachedHeader
     raw: Sequence[memoryview]
     """`raw_input_contents`."""
     contents: Mapping[str, Sequence[memoryview]]
@@ -92,7 +92,7 @@ class InferMessages:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, bytes], tuple[bytes, RequestHead]] = {}
+        self._known: dict[tuple[int, bytes], tuple[bytes, CachedHeader]] = {}
         """By a message's size and prefix: all that stands before the tensor's first byte, and the head."""
 
     def parse(self, data: bytes) -> InferMessage | None:
@@ -119,7 +119,7 @@ class InferMessages:
         if len(beginning) > MAX_KNOWN_BYTES or not beginning.endswith(opening):
             return
         try:
-            head = RequestHead(beginning.removesuffix(opening))
+            head = CachedHeader(beginning.removesuffix(opening))
         except DecodeError:
             return
         if [tensor.name for tensor in head.fields.inputs] != [PIXELS]:  # encoded images hardly ever have one size
@@ -150,6 +150,6 @@ def _parse(data: bytes) -> InferMessage:
     """Raises DecodeError, and InvalidArgument beyond a bound of `parts`."""
     if len(data) >= LARGE_BYTES:
         rest, views = wire_format.split(pb.ModelInferRequest, data, _FIELDS)
-        return InferMessage(RequestHead(rest), views.get(RAW, ()), views)
-    head = RequestHead(data)
+        return InferMessage(CachedHeader(rest), views.get(RAW, ()), views)
+    head = CachedHeader(data)
     return InferMessage(head, tuple(map(memoryview, head.fields.raw_input_contents)), {})

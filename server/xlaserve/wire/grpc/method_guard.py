@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import grpc
 
-from xlaserve.admission.authenticator import Door, unauthenticated
+from xlaserve.admission.authenticator import Authenticator, unauthenticated
 from xlaserve.admission.caller import ANYONE, CURRENT, INFER, OBSERVE, READ, STRANGER, Caller, Role
 from xlaserve.admission.certificates import names_in
 from xlaserve.errors import PermissionDenied, Unauthenticated
@@ -53,16 +53,16 @@ ROLES: Final[dict[str, dict[str, Sequence[Role]]]] = {
 _UNKNOWN: Final = Caller("unknown", frozenset())
 
 
-class Entrance:
+class MethodGuard:
     """Checks the calls of one method."""
 
-    __slots__ = ("_action", "_door", "_is_open", "_roles")
+    __slots__ = ("_action", "_authenticator", "_is_open", "_roles")
 
-    def __init__(self, door: Door, roles: Sequence[Role], action: str = "") -> None:
+    def __init__(self, authenticator: Authenticator, roles: Sequence[Role], action: str = "") -> None:
         self._action = action
-        self._door = door
+        self._authenticator = authenticator
         self._roles = roles
-        self._is_open = not door.is_locked
+        self._is_open = not authenticator.is_locked
 
     def check_details(self, details: grpc.HandlerCallDetails) -> None:
         """Does what `check_metadata` does with what grpcio tells of a call."""
@@ -76,8 +76,8 @@ class Entrance:
         headers = {key: value for key, value in metadata if isinstance(value, str)}
         CURRENT.set(STRANGER)
         try:
-            caller = self._door.by_headers(headers)
-            if caller is None and not self._door.asks_connections:
+            caller = self._authenticator.by_headers(headers)
+            if caller is None and not self._authenticator.asks_connections:
                 raise unauthenticated()
         except Unauthenticated as error:
             self._turn_away(error)
@@ -91,7 +91,7 @@ class Entrance:
         names = (name for pem in context.auth_context().get("x509_pem_cert", ()) for name in names_in(pem))
         CURRENT.set(STRANGER)
         try:
-            caller = self._door.by_connection(names, address(context))
+            caller = self._authenticator.by_connection(names, address(context))
         except Unauthenticated as error:
             self._turn_away(error)
         else:
@@ -111,11 +111,11 @@ class Entrance:
             try:
                 caller.check_role(*self._roles)
             except PermissionDenied as error:
-                self._door.refusals.note(self._action, self._roles, error)
+                self._authenticator.refusals.note(self._action, self._roles, error)
                 raise
 
     def _turn_away(self, error: Unauthenticated) -> None:
         """Raises `error` unless the method is for anyone."""
         if self._roles:
-            self._door.refusals.note(self._action, self._roles, error)
+            self._authenticator.refusals.note(self._action, self._roles, error)
             raise error

@@ -1,4 +1,4 @@
-"""How a method's messages come in: received, counted by the intake, parsed."""
+"""How a method's messages come in: received, counted by the message memory, parsed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from xlaserve.admission.calls import CallAdmission
-from xlaserve.admission.message_memory import Intake
+from xlaserve.admission.message_memory import MessageMemory
 from xlaserve.errors import XlaserveError, status_of
 from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.grpc.context import Context, address
-from xlaserve.wire.grpc.method_guard import Entrance
+from xlaserve.wire.grpc.method_guard import MethodGuard
 from xlaserve.wire.grpc.refused_call import no_message
 from xlaserve.wire.grpc.wire_format import LARGE_BYTES
 
@@ -40,9 +40,9 @@ def parser_of(message: type[Message]) -> Parser:
 class MessageReader:
     """Reads the messages of one method."""
 
-    intake: Intake
+    message_memory: MessageMemory
     admission: CallAdmission
-    entrance: Entrance
+    guard: MethodGuard
     parse: Parser
     on_refused: Callable[[str], None]
     """Called with the status of each message that is refused."""
@@ -53,7 +53,7 @@ class MessageReader:
 
     def check_client(self, context: Context) -> None:
         """Checks what the headers of a call did not tell. Raises Unauthenticated, PermissionDenied or QueueFull."""
-        self.entrance.check_connection(context)
+        self.guard.check_connection(context)
         if self.admission.bounds_addresses:
             try:
                 self.admission.locate(address(context))
@@ -64,7 +64,7 @@ class MessageReader:
     async def receive(self, context: Context) -> Any:
         """Returns the call's next message as bytes, `grpc.aio.EOF` at the end. Raises QueueFull."""
         try:
-            return await self.intake.receive(context.read)
+            return await self.message_memory.receive(context.read)
         except XlaserveError as error:
             self._note_refusal(error)
             raise
@@ -78,17 +78,17 @@ class MessageReader:
         return data
 
     def admit(self, data: bytes) -> tuple[Any, int]:
-        """Returns what `parse` does, and the message's size, which the intake counts until its `release`.
+        """Returns what `parse` does, and the message's size, which the message memory counts until its `release`.
 
         Raises QueueFull and what `parse` raises.
         """
         counted_bytes = 0
         try:
-            self.intake.take(len(data))
+            self.message_memory.take(len(data))
             counted_bytes = len(data)
             return self.parse(data), counted_bytes
         except BaseException as error:
-            self.intake.release(counted_bytes)
+            self.message_memory.release(counted_bytes)
             self._note_refusal(error)
             raise
 
@@ -96,7 +96,7 @@ class MessageReader:
         """Returns a unary call's message as `admit` does; raises InvalidArgument for bytes that can't be parsed."""
         message, size_bytes = self.admit(data)
         if message is None:
-            self.intake.release(size_bytes)
+            self.message_memory.release(size_bytes)
             raise no_message()
         return message, size_bytes
 

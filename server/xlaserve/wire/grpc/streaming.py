@@ -52,7 +52,7 @@ def stream_out(
         try:
             reader.check_client(context)
             message, size_bytes = reader.parse_unary(await reader.receive_only(context))
-            reader.intake.release(size_bytes)  # nobody watches anything with a large message
+            reader.message_memory.release(size_bytes)  # nobody watches anything with a large message
             reader.admission.idle(current_call())
             async with aclosing(method(message, context)) as responses:
                 async for response in responses:
@@ -91,7 +91,7 @@ class Messages:
         data = await self._reader.receive(self._context)
         if data is grpc.aio.EOF:
             raise StopAsyncIteration
-        self._reader.entrance.check_again(self._context)
+        self._reader.guard.check_again(self._context)
         message, size_bytes = self._reader.admit(data)
         self._held_bytes += size_bytes
         self._note()
@@ -108,13 +108,13 @@ class Messages:
     def hold(self, size_bytes: int) -> None:
         """Counts an answer until its `release`."""
         self._held_bytes += size_bytes
-        self._reader.intake.hold(size_bytes)
+        self._reader.message_memory.hold(size_bytes)
         self._note()
 
     def release(self, size_bytes: int) -> None:
         """Counts a message or an answer as no longer held."""
         self._held_bytes -= size_bytes
-        self._reader.intake.release(size_bytes)
+        self._reader.message_memory.release(size_bytes)
         self._released.set()
         self._note()
 

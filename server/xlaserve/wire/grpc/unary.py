@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import Message
 
 from xlaserve.admission.calls import current_call
-from xlaserve.admission.message_memory import Intake
+from xlaserve.admission.message_memory import MessageMemory
 from xlaserve.errors import XlaserveError
 from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.grpc.context import Context, name_answer
@@ -22,7 +22,7 @@ Answer = Callable[[bytes, Context], Awaitable[bytes]]
 
 
 class ReceivedCall(grpc.RpcMethodHandler):  # type: ignore[type-arg] # generic for mypy alone
-    """Handles one call whose message gRPC receives by itself, before it calls this; expected by the intake until then.
+    """Handles one call whose message gRPC receives by itself, before it calls this; `message_memory` expects it.
 
     Where the client goes first, or the message is too large, gRPC drops the handler unused: `on_unreceived` is called.
     """
@@ -30,11 +30,11 @@ class ReceivedCall(grpc.RpcMethodHandler):  # type: ignore[type-arg] # generic f
     request_streaming = response_streaming = False
     request_deserializer = response_serializer = None
 
-    def __init__(self, answer: Answer, intake: Intake, on_unreceived: Callable[[], None]) -> None:
+    def __init__(self, answer: Answer, message_memory: MessageMemory, on_unreceived: Callable[[], None]) -> None:
         self._answer = answer
         self._on_unreceived = on_unreceived
-        self._intake: Intake | None = intake
-        intake.expected += 1
+        self._message_memory: MessageMemory | None = message_memory
+        message_memory.expected += 1
 
     async def unary_unary(  # type: ignore[override] # as grpc.aio calls it
         self, data: bytes, context: Context
@@ -46,12 +46,12 @@ class ReceivedCall(grpc.RpcMethodHandler):  # type: ignore[type-arg] # generic f
         return await answered
 
     def _expect_no_more(self) -> None:
-        if self._intake is not None:
-            self._intake.expected -= 1
-            self._intake = None
+        if self._message_memory is not None:
+            self._message_memory.expected -= 1
+            self._message_memory = None
 
     def __del__(self) -> None:
-        if self._intake is not None:
+        if self._message_memory is not None:
             self._on_unreceived()
         self._expect_no_more()
 
@@ -63,12 +63,12 @@ class UnaryMethod:
     collector comes by. So each frame lets go of its message before it waits.
     """
 
-    __slots__ = ("_admission", "_intake", "_method", "_reader")
+    __slots__ = ("_admission", "_message_memory", "_method", "_reader")
 
     def __init__(self, method: Callable[[Any, Context], Awaitable[Message | Wire]], reader: MessageReader) -> None:
         self._method = method
         self._reader = reader
-        self._intake = reader.intake
+        self._message_memory = reader.message_memory
         self._admission = reader.admission
 
     def asking(self) -> grpc.RpcMethodHandler[Any, Any]:
@@ -100,7 +100,7 @@ class UnaryMethod:
         return await answered
 
     async def _answer_message(self, message: Any, size_bytes: int, context: Context) -> bytes:
-        intake = self._intake
+        message_memory = self._message_memory
         try:
             answered = self._method(message, context)
             del message
@@ -108,8 +108,8 @@ class UnaryMethod:
             wire: Wire = response if isinstance(response, list) else [response.SerializeToString()]
             answer_bytes = wire_format.wire_bytes(wire)
             if answer_bytes >= LARGE_BYTES:  # counted from now on: a thread may have to come free first
-                intake.hold(answer_bytes)
-                current_call().add_done_callback(lambda _: intake.release(answer_bytes))
+                message_memory.hold(answer_bytes)
+                current_call().add_done_callback(lambda _: message_memory.release(answer_bytes))
             joined = await wire_format.join(wire, answer_bytes)
             if (request := name_answer(context)) is not None:
                 request.succeed()
@@ -118,4 +118,4 @@ class UnaryMethod:
         except Exception as error:
             await refuse(context, error, self._reader.on_failed)
         finally:
-            intake.release(size_bytes)
+            message_memory.release(size_bytes)

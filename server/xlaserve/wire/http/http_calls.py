@@ -1,6 +1,7 @@
 """Requests taken in, and answers sent: an ASGI application around each method.
 
-Calls are bounded as gRPC's are, by the same `admission` and `intake`. A call whose client has gone is cancelled.
+Calls are bounded as gRPC's are, by the same `admission` and `message_memory`. A call whose client has gone is
+cancelled.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope, Send
 
-from xlaserve.admission.authenticator import OPEN, Door
+from xlaserve.admission.authenticator import OPEN, Authenticator
 from xlaserve.admission.caller import ADMIN, CURRENT, STRANGER, Role
 from xlaserve.admission.calls import Admissions, CallAdmission, CallTask, current_call
-from xlaserve.admission.message_memory import Intake
+from xlaserve.admission.message_memory import MessageMemory
 from xlaserve.errors import (
     RETRY_AFTER,
     InvalidArgument,
@@ -74,11 +75,11 @@ class CallsIn:
     """Takes in the calls of all methods."""
 
     admissions: Admissions
-    intake: Intake
+    message_memory: MessageMemory
     max_body_bytes: int
     on_refused: Callable[[str, str], None] = lambda method, status: None
     """Called with the method and the status of each message that is refused before its method is called."""
-    door: Door = OPEN
+    authenticator: Authenticator = OPEN
     end: Ending = field(default_factory=Ending)
     on_failed: Callable[[str, Exception], None] = lambda method, error: None
     """Called with the method and the error of every call that is answered with one."""
@@ -135,7 +136,7 @@ class HttpCalls:
             connection.call = None
 
     async def _answer(self, task: CallTask, scope: Scope, headers: Mapping[str, str], receive: Receive) -> HttpAnswer:
-        held = _Held(self.all.intake)
+        held = _Held(self.all.message_memory)
         try:
             try:
                 self._recognise(headers, scope["extensions"][CONNECTION])
@@ -159,18 +160,20 @@ class HttpCalls:
 
     def _recognise(self, headers: Mapping[str, str], connection: Connection) -> None:
         """Notes who calls. Raises Unauthenticated or PermissionDenied."""
-        door = self.all.door
-        if not door.is_locked:
+        authenticator = self.all.authenticator
+        if not authenticator.is_locked:
             return
         CURRENT.set(STRANGER)
         if not self.roles:
             return
         try:
-            caller = door.by_headers(headers) or door.by_connection(connection.certificate_names(), connection.address)
+            caller = authenticator.by_headers(headers) or authenticator.by_connection(
+                connection.certificate_names(), connection.address
+            )
             CURRENT.set(caller)
             caller.check_role(*self.roles)
         except (Unauthenticated, PermissionDenied) as error:
-            door.refusals.note(self.name, self.roles, error)
+            authenticator.refusals.note(self.name, self.roles, error)
             raise
 
     async def _receive(
@@ -186,7 +189,7 @@ class HttpCalls:
             raise too_large(max_bytes, length)
         body: bytes | memoryview = b""
         if length or "transfer-encoding" in headers:
-            body = await self.all.intake.receive(partial(read_body, receive, max_bytes, length))
+            body = await self.all.message_memory.receive(partial(read_body, receive, max_bytes, length))
         self.admission.work(task)
         held.take(len(body))
         if encoding != IDENTITY and body:
@@ -198,28 +201,28 @@ class HttpCalls:
         if size_bytes < LARGE_BYTES:
             await _send(answer, request, send)
             return
-        self.all.intake.hold(size_bytes)
+        self.all.message_memory.hold(size_bytes)
         try:
             await _send(answer, request, send)
         finally:
-            self.all.intake.release(size_bytes)
+            self.all.message_memory.release(size_bytes)
 
 
 class _Held:
     """Bytes of one request that its server holds."""
 
-    def __init__(self, intake: Intake) -> None:
-        self._intake = intake
+    def __init__(self, message_memory: MessageMemory) -> None:
+        self._message_memory = message_memory
         self._size_bytes = 0
 
     def take(self, size_bytes: int) -> None:
         """Counts them. Raises QueueFull."""
-        self._intake.take(size_bytes)
+        self._message_memory.take(size_bytes)
         self._size_bytes += size_bytes
 
     def release(self) -> None:
         """Counts them no more."""
-        self._intake.release(self._size_bytes)
+        self._message_memory.release(self._size_bytes)
 
 
 def read_query(query: bytes) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Final, Self
 from xlaserve.admission.caller import CURRENT
 from xlaserve.admission.calls import CallAdmission, current_call
 from xlaserve.admission.limits import Limiter
-from xlaserve.admission.shared_counts import Usage
+from xlaserve.admission.shared_counts import SharedCounts
 from xlaserve.engine.timings import Timings
 from xlaserve.errors import (
     DeadlineExceeded,
@@ -54,7 +54,7 @@ class Calls:
     failures: Failures = field(default_factory=Failures)
     is_tracing: bool = False
     """Whether calls may have spans."""
-    usage: Usage = field(default_factory=Usage)
+    usage: SharedCounts = field(default_factory=SharedCounts)
     """Of callers, at all fronts."""
     admission: CallAdmission | None = None
     """Knows which calls began before the drain."""

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from xlaserve.admission.caller import ANYBODY, CURRENT
 from xlaserve.admission.calls import current_call
-from xlaserve.admission.message_memory import Intake
+from xlaserve.admission.message_memory import MessageMemory
 from xlaserve.errors import InvalidArgument, NotFound, QueueFull
 from xlaserve.wire.shared.input_tensors import SHARED_MEMORY, bounded
 from xlaserve.wire.shared.shared_regions import Region, Regions
@@ -52,18 +52,18 @@ class SharedMemory:
     """The registered regions of the current caller. A tensor may have `max_tensor_bytes`, the regions of all callers
     together `max_bytes`.
 
-    `regions` are those of all fronts; by default there is no other. `intake` counts the copies of inputs as messages.
+    `regions` are shared by all fronts; by default there is no other. `message_memory` counts copies of inputs, too.
     """
 
     def __init__(
         self,
         max_tensor_bytes: int,
         max_bytes: int,
-        intake: Intake,
+        message_memory: MessageMemory,
         folder: Path = FOLDER,
         regions: Regions | None = None,
     ) -> None:
-        self._intake = intake
+        self._message_memory = message_memory
         self._max_tensor_bytes = max_tensor_bytes
         self._max_bytes = max_bytes
         self._folder = folder
@@ -123,8 +123,8 @@ class SharedMemory:
         Raises NotFound, InvalidArgument and QueueFull.
         """
         region = self.check(slot, where)
-        self._intake.take(slot.size_bytes)
-        current_call().add_done_callback(lambda _: self._intake.release(slot.size_bytes))
+        self._message_memory.take(slot.size_bytes)
+        current_call().add_done_callback(lambda _: self._message_memory.release(slot.size_bytes))
         if slot.size_bytes <= MAX_INLINE_BYTES:
             return self._read(region, slot, where)
         return await asyncio.to_thread(self._read, region, slot, where)

@@ -252,7 +252,7 @@ async def test_what_a_resolution_is_verified_with_is_dropped_once_none_of_it_is_
     before = len(asked)
     executable = house._executable(Mode.GRAPH)
     with pytest.raises(ModelFailed):
-        verifier.admit(Mode.XLA, Bucket(1, *WIDE), Compilation(executable, 0.0, 0.0), again=pytest.fail)
+        verifier.verify(Mode.XLA, Bucket(1, *WIDE), Compilation(executable, 0.0, 0.0), again=pytest.fail)
     assert len(asked) >= before + SAMPLE_IMAGES
 
 

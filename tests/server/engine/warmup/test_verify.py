@@ -69,7 +69,9 @@ class Checked:
 
     def __call__(self, run: Executable, bucket: Bucket, mode: Mode = Mode.XLA) -> Verified:
         compilation = Compilation(run, 0.0, 0.0)
-        _, verified = self.verifier.admit(mode, bucket, compilation, lambda: pytest.fail("nothing is to be made again"))
+        _, verified = self.verifier.verify(
+            mode, bucket, compilation, lambda: pytest.fail("nothing is to be made again")
+        )
         return verified
 
 
@@ -183,7 +185,7 @@ def test_rounding_errors_that_images_of_one_colour_are_answered_with_are_not_com
 def test_a_kept_program_of_other_rows_is_made_anew() -> None:
     kept = Compilation(lambda images: (scores(images)[0][1:],), 0.0, 0.0, from_cache=True)
     again = Compilation(scores, 1.0, 1.0)
-    compilation, verified = Checked().verifier.admit(Mode.XLA, BUCKETS[2], kept, lambda: again)
+    compilation, verified = Checked().verifier.verify(Mode.XLA, BUCKETS[2], kept, lambda: again)
     assert (compilation, verified.fault) == (again, None)
 
 
@@ -204,7 +206,7 @@ def test_a_program_that_is_wrong_with_lowerings_serves_without(verification: str
 
     checked = Checked(verification=verification)
     lowered = Compilation(wrong, 0.0, 0.0, unlowered=unlowered)
-    compilation, verified = checked.verifier.admit(Mode.XLA, BUCKETS[3], lowered, lambda: lowered)
+    compilation, verified = checked.verifier.verify(Mode.XLA, BUCKETS[3], lowered, lambda: lowered)
     assert compilation.executable is scores
     assert verified.fault is None
     assert len(told) == 1
@@ -213,14 +215,14 @@ def test_a_program_that_is_wrong_with_lowerings_serves_without(verification: str
 
 def test_a_program_that_is_right_is_made_once() -> None:
     lowered = Compilation(scores, 0.0, 0.0, unlowered=lambda error: pytest.fail("nothing is to be made again"))
-    compilation, _ = Checked().verifier.admit(Mode.XLA, BUCKETS[3], lowered, lambda: lowered)
+    compilation, _ = Checked().verifier.verify(Mode.XLA, BUCKETS[3], lowered, lambda: lowered)
     assert compilation is lowered
 
 
 def test_what_a_program_says_of_itself_is_said() -> None:
     checked = Checked(verification="off")
     compilation = Compilation(scores, 0.0, 0.0, warnings=("it assigns variables as it runs",))
-    checked.verifier.admit(Mode.XLA, BUCKETS[0], compilation, lambda: compilation)
+    checked.verifier.verify(Mode.XLA, BUCKETS[0], compilation, lambda: compilation)
     assert checked.warnings == ["it assigns variables as it runs"]
 
 
@@ -454,7 +456,7 @@ def test_a_wrong_program_of_the_compile_cache_is_forgotten_and_made_anew() -> No
         lambda images: (scores(images)[0] * 2,), 0.0, 0.0, from_cache=True, forget=lambda: forgotten.append(True)
     )
     again = Compilation(scores, 1.0, 1.0)
-    compilation, verified = Checked().verifier.admit(Mode.XLA, BUCKETS[2], kept, lambda: again)
+    compilation, verified = Checked().verifier.verify(Mode.XLA, BUCKETS[2], kept, lambda: again)
     assert compilation is again
     assert verified.fault is None
     assert forgotten == [True]
@@ -484,7 +486,7 @@ class Kept:
     def start(self, run: Executable | None = None, *, from_cache: bool = True, **settings: Any) -> None:
         """Verifies the kept program, or `run` in its place, as a start does."""
         kept = replace(self._compiled(), executable=run or self.run, from_cache=from_cache)
-        Checked(**{**self.settings, **settings}).verifier.admit(Mode.XLA, BUCKETS[2], kept, self._again)
+        Checked(**{**self.settings, **settings}).verifier.verify(Mode.XLA, BUCKETS[2], kept, self._again)
 
     def _again(self) -> Compilation:
         self.made_again += 1

@@ -153,7 +153,7 @@ def test_lowerings_that_have_failed_are_not_tried_again(
         assert network.program.lowerings(BUCKET) == ("stem 1" if source is first else "")
         verifier = Verifier(task=network.task, reference=network.reference, buckets=[BUCKET])
         make = partial(network.program.compile, Mode.XLA, BUCKET)
-        compilation, verified = verifier.admit(Mode.XLA, BUCKET, make(), make)
+        compilation, verified = verifier.verify(Mode.XLA, BUCKET, make(), make)
         assert verified.fault is None
         np.testing.assert_allclose(answers(compilation), expected, rtol=1e-6)
         assert network.program.lowerings(BUCKET) == ""

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from xlaserve.admission.authenticator import Door
+from xlaserve.admission.authenticator import Authenticator
 from xlaserve.config import Settings
 from xlaserve.wire.grpc import port_closing
 from xlaserve.wire.grpc.grpc_server import GrpcServer
@@ -41,9 +41,9 @@ def make(on_crash: Mock) -> GrpcServer:
         Mock(),
         Mock(),
         None,
-        intake=Mock(),
+        message_memory=Mock(),
         admissions=Mock(),
-        door=Door(None),
+        authenticator=Authenticator(None),
         certificates=None,
         metrics=Mock(),
         on_crash=on_crash,

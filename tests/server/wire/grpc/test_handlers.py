@@ -11,9 +11,9 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from xlaserve.admission.authenticator import Door
+from xlaserve.admission.authenticator import Authenticator
 from xlaserve.admission.calls import Admissions, CallAdmission
-from xlaserve.admission.message_memory import Intake
+from xlaserve.admission.message_memory import MessageMemory
 from xlaserve.errors import ModelNotFound, status_of
 from xlaserve.wire.grpc import handlers, streaming, wire_format
 from xlaserve.wire.grpc.infer_message import InferMessages
@@ -89,11 +89,11 @@ class Context:
 
 
 @pytest.fixture(params=["received", "asked for"])
-def intake(request: pytest.FixtureRequest) -> Intake:
+def message_memory(request: pytest.FixtureRequest) -> MessageMemory:
     """While many messages arrive, a handler asks for its own; else gRPC receives it before it calls the handler."""
-    intake = Intake(max_bytes=1_000_000, max_message_bytes=100_000, max_resident_bytes=10**12)
-    intake.expected = 10 if request.param == "asked for" else 0
-    return intake
+    message_memory = MessageMemory(max_bytes=1_000_000, max_message_bytes=100_000, max_resident_bytes=10**12)
+    message_memory.expected = 10 if request.param == "asked for" else 0
+    return message_memory
 
 
 async def call(handler: Any, context: Context) -> Any:
@@ -112,17 +112,21 @@ def admit(max_calls: int = 100, max_transfer_s: float = 100.0, crowded_s: float 
     return Admissions(*(CallAdmission(max_calls, max_transfer_s, crowded_s) for _ in Admissions._fields))
 
 
-def add(service: Any, servicer: Any, intake: Intake, **options: Any) -> dict[str, Any]:
+def add(service: Any, servicer: Any, message_memory: MessageMemory, **options: Any) -> dict[str, Any]:
     server = Server()
-    handlers.add(servicer, service, cast(Any, server), intake, admit(), door=Door(None), **options)
+    handlers.add(
+        servicer, service, cast(Any, server), message_memory, admit(), authenticator=Authenticator(None), **options
+    )
     assert [handler.service_name() for handler in server.generic] == [service.full_name]
     return server.found(service)
 
 
 @pytest.mark.parametrize("service", SERVICES)
-async def test_every_method_of_a_service_is_answered_by_the_one_of_its_name(service: Any, intake: Intake) -> None:
+async def test_every_method_of_a_service_is_answered_by_the_one_of_its_name(
+    service: Any, message_memory: MessageMemory
+) -> None:
     servicer = Servicer()
-    found = add(service, servicer, intake)
+    found = add(service, servicer, message_memory)
     for method in service.methods:
         handler = found[method.name]
         assert handler.response_streaming == method.server_streaming
@@ -131,22 +135,24 @@ async def test_every_method_of_a_service_is_answered_by_the_one_of_its_name(serv
     assert [name for name, _ in servicer.asked] == [method.name for method in service.methods]
 
 
-async def test_methods_of_generated_code_are_left_to_grpc(intake: Intake) -> None:
+async def test_methods_of_generated_code_are_left_to_grpc(message_memory: MessageMemory) -> None:
     service: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
     class Health(health_pb2_grpc.HealthServicer):
         async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - named as in the contract
             raise AssertionError("not called")
 
-    assert [name for name, handler in add(service, Health(), intake).items() if handler is not None] == ["Check"]
+    assert [name for name, handler in add(service, Health(), message_memory).items() if handler is not None] == [
+        "Check"
+    ]
 
 
 @pytest.mark.parametrize("service", SERVICES)
-async def test_messages_are_parsed_and_what_is_none_is_refused(service: Any, intake: Intake) -> None:
+async def test_messages_are_parsed_and_what_is_none_is_refused(service: Any, message_memory: MessageMemory) -> None:
     servicer = Servicer()
     for method in service.methods:
         servicer.answers[method.name] = GetMessageClass(method.output_type)()
-    for name, handler in add(service, servicer, intake).items():
+    for name, handler in add(service, servicer, message_memory).items():
         if handler.response_streaming:
             continue
         assert await call(handler, Context(b"")) == b""
@@ -158,12 +164,12 @@ async def test_messages_are_parsed_and_what_is_none_is_refused(service: Any, int
                 await call(handler, context)
             assert context.status is grpc.StatusCode.INVALID_ARGUMENT
             assert len(servicer.asked) == asked
-            assert intake.held_bytes == 0
+            assert message_memory.held_bytes == 0
 
 
-async def test_messages_and_answers_are_those_of_the_method(intake: Intake) -> None:
+async def test_messages_and_answers_are_those_of_the_method(message_memory: MessageMemory) -> None:
     servicer = Servicer()
-    handler = add(vision_pb2.DESCRIPTOR.services_by_name["Vision"], servicer, intake)["Classify"]
+    handler = add(vision_pb2.DESCRIPTOR.services_by_name["Vision"], servicer, message_memory)["Classify"]
     request = vision_pb2.ClassifyRequest(model="digits", images=[b"png"])
     response = servicer.answers["Classify"] = vision_pb2.ClassifyResponse(model="digits")
     assert await call(handler, Context(request.SerializeToString())) == response.SerializeToString()
@@ -172,19 +178,21 @@ async def test_messages_and_answers_are_those_of_the_method(intake: Intake) -> N
         await call(handler, Context(b"\x0a\x02\xff\xfe"))  # a name that is not UTF-8
 
 
-async def test_a_message_and_a_large_answer_are_counted_for_as_long_as_they_are_held(intake: Intake) -> None:
+async def test_a_message_and_a_large_answer_are_counted_for_as_long_as_they_are_held(
+    message_memory: MessageMemory,
+) -> None:
     servicer = Servicer()
-    handler = add(vision_pb2.DESCRIPTOR.services_by_name["Vision"], servicer, intake)["Classify"]
+    handler = add(vision_pb2.DESCRIPTOR.services_by_name["Vision"], servicer, message_memory)["Classify"]
     data = vision_pb2.ClassifyRequest(model="digits", images=[bytes(20_000)]).SerializeToString()
     held = []
 
     async def answer(request: vision_pb2.ClassifyRequest) -> vision_pb2.ClassifyResponse:
-        held.append(intake.held_bytes)
+        held.append(message_memory.held_bytes)
         return vision_pb2.ClassifyResponse(model="m" * 50_000)
 
     async def answer_and_send() -> bytes:
         response = await call(handler, Context(data))
-        assert intake.held_bytes == len(response)
+        assert message_memory.held_bytes == len(response)
         return bytes(response)
 
     servicer.answers["Classify"] = answer
@@ -192,28 +200,28 @@ async def test_a_message_and_a_large_answer_are_counted_for_as_long_as_they_are_
     assert vision_pb2.ClassifyResponse.FromString(response).model == "m" * 50_000
     assert held == [len(data)]
     await asyncio.sleep(0)
-    assert intake.held_bytes == 0
+    assert message_memory.held_bytes == 0
 
 
-async def test_unknown_fields_count(intake: Intake) -> None:
+async def test_unknown_fields_count(message_memory: MessageMemory) -> None:
     servicer = Servicer()
-    handler = add(OIP, servicer, intake, parsers={"ModelInferRequest": InferMessages().parse})["ModelInfer"]
+    handler = add(OIP, servicer, message_memory, parsers={"ModelInferRequest": InferMessages().parse})["ModelInfer"]
     held = []
 
     async def answer(request: Any) -> oip_pb2.ModelInferResponse:
-        held.append(intake.held_bytes)
+        held.append(message_memory.held_bytes)
         return oip_pb2.ModelInferResponse()
 
     servicer.answers["ModelInfer"] = answer
     data = oip_pb2.ModelInferRequest(model_name="digits").SerializeToString() + b"\xb2\x06\xd0\x86\x03" + bytes(50_000)
     await call(handler, Context(data))
     assert held == [len(data)]
-    assert intake.held_bytes == 0
+    assert message_memory.held_bytes == 0
 
 
-async def test_a_method_that_raises_or_is_cancelled_releases_its_message(intake: Intake) -> None:
+async def test_a_method_that_raises_or_is_cancelled_releases_its_message(message_memory: MessageMemory) -> None:
     servicer = Servicer()
-    handler = add(OIP, servicer, intake)["ModelReady"]
+    handler = add(OIP, servicer, message_memory)["ModelReady"]
 
     async def fail(request: Any) -> None:
         raise asyncio.CancelledError if request.name == "c" else ModelNotFound("no such model")
@@ -222,12 +230,12 @@ async def test_a_method_that_raises_or_is_cancelled_releases_its_message(intake:
     for name, error in (("c", asyncio.CancelledError), ("a", Aborted)):
         with pytest.raises(error):
             await call(handler, Context(oip_pb2.ModelReadyRequest(name=name).SerializeToString()))
-    assert intake.held_bytes == 0
+    assert message_memory.held_bytes == 0
 
 
-async def test_a_method_may_answer_in_parts_of_the_message_on_the_wire(intake: Intake) -> None:
+async def test_a_method_may_answer_in_parts_of_the_message_on_the_wire(message_memory: MessageMemory) -> None:
     servicer = Servicer()
-    handler = add(OIP, servicer, intake)["ModelReady"]
+    handler = add(OIP, servicer, message_memory)["ModelReady"]
     for size in (3, LARGE_BYTES, wire_format.MAX_INLINE_BYTES):
         servicer.answers["ModelReady"] = [b"first", memoryview(bytes(size))]
         assert await call(handler, Context(b"")) == b"first" + bytes(size)
@@ -250,14 +258,14 @@ BEYOND_BOUNDS = [
     ],
 )
 async def test_what_is_not_taken_in_never_comes_to_its_method_and_is_counted(
-    intake: Intake, method: str, data: bytes, status: grpc.StatusCode
+    message_memory: MessageMemory, method: str, data: bytes, status: grpc.StatusCode
 ) -> None:
     refused: list[tuple[str, str]] = []
     failed: list[tuple[str, Exception]] = []
     servicer = Servicer()
     parsers = {"ModelInferRequest": InferMessages().parse}
     told = {"on_refused": lambda *args: refused.append(args), "on_failed": lambda *args: failed.append(args)}
-    handler = add(OIP, servicer, intake, parsers=parsers, **told)[method]
+    handler = add(OIP, servicer, message_memory, parsers=parsers, **told)[method]
     context = Context(data)
     with pytest.raises(Aborted):
         await call(handler, context)
@@ -265,17 +273,17 @@ async def test_what_is_not_taken_in_never_comes_to_its_method_and_is_counted(
     assert refused == [(method, status.name)]
     assert [(name, status_of(error)[0].grpc) for name, error in failed] == refused
     assert not servicer.asked
-    assert intake.held_bytes == 0
+    assert message_memory.held_bytes == 0
 
 
-async def test_a_message_that_fails_to_be_parsed_is_released(intake: Intake) -> None:
+async def test_a_message_that_fails_to_be_parsed_is_released(message_memory: MessageMemory) -> None:
     def parse(data: bytes) -> object:
         raise MemoryError
 
-    handler = add(OIP, Servicer(), intake, parsers={"ModelInferRequest": parse})["ModelInfer"]
+    handler = add(OIP, Servicer(), message_memory, parsers={"ModelInferRequest": parse})["ModelInfer"]
     with pytest.raises(MemoryError):
         await call(handler, Context(b"data"))
-    assert intake.held_bytes == 0
+    assert message_memory.held_bytes == 0
 
 
 class Data(bytes):
@@ -309,7 +317,9 @@ async def refuse_while_handling(request: Any) -> None:
 
 
 @pytest.mark.parametrize("method", [refuse, refuse_for_a_cause, refuse_while_handling])
-async def test_a_refused_message_is_freed_before_the_collector_comes(intake: Intake, method: Any) -> None:
+async def test_a_refused_message_is_freed_before_the_collector_comes(
+    message_memory: MessageMemory, method: Any
+) -> None:
     class Held:
         """What a message holds, and tells when it is freed."""
 
@@ -322,7 +332,7 @@ async def test_a_refused_message_is_freed_before_the_collector_comes(intake: Int
         async def ModelReady(self, request: Any, context: Any) -> None:  # noqa: N802 - named as in the contract
             await method(request)
 
-    handler = add(OIP, Refusing(), intake, parsers={"ModelReadyRequest": lambda data: held.pop()})["ModelReady"]
+    handler = add(OIP, Refusing(), message_memory, parsers={"ModelReadyRequest": lambda data: held.pop()})["ModelReady"]
     context = Context(Data(b"data"))
     freed_data = Data.freed
     gc.disable()
@@ -336,13 +346,15 @@ async def test_a_refused_message_is_freed_before_the_collector_comes(intake: Int
         gc.enable()
 
 
-async def test_a_client_that_has_gone_is_not_answered(intake: Intake) -> None:
-    handler = add(OIP, Servicer(), intake)["ModelReady"]
+async def test_a_client_that_has_gone_is_not_answered(message_memory: MessageMemory) -> None:
+    handler = add(OIP, Servicer(), message_memory)["ModelReady"]
     with pytest.raises(asyncio.CancelledError):
         await call(handler, Context())
 
 
-async def test_a_stream_that_is_not_read_reads_no_further(intake: Intake, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_is_not_read_reads_no_further(
+    message_memory: MessageMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(streaming, "STREAM_BYTES", 1000)
     sent = [oip_pb2.ModelInferRequest(id="m" * 400).SerializeToString()] * 10
     context = Context(*sent)
@@ -362,13 +374,13 @@ async def test_a_stream_that_is_not_read_reads_no_further(intake: Intake, monkey
         def __getattr__(self, name: str) -> None:
             return None
 
-    handler = add(OIP, Reads(), intake)["ModelStreamInfer"]
+    handler = add(OIP, Reads(), message_memory)["ModelStreamInfer"]
     task = asyncio.create_task(handler.stream_stream(None, context))
     await seen.wait()
     for _ in range(10):
         await asyncio.sleep(0)
     assert len(context.messages) == 8
-    assert intake.held_bytes == 1200
+    assert message_memory.held_bytes == 1200
     messages[0].release(600)
     for _ in range(10):
         await asyncio.sleep(0)
@@ -376,17 +388,17 @@ async def test_a_stream_that_is_not_read_reads_no_further(intake: Intake, monkey
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert intake.held_bytes == 0
+    assert message_memory.held_bytes == 0
 
 
 @pytest.mark.parametrize("expected", [0, 10], ids=["received", "asked for"])
 async def test_a_call_whose_message_never_arrives_is_told_of(expected: int) -> None:
-    intake = Intake(max_bytes=1_000_000, max_message_bytes=100_000, max_resident_bytes=10**12)
-    intake.expected = expected
+    message_memory = MessageMemory(max_bytes=1_000_000, max_message_bytes=100_000, max_resident_bytes=10**12)
+    message_memory.expected = expected
     unreceived: list[str] = []
     servicer = Servicer()
     servicer.answers["ServerLive"] = oip_pb2.ServerLiveResponse()
-    found = add(OIP, servicer, intake, on_unreceived=unreceived.append)
+    found = add(OIP, servicer, message_memory, on_unreceived=unreceived.append)
     with pytest.raises(asyncio.CancelledError):
         await call(found.pop("ModelInfer"), Context())
     await call(found.pop("ServerLive"), Context(b""))
@@ -394,17 +406,17 @@ async def test_a_call_whose_message_never_arrives_is_told_of(expected: int) -> N
 
 
 async def test_calls_whose_message_has_not_arrived_are_expected_until_they_end() -> None:
-    intake = Intake(max_bytes=300_000, max_message_bytes=100_000, max_resident_bytes=10**12)
+    message_memory = MessageMemory(max_bytes=300_000, max_message_bytes=100_000, max_resident_bytes=10**12)
     server, servicer = Server(), Servicer()
     servicer.answers["ModelReady"] = oip_pb2.ModelReadyResponse()
-    handlers.add(servicer, OIP, cast(Any, server), intake, admit(), door=Door(None))
+    handlers.add(servicer, OIP, cast(Any, server), message_memory, admit(), authenticator=Authenticator(None))
     (service,) = server.generic
     details = SimpleNamespace(method=f"/{OIP.full_name}/ModelReady", invocation_metadata=())
     calls = [service.service(details) for _ in range(5)]
     assert [one.request_streaming for one in calls] == [False, False, False, True, True]
-    assert intake.expected == 3
+    assert message_memory.expected == 3
     await call(calls[0], Context(b""))  # arrives
-    assert intake.expected == 2
+    assert message_memory.expected == 2
     del calls[1]  # its client has gone
-    assert intake.expected == 1
+    assert message_memory.expected == 1
     assert not service.service(details).request_streaming

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from xlaserve.admission.message_memory import Intake
+from xlaserve.admission.message_memory import MessageMemory
 from xlaserve.errors import UnsupportedFeature
 from xlaserve.wire.grpc.shared_memory_tensors import for_peer
 from xlaserve.wire.shared.shared_memory import SharedMemory
@@ -16,7 +16,7 @@ def context(peer: str) -> Any:
 
 
 def test_shared_memory_is_for_clients_on_the_same_machine_where_it_is_turned_on() -> None:
-    memory = SharedMemory(1, 1, cast(Intake, None))
+    memory = SharedMemory(1, 1, cast(MessageMemory, None))
     assert for_peer(memory, context("ipv4:127.0.0.1:1234")) is memory
     with pytest.raises(UnsupportedFeature, match="same machine"):
         for_peer(memory, context("ipv4:192.0.2.7:1234"))

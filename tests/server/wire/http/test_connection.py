@@ -371,11 +371,11 @@ async def test_a_client_that_goes_cancels_its_call() -> None:
     client = host.connect()
     client.send(request("POST", "/", b"x" * 1000))
     await settle()
-    assert host.intake.held_bytes == 1000
+    assert host.message_memory.held_bytes == 1000
     client.hang_up()
     await settle()
     assert host.method.cancelled == 1
-    assert host.intake.held_bytes == 0
+    assert host.message_memory.held_bytes == 0
     assert not host.connections.connections and not host.connections.idle and not host.connections.tasks
 
 
@@ -551,12 +551,12 @@ async def test_an_unread_answer_is_counted_and_ends_its_connection() -> None:
     client.reads = False
     client.send(request())
     await settle()
-    assert host.intake.held_bytes == LARGE.size_bytes
+    assert host.message_memory.held_bytes == LARGE.size_bytes
     await asyncio.sleep(MAX_TRANSFER_S - 1)
     assert client.is_open
     await asyncio.sleep(3)
     assert not client.is_open
-    assert host.intake.held_bytes == 0
+    assert host.message_memory.held_bytes == 0
     assert not host.connections.tasks
 
 
@@ -667,7 +667,7 @@ async def test_a_body_in_very_many_parts_is_refused_before_all_are_taken(octets:
     await settle()
     assert [reply.status for reply in client.replies()] == [431]
     assert not client.is_open
-    assert host.intake.held_bytes == 0
+    assert host.message_memory.held_bytes == 0
 
 
 @pytest.mark.usefixtures("virtual_time")
@@ -793,7 +793,7 @@ def test_no_bytes_leave_anything_behind(segments: list[bytes], hangs_up: bool, r
         await asyncio.sleep(1000)
         assert not client.is_open
         assert not host.connections.connections and not host.connections.idle and not host.connections.tasks
-        assert host.intake.held_bytes == 0
+        assert host.message_memory.held_bytes == 0
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:

@@ -14,7 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from xlaserve.admission.calls import Admissions, CallAdmission
-from xlaserve.admission.message_memory import Intake
+from xlaserve.admission.message_memory import MessageMemory
 from xlaserve.wire.http.connection import Connection
 from xlaserve.wire.http.connections import Connections
 from xlaserve.wire.http.http_calls import CallsIn
@@ -158,14 +158,17 @@ class Host:
         self.method = Method()
         self.now = 0.0
         clock = asyncio.get_running_loop().time
-        self.intake = Intake(8 * MAX_BODY_BYTES, MAX_BODY_BYTES, 2**60, lambda: 0)
+        self.message_memory = MessageMemory(8 * MAX_BODY_BYTES, MAX_BODY_BYTES, 2**60, lambda: 0)
         self.admissions = Admissions(
             CallAdmission(max_calls, MAX_TRANSFER_S, CROWDED_S, clock),
             CallAdmission(max_calls, MAX_TRANSFER_S, 0.0, clock, limit="probes"),
         )
         self.refused: list[tuple[str, str]] = []
         self.calls = CallsIn(
-            self.admissions, self.intake, MAX_BODY_BYTES, lambda name, status: self.refused.append((name, status))
+            self.admissions,
+            self.message_memory,
+            MAX_BODY_BYTES,
+            lambda name, status: self.refused.append((name, status)),
         )
         self.connections = Connections(max_connections, max_per_address, MAX_TRANSFER_S, clock)
         self._config = uvicorn.Config(

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from xlaserve.admission import shared_counts
-from xlaserve.admission.shared_counts import Kind, Usage
+from xlaserve.admission.shared_counts import Kind, SharedCounts
 from xlaserve.config import Bucket, Decoding, Fit, Mode, ModelSettings, ShadowSettings
 from xlaserve.engine.batching.queue import BatchRows, Result
 from xlaserve.engine.program import Images, Outputs
@@ -64,7 +64,7 @@ def _one_hot(pixels: Images) -> Any:
 class World:
     """A model in two modes, and versions of it."""
 
-    def __init__(self, table: Usage | None = None) -> None:
+    def __init__(self, table: SharedCounts | None = None) -> None:
         self.metrics = Metrics()
         self.ran: list[tuple[str, Mode, list[int]]] = []
         self.versions: dict[str, Served] = {}
@@ -76,7 +76,7 @@ class World:
             self.metrics,
             draw=random.Random(0).random,
             clock=lambda: 100.0,
-            held=(table or Usage()).amount(Kind.SHADOW_BYTES),
+            held=(table or SharedCounts()).amount(Kind.SHADOW_BYTES),
         )
 
     def add(
@@ -288,9 +288,9 @@ async def test_requests_are_held_only_up_to_a_number_of_bytes(world: World, monk
 async def test_bytes_that_are_held_at_other_fronts_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shadow_module, "MAX_HELD_BYTES", pixels(1).nbytes)
     table = shared_counts.create(fronts=2)
-    elsewhere = Usage(table, 2, 0).amount(Kind.SHADOW_BYTES)
+    elsewhere = SharedCounts(table, 2, 0).amount(Kind.SHADOW_BYTES)
     elsewhere.own = 1
-    world = World(Usage(table, 2, 1))
+    world = World(SharedCounts(table, 2, 1))
     os.close(table)
     world.offer(1)
     assert world.dropped() == {"memory": 1}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from xlaserve.admission.caller import CURRENT, Caller, Origin, Role
-from xlaserve.admission.message_memory import Intake
+from xlaserve.admission.message_memory import MessageMemory
 from xlaserve.errors import InvalidArgument, NotFound, QueueFull
 from xlaserve.wire.shared.shared_memory import MAX_INLINE_BYTES, MAX_REGIONS, SharedMemory, Slot, is_local, slot_of
 
@@ -22,14 +22,14 @@ MAX_BYTES = 4 * MAX_INLINE_BYTES
 
 
 @pytest.fixture
-def intake() -> Intake:
-    return Intake(MAX_BYTES, MAX_TENSOR_BYTES, 10 * MAX_BYTES, lambda: 0)
+def message_memory() -> MessageMemory:
+    return MessageMemory(MAX_BYTES, MAX_TENSOR_BYTES, 10 * MAX_BYTES, lambda: 0)
 
 
 @pytest.fixture
-def memory(tmp_path: Path, intake: Intake) -> SharedMemory:
+def memory(tmp_path: Path, message_memory: MessageMemory) -> SharedMemory:
     (tmp_path / "shm").mkdir()
-    return SharedMemory(MAX_TENSOR_BYTES, MAX_BYTES, intake, tmp_path / "shm")
+    return SharedMemory(MAX_TENSOR_BYTES, MAX_BYTES, message_memory, tmp_path / "shm")
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def test_a_tensor_is_read_and_written_where_its_slot_is(
 
 
 async def test_what_is_read_is_counted_as_messages_are_until_its_request_ends(
-    memory: SharedMemory, folder: Path, intake: Intake
+    memory: SharedMemory, folder: Path, message_memory: MessageMemory
 ) -> None:
     (folder / "a").write_bytes(bytes(100))
     memory.register("in", "/a", 0, 100)
@@ -64,14 +64,14 @@ async def test_what_is_read_is_counted_as_messages_are_until_its_request_ends(
 
     task = asyncio.create_task(request())
     await asyncio.sleep(0)
-    assert intake.held_bytes == 100
-    intake.take(MAX_BYTES - 100)
+    assert message_memory.held_bytes == 100
+    message_memory.take(MAX_BYTES - 100)
     with pytest.raises(QueueFull):
         await asyncio.create_task(memory.read(Slot("in", 0, 1), "inputs.x"))
     release.set()
     await task
     await asyncio.sleep(0)
-    assert intake.held_bytes == MAX_BYTES - 100
+    assert message_memory.held_bytes == MAX_BYTES - 100
 
 
 def test_regions_are_listed_and_forgotten(memory: SharedMemory, folder: Path) -> None:
