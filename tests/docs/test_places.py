@@ -32,7 +32,7 @@ def rows(page: str, heading: str) -> Iterator[Row]:
 
 
 TO_CHANGE = list(rows("CONTRIBUTING.md", "Where to change what"))
-MODULES = list(rows("ARCHITECTURE.md", "Modules"))
+MODULES = list(rows("ARCHITECTURE.md", "Rooms"))
 
 
 def find(text: str) -> tuple[list[Path], list[str], list[str]]:
