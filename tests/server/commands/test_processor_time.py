@@ -27,4 +27,5 @@ def test_the_time_of_one_process_that_has_a_parent_is_that_of_both() -> None:
         finally:
             os.killpg(server.pid, signal.SIGKILL)
     assert found.keys() == {OWN}
-    assert found[OWN] >= 0.3
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")  # the kernel tells times in whole ticks, for user and system apart
+    assert found[OWN] > 0.3 - 2 * tick_s
