@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,8 +28,9 @@ class Row(NamedTuple):
 
 def rows(page: str, heading: str) -> Iterator[Row]:
     section = (ROOT / page).read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("| ")]
-    return (Row(page, line.strip("| ").split(" | ")) for line in lines[1:])
+    lines = [*section.splitlines(), ""]
+    is_row = [line.startswith("| ") and not below.startswith("|-") for line, below in pairwise(lines)]
+    return (Row(page, line.strip("| ").split(" | ")) for line in compress(lines, is_row))
 
 
 TO_CHANGE = list(rows("CONTRIBUTING.md", "Where to change what"))
