@@ -62,7 +62,7 @@ class ModelNotFound(RequestError):
 
 
 class NotFound(RequestError):
-    """What the request names is not there: a service, say, or a socket."""
+    """A service, socket or other thing that the request names does not exist."""
 
 
 class Unauthenticated(RequestError):
@@ -105,7 +105,7 @@ class OverloadError(XlaserveError):
     """Nothing is wrong with the request, but it can't be served now."""
 
     reason = "overload"
-    """What metrics call it."""
+    """The label of the error in metrics."""
 
     def __init__(self, message: str = "", retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -183,7 +183,7 @@ def shown(value: object) -> str:
 
 
 class Status(NamedTuple):
-    """What an error is called."""
+    """The status of an error in each protocol."""
 
     grpc: str
     """The name of a status code of gRPC; in metrics as well."""

@@ -100,17 +100,17 @@ class Pending:
         return self.shape[0]
 
     def check(self) -> Images:
-        """Reads the pixels and checks them as `image.check_pixels` does. Raises InvalidArgument."""
+        """Reads the pixels and checks them as `decoder.check_pixels` does. Raises InvalidArgument."""
         return check_pixels(np.asarray(self.pixels), self.pixel_range)
 
 
 class Request(NamedTuple):
-    """What a client asks for, whichever protocol it came by: plain data, which can be pickled."""
+    """A client's request, from any protocol: plain data, which can be pickled."""
 
     mode: str
     """The mode to run in; empty for the model's default."""
     images: Images | Pending | Sequence[Encoded]
-    """Pixels `[n, height, width, 3]` that passed `image.check_pixels`, or encoded images; at least one."""
+    """Pixels `[n, height, width, 3]` that passed `decoder.check_pixels`, or encoded images; at least one."""
     deadline: float
     """When it has to be answered, in seconds of the clock."""
     rendering: Rendering | Drawn | None = None
@@ -128,7 +128,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the model gave: plain data, which can be pickled."""
+    """A model's answer: plain data, which can be pickled."""
 
     mode: Mode
     images: int
@@ -136,7 +136,7 @@ class Answer(NamedTuple):
     frames: Sequence[Frame]
     """Where each image lies in the model's input."""
     rendered: Sequence[Any]
-    """What the request's `rendering` made of each image; nothing without it."""
+    """The results of the request's `rendering`, one for each image; empty without a rendering."""
     timings: Timings
     """The stages so far."""
     at: float

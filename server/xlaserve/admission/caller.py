@@ -20,7 +20,7 @@ Priority = Annotated[int, Field(ge=1, le=3)]
 
 
 class Role(StrEnum):
-    """What a caller may do. None contains another."""
+    """A permission. No role contains another."""
 
     INFER = "infer"
     """Ask models, and read what a client must know of them."""
@@ -87,7 +87,7 @@ class Caller:
     models: tuple[str, ...] = ("*",)
     """Names of models, or patterns of them as shells have, that the roles are for."""
     limits: tuple[Limit, ...] = ()
-    """All that are for a model hold for its requests."""
+    """Limits: all that name a model hold for its requests."""
     priority: Priority = 2
     """The highest that its requests may have."""
     origin: Origin = Origin.FILE

@@ -68,7 +68,7 @@ class Known(Allowed):
 
 
 class Anybody(Allowed):
-    """What those may do who show no key, token or certificate. Limits and priority are those of each address."""
+    """Permissions of callers without a key, token or certificate. Limits and priority hold for each address."""
 
     roles: frozenset[Literal[Role.INFER, Role.OBSERVE]] = frozenset((Role.INFER,))
     models: tuple[str, ...] = ("*",)
@@ -86,9 +86,9 @@ class Tokens(Allowed):
     jwks: Path
     """A JSON Web Key Set with the public keys."""
     issuer: str
-    """What `iss` must say."""
+    """The required value of `iss`."""
     audience: str
-    """What `aud` must hold."""
+    """The value that `aud` must contain."""
     roles_claim: str = "roles"
     """Which claim lists the roles; others in it are ignored."""
     models_claim: str = "models"

@@ -194,7 +194,7 @@ class CallAdmission:
 
 
 class Admissions(NamedTuple):
-    """What admits calls of all protocols."""
+    """The admission of calls, by kind, for all protocols."""
 
     calls: CallAdmission
     probes: CallAdmission

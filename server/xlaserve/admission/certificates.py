@@ -15,13 +15,13 @@ from xlaserve.admission.watch import Watch
 from xlaserve.errors import ConfigError
 
 _UNUSABLE: Final = {"KEY_VALUES_MISMATCH": "another certificate's", "NO_START_LINE": "a file without any"}
-"""What OpenSSL's reasons mean."""
+"""OpenSSL's reasons in plain words."""
 REMEMBERED: Final = 1024
 """Certificates of clients whose names are remembered."""
 
 
 class Pem(NamedTuple):
-    """What the files hold."""
+    """The contents of the files."""
 
     key: bytes
     certificate: bytes

@@ -19,7 +19,7 @@ TOLERANCE: Final = 1e-3
 
 @dataclass(slots=True, eq=False)
 class _Count:
-    """What one caller has asked for under one limit."""
+    """The images that one caller has asked for under one limit."""
 
     limit: Limit
     account: Account

@@ -1,4 +1,4 @@
-"""What is in use of all that is bounded for a whole server: a table in memory that its fronts share.
+"""Counts of everything that is bounded for a whole server: a table in memory that its fronts share.
 
 Each front has a row, which it alone writes, and reads those of all. So nobody waits for a lock or calls the kernel, and
 a front that is killed leaves nothing half done that others would need: its row is cleared before the next front of its
@@ -32,7 +32,7 @@ NEVER: Final = float("-inf")
 
 
 class Kind(IntEnum):
-    """What is counted as one number."""
+    """A quantity that is counted as one number."""
 
     CALLS = 0
     CALLS_REFUSED = 1
@@ -132,7 +132,7 @@ class _Row(NamedTuple):
 
 
 class Account:
-    """What one name has in use at all fronts, as it was when this was made."""
+    """The use by one name at all fronts, at the moment this was made."""
 
     __slots__ = ("_elsewhere", "_granted", "_name", "_own", "_place", "_taken", "at", "under_way")
 

@@ -15,7 +15,7 @@ from typing import Final
 from xlaserve.commands import arguments, subject
 from xlaserve.commands.command import FAILED, Command, Invocation
 from xlaserve.config import BucketSettings, Mode, ModelSettings, PerformanceHint, Precision, Settings
-from xlaserve.config.model_settings import TRAITS
+from xlaserve.config.modes import TRAITS
 from xlaserve.config.sources import Source
 from xlaserve.errors import ConfigError
 from xlaserve.inspection.check import record, runner, tables
@@ -27,7 +27,7 @@ from xlaserve.telemetry import console
 log = logging.getLogger(__name__)
 
 MODES: Final = tuple(mode for mode, traits in TRAITS.items() if not traits.choice)
-"""All that have programs of their own; eager first, because the others are compared with it."""
+"""Modes with programs of their own; eager first, because the others are compared with it."""
 _DEFAULT_MODES: Final = tuple(mode for mode in MODES if mode.traits.is_checked)
 TIMEOUT_S: Final = 300.0
 SETTINGS: Final = ("device", "gpu_memory_mib", "log_level", "log_format", "models")

@@ -1,4 +1,4 @@
-"""What a command is, and what all of them share."""
+"""Commands: their type, and settings that several of them take."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXECUTION: Final = (
     *("device", "gpu_memory_mib", "performance_hint", "lanes", "threads_per_lane", "tf32"),
     *("log_level", "log_format", "models"),
 )
-"""What models a command runs itself, and how."""
+"""Settings of a command that runs models itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,4 +43,4 @@ class Command:
     """Returns the exit status. Raises XlaserveError for what a person can mend."""
     add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
     settings: tuple[str, ...] = EVERY
-    """Those that are flags of it; a command without any reads no configuration."""
+    """Settings that are flags of the command; a command without any reads no configuration."""

@@ -25,7 +25,7 @@ CONDITION_MET: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What one shadow shows."""
+    """The comparison of one shadow."""
 
     model: pb.Model
     shadow: pb.Shadow

@@ -32,7 +32,7 @@ HOW: Final[dict[str, str]] = {
     "response_cache": "answers are not cached",
     "parameters": "they mean something to Triton's backends alone",
 }
-"""What to do instead, by field."""
+"""Advice on fields without a counterpart, by field."""
 
 
 class Translation:

@@ -27,7 +27,7 @@ LIMITS: Final[Mapping[Limit, str]] = {
 
 
 class Advice(NamedTuple):
-    """What processes carry, here and elsewhere."""
+    """The capacity of processes, on this machine and in general."""
 
     costs: Costs
     cores: int

@@ -18,7 +18,7 @@ from xlaserve.programs.tf.device import configure
 
 
 class Needed(NamedTuple):
-    """What reading a file takes."""
+    """Requirements for reading a kind of file."""
 
     extra: str
     packages: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a server says that it was measured to take, as a profile for simulations."""
+"""Measured costs of a running server, as a profile for simulations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FEW_OF_BUCKET: Final = 8
 SURE: Final = 2.0
 """Standard errors of a mean that are taken for its error."""
 INDEPENDENT: Final = 0.5
-"""As many batches say as much as if each came independently of the one before: a slow moment makes several slow."""
+"""Share of the batches that counts as independent: a slow moment makes several batches slow."""
 
 
 ENGINE_S: Final = TYPICAL.engine_us / US_PER_S

@@ -1,4 +1,4 @@
-"""What `xlaserve plan` prints."""
+"""The report that `xlaserve plan` prints."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Variant(NamedTuple):
     found: Found
 
     def rank(self, slo: Slo) -> tuple[float, float]:
-        """What is less for the better one: servers, and the percentile with them."""
+        """A key that is less for the better variant: servers, then the percentile with them."""
         servers = self.found.servers
         return (math.inf, math.inf) if servers is None else (servers, self.outcome.percentile_s(slo.percent))
 
     @property
     def outcome(self) -> Outcome:
-        """What becomes of the load with as many servers as are enough, or as there may be."""
+        """The outcome of the load with as many servers as are enough, or with the most that were tried."""
         return self.found.tried[self.found.servers or max(self.found.tried)]
 
     @property
@@ -38,7 +38,7 @@ class Variant(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What there is to say."""
+    """The load that was simulated, and the variants that the report compares."""
 
     load: Load
     slo: Slo

@@ -43,7 +43,7 @@ _EXPECTED: Final = {
     "less_than_equal": "expected at most {le:.12g}{unit}",
     "less_than": "expected less than {lt:.12g}{unit}",
 }
-"""What was expected, by pydantic's type of error, with the bounds that it was about."""
+"""Expectations in words by pydantic's type of error, with places for its bounds."""
 _UNITS: Final = {"bytes": "bytes", "mib": "MiB", "s": "seconds", "ms": "milliseconds"}
 """How the names of fields end, and the units that they are in."""
 _VALUELESS: Final = ("extra_forbidden", "missing")

@@ -2,154 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Mapping
-from enum import StrEnum
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, Field, field_serializer, field_validator, model_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 
 from xlaserve.config import sources
 from xlaserve.config.base import Frozen, OrPath, Pairs
+from xlaserve.config.bucket_settings import AutoBuckets, BucketSettings, shown
+from xlaserve.config.image_settings import MAX_GREY16, Decoding, Fit, Grey16, PixelRange, Window
+from xlaserve.config.modes import Lowering, Mode, Precision
+from xlaserve.config.shadow_settings import ShadowSettings
+from xlaserve.config.version_names import LATEST, SHARED, Label, Number, Percentage, VersionOrLabel
 
 AUTO: Final = "auto"
-MAX_GREY16: Final = 2**16 - 1
-
-
-class ModeTraits(NamedTuple):
-    """What the server does with a mode's programs."""
-
-    uses_compiler: bool = False
-    """A compiler makes them or parts of them: those that compute something other than their model are refused."""
-    is_jit: bool = False
-    """XLA compiles each as one program: several at a time, with lowerings, and, where a compile cache is filled, in
-    `model.networks.cached`."""
-    is_kept: bool = False
-    """The compile cache keeps what they are made of, so that a later start need not build the model."""
-    choice: tuple[Mode, ...] = ()
-    """The modes of which it runs each bucket in the fastest, in the first unless another is clearly faster; it then has
-    no programs of its own."""
-    is_checked: bool = True
-    """Whether `xlaserve check` runs it without being asked to."""
-
-
-class Mode(StrEnum):
-    """How a model is run. What the server knows of a mode is its row in `TRAITS`, and mypy asks for its programs in
-    `runtimes.tf.executable`; CONTRIBUTING.md says what else names it."""
-
-    EAGER = "eager"
-    """Operation by operation, from Python."""
-    GRAPH = "graph"
-    """As a frozen graph, without XLA."""
-    XLA = "xla"
-    """As a `tf.function` with `jit_compile=True`."""
-    AUTOCLUSTER = "autocluster"
-    """As a frozen graph of which TensorFlow gives XLA the parts, the clusters, that XLA can compile."""
-    OPENVINO = "openvino"
-    """The frozen graph, compiled by OpenVINO for a CPU."""
-    AUTO = "auto"
-    """Each bucket in the mode that warm-up measured to be the fastest."""
-
-    @property
-    def traits(self) -> ModeTraits:
-        """Its row of the table."""
-        return TRAITS[self]
-
-
-TRAITS: Final = {
-    Mode.EAGER: ModeTraits(),
-    Mode.GRAPH: ModeTraits(is_kept=True),
-    Mode.AUTOCLUSTER: ModeTraits(uses_compiler=True, is_checked=False),
-    Mode.XLA: ModeTraits(uses_compiler=True, is_jit=True, is_kept=True),
-    Mode.OPENVINO: ModeTraits(uses_compiler=True, is_kept=True, is_checked=False),
-    Mode.AUTO: ModeTraits(choice=(Mode.XLA, Mode.GRAPH, Mode.OPENVINO)),
-}
-
-
-class Fit(StrEnum):
-    """How an encoded image comes to have the model's size."""
-
-    RESIZE = "resize"
-    """Stretched to it, regardless of its aspect ratio."""
-    LETTERBOX = "letterbox"
-    """Enlarged or shrunk as a whole until it fills the height or the width, centred, on grey (114)."""
-    PAD = "pad"
-    """At the top left, on black; shrunk as a whole where it is larger, never enlarged."""
-    REJECT = "reject"
-    """Not at all: another size is refused."""
-
-
-class Decoding(StrEnum):
-    """How JPEG images are decoded."""
-
-    EXACT = "exact"
-    """Every pixel."""
-    FAST = "fast"
-    """To a half, a quarter or an eighth of the sides by the decoder itself, where more than enough pixels remain."""
-
-
-class Grey16(StrEnum):
-    """How grey images of 16 bits become levels from 0 to 255."""
-
-    HIGH_BYTE = "high_byte"
-    """By their upper 8 bits."""
-    LARGEST = "largest"
-    """In proportion to the largest value of each image."""
-
-
-Window = tuple[int, int]
-"""The values of 16 bits that become black and white; those between are scaled, those beyond clipped."""
-
-
-class PixelRange(StrEnum):
-    """What black and white are in FP16 and FP32 pixels."""
-
-    LEVELS = "0..255"
-    """As in UINT8."""
-    UNIT = "0..1"
-    """As PyTorch's and many others' transforms give them."""
-
-
-class Precision(StrEnum):
-    """What a model computes in; its outputs are float32 always."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    """Half the bits, with float32's range: faster where the device multiplies it (AVX512-BF16, AMX, newer GPUs)."""
-    FLOAT16 = "float16"
-    """Half the bits, with more digits and a small range: for GPUs. Large activations overflow."""
-    INT8 = "int8"
-    """A quarter of the bits, in ranges that `xlaserve calibrate` found: for the mode `openvino` alone."""
-
-
-class Lowering(StrEnum):
-    """Another way to compute some operations, for XLA on a CPU; docs/lowering.md says what each brings."""
-
-    FLOAT32 = "float32"
-    """Models that compute in less, in float32: XLA on a CPU converts to it and back at each operation otherwise."""
-    DEPTHWISE = "depthwise"
-    """Depthwise and separable convolutions as sums of shifted products."""
-    GROUPED = "grouped"
-    """Convolutions with groups as sums or as fewer convolutions."""
-    STEM = "stem"
-    """Convolutions of a few channels, such as a network's first, as sums of shifted outer products."""
-    POINTWISE = "pointwise"
-    """1 x 1 convolutions with strides as matrix products of the pixels that they read."""
-    SMALL = "small"
-    """Convolutions of images smaller than the kernel, without what of it meets nothing but padding."""
-    WINOGRAD = "winograd"
-    """3 x 3 convolutions by Winograd's minimal filtering."""
-    NORMALIZATION = "normalization"
-    """Batch normalization with its scale and offset computed ahead, layer normalization of what was computed once."""
-    POOLING = "pooling"
-    """Maximum and average pooling over small windows as shifted images, over all pixels as sums of slices."""
-    RESIZE = "resize"
-    """Bilinear resizing as means of gathered rows and columns."""
-    MICRO_BATCHES = "micro_batches"
-    """Batches computed two images at a time, where each lane has one thread."""
 
 
 BoxFormat = Literal["xyxy", "yxyx", "xywh", "center_xywh", "rel_xyxy", "rel_yxyx", "rel_xywh", "rel_center_xywh"]
@@ -158,110 +26,25 @@ BoxFormat = Literal["xyxy", "yxyx", "xywh", "center_xywh", "rel_xyxy", "rel_yxyx
 TaskName = Literal["classification", "detection", "segmentation", "embedding"]
 
 OutputRole = Literal["scores", "boxes", "classes", "count", "class_map", "embedding"]
-"""What an output is to its task; the names that the protocol shows."""
-
-
-VERSION: Final = r"^[0-9]{1,18}$"
-LABEL: Final = r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$"
-LATEST: Final = re.compile(r"latest [1-9][0-9]{0,3}")
-
-Number = Annotated[str, Field(pattern=VERSION, coerce_numbers_to_str=True), AfterValidator(lambda text: str(int(text)))]
-"""The number of a version."""
-Label = Annotated[str, Field(pattern=LABEL)]
-"""The name of a version."""
-
-
-def _version_or_label(text: str) -> str:
-    if re.fullmatch(VERSION, text):
-        return str(int(text))
-    if re.fullmatch(LABEL, text):
-        return text
-    raise ValueError("expected a version's number, or a label: a letter or _, and at most 63 of A-Z a-z 0-9 . _ -")
-
-
-VersionOrLabel = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_version_or_label)]
-"""A version by its number or its label."""
-Percentage = Annotated[float, Field(gt=0, le=100)]
-
-SHARED: Final[Mapping[str, Any]] = {"version_labels": (), "routing": ()}
-"""Settings that all versions of a model share, and what they are by default."""
-
-
-class Bucket(NamedTuple):
-    """A padded input shape that is compiled ahead of traffic."""
-
-    batch: int
-    height: int
-    width: int
-
-    def __str__(self) -> str:
-        return f"{self.batch}x{self.height}x{self.width}"
-
-
-class BucketSettings(NamedTuple):
-    """A bucket as it is configured: without height and width it takes the model's own."""
-
-    batch: int
-    height: int | None = None
-    width: int | None = None
-
-    def __str__(self) -> str:
-        return _shown(self)
-
-
-class AutoBuckets(Frozen):
-    """How `buckets: auto` chooses."""
-
-    max_batch: int = Field(16, ge=1, le=256)
-    """The largest candidate. Candidates are the powers of two and the numbers half-way between them: 1, 2, 3, 4, 6, 8,
-    12, 16."""
-    max_buckets: int = Field(6, ge=1, le=16)
-    """Most buckets that are kept, for each resolution. Fewer are where more would gain less than 1 %."""
-    max_compile_s: float = Field(300.0, gt=0)
-    """Once measuring candidates has taken this long, no more are begun: the best of those measured are kept. The most
-    useful come first."""
-    max_memory_mib: int | None = Field(None, ge=1)
-    """Most of the host's memory that the programs kept for one resolution may take, the largest of them running on
-    every lane. No limit by default."""
-    demand: Path | None = None
-    """The demand to choose for: a file that `xlaserve buckets MODEL --save FILE` wrote from a server's traffic. By
-    default as many images are expected to meet each demand from 1 to twice `max_batch`."""
-
-    @property
-    def candidates(self) -> tuple[int, ...]:
-        """The batch sizes to measure, in ascending order."""
-        powers = [2**exponent for exponent in range(self.max_batch.bit_length())]
-        between = [3 * power // 2 for power in powers[1:]]
-        return tuple(sorted({size for size in (*powers, *between, self.max_batch) if size <= self.max_batch}))
-
-
-class ShadowSettings(Frozen):
-    """What else some of a model's requests run in, for comparing."""
-
-    version: VersionOrLabel | None = None
-    """The version to run, by its number or its label; by default the one that answered."""
-    mode: Mode | None = None
-    """The mode to run in; by default the request's, or the version's default where it does not offer that."""
-    share: float = Field(0.01, gt=0, le=1)
-    """The share of the requests, drawn at random. Those that come while the device is busy are left out."""
+"""Roles of outputs in a task; the names that the protocol shows."""
 
 
 class ModelSettings(Frozen):
     """One model to serve."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", examples=["resnet-50"])
-    """What requests call it."""
+    """The model's name in requests."""
     source: Annotated[str, OrPath(sources.looks_like_path)]
     """Where it comes from: `keras.applications:<Name>`, `keras_cv:<Backbone>`, `keras_cv:<Head>-<Backbone>`,
     `keras_hub:<Class>`, the path of a `.keras` file, of a `.jax` file (what `jax.export` wrote) or of a SavedModel
     folder, or of a folder that holds one of these and no other, `kagglehub:<handle>` (one of these, fetched from
     Kaggle and kept), `builtin:digits`, `builtin:shapes-detector`, `builtin:shapes-segmenter`, or `builtin:noop`."""
     task: Literal["auto", TaskName] = "auto"
-    """What its outputs mean; `auto` tells by the source, or by the names and shapes of its outputs. `embedding` makes
+    """The meaning of the outputs; `auto` tells by the source, or by the outputs' names and shapes. `embedding` makes
     Keras Applications, KerasCV's backbones and KerasHub's classifiers give their pooled features."""
     version: Number = Field("1", examples=[2])
-    """What requests may call its version; a number. Models of one name are its versions, which serve at the same
-    time."""
+    """The version's number, by which requests may choose it. Models of one name are its versions, which serve at
+    the same time."""
     versions: str | tuple[Number, ...] | None = None
     """Where the source is a folder of versions, `1/`, `2/` and so on, with a SavedModel or a file each: those to
     serve, as `latest 2`, `all` or a list such as `[1, 3]`; `latest 1` by default. Those that `version_labels` or
@@ -284,7 +67,7 @@ class ModelSettings(Frozen):
     """How many classes `keras.applications`, `keras_cv` and `keras_hub` are built for; those of the published weights
     by default. For outputs that name classes by their numbers: how many there are, if no labels say it."""
     preprocess: Literal["auto", "none", "tf", "torch", "caffe", "unit"] = "auto"
-    """What is done to RGB pixels from 0 to 255 inside the compiled program: `tf` scales to -1..1, `unit` to 0..1,
+    """Preprocessing of RGB pixels from 0 to 255 inside the compiled program: `tf` scales to -1..1, `unit` to 0..1,
     `torch` to 0..1 and then by ImageNet's mean and deviation, `caffe` reorders to BGR and subtracts ImageNet's mean,
     `none` passes 0..255. `auto` is what Keras, KerasCV or KerasHub define for the family or the preset, and `none` for
     other sources."""
@@ -307,17 +90,17 @@ class ModelSettings(Frozen):
     the upper 8 bits are taken, and the answer to such an image has a warning. PNG files of 16 bits in colour or with
     transparency always keep the upper 8."""
     pixel_range: PixelRange = PixelRange.LEVELS
-    """What FP16 and FP32 pixels of requests range over: `0..255` or `0..1`. A request says otherwise with the parameter
+    """The range of FP16 and FP32 pixels in requests: `0..255` or `0..1`. A request says otherwise with the parameter
     `pixel_range`. Other types and encoded images are from 0 to 255 always."""
     metadata_input: Literal["pixels", "image"] = "pixels"
     """The input that metadata and configuration show to clients of KServe and Triton, many of which fill every input
     that they find there. Requests may send the other one all the same."""
     input_name: str = Field("", max_length=128)
-    """What clients of the Open Inference Protocol and of TensorFlow Serving call the input, for those that were written
-    for another server: metadata show it, and requests may use it in place of `pixels` or, with encoded images, of
+    """The input's name for clients of the Open Inference Protocol and of TensorFlow Serving that were written for
+    another server: metadata show it, and requests may use it in place of `pixels` or, with encoded images, of
     `image`."""
     output_name: str = Field("", max_length=128)
-    """What the same clients call the output of a model that has only one, in place of `scores`, `class_map` or
+    """The output's name for the same clients, where a model has only one, in place of `scores`, `class_map` or
     `embedding`."""
     strict_parameters: bool = False
     """Refuse requests with parameters that this server does not know, for finding misspelled ones. Otherwise they are
@@ -348,11 +131,11 @@ class ModelSettings(Frozen):
     """The modes that it offers; each is compiled and warmed for every bucket. `auto` also has `xla`, `graph` and,
     where it is installed, `openvino` compiled, and runs each bucket in the fastest."""
     precision: Precision = Precision.FLOAT32
-    """What a Keras model computes in: `float32`, `bfloat16` or `float16`. Weights, preprocessing and outputs stay
-    float32. Warm-up measures how far its answers then are from those in float32."""
+    """The type that a Keras model computes in: `float32`, `bfloat16` or `float16`. Weights, preprocessing and outputs
+    stay float32. Warm-up measures how far the answers then are from those in float32."""
     openvino_precision: Precision | None = None
-    """What the mode `openvino` computes in, for models from any source; `precision` by default. Warm-up measures how
-    far its answers then are from those in float32. `int8` needs a `calibration`."""
+    """The type that the mode `openvino` computes in, for models from any source; `precision` by default. Warm-up
+    measures how far the answers then are from those in float32. `int8` needs a `calibration`."""
     calibration: Path | None = None
     """For `openvino_precision: int8`: the folder that `xlaserve calibrate` wrote for this very model."""
     verification: Literal["refuse", "warn", "off"] = "refuse"
@@ -361,8 +144,8 @@ class ModelSettings(Frozen):
     if XLA or OpenVINO made one that is off by more than a hundredth, which rounding in float32 does not explain; `warn`
     serves it, `off` compares nothing. Narrower precisions, and the modes `graph` and `eager`, are never refused."""
     batch_dependence: Literal["single", "refuse", "allow"] = "single"
-    """What becomes of a model whose answer to an image depends on the other images of its batch, as one does that takes
-    a mean over the batch: `single` serves it in batches of one, `refuse` fails it, `allow` serves it as any other."""
+    """Treatment of a model whose answer to an image depends on the other images of its batch, such as one that takes a
+    mean over the batch: `single` serves it in batches of one, `refuse` fails it, `allow` serves it as any other."""
     disable_lowerings: tuple[Lowering, ...] = Field((), examples=[["winograd"]])
     """On a CPU, XLA runs some operations of models in another form, which is faster and gives the same result up to
     rounding: `float32` (of models that compute in less), `depthwise`, `grouped`, `stem`, `pointwise`, `small`,
@@ -382,7 +165,7 @@ class ModelSettings(Frozen):
     """Heights and widths that plain batch sizes and `auto` are compiled for, where the model takes several; instead of
     `input_size`."""
     unmatched: Literal["reject", "background"] = "reject"
-    """What becomes of pixels of a resolution without buckets: `reject` refuses them. `background`, where the network
+    """Treatment of pixels of a resolution without buckets: `reject` refuses them. `background`, where the network
     takes several sizes, runs them in graph mode while their buckets compile beside the traffic, and then in those."""
     max_background_resolutions: int = Field(4, ge=1, le=256)
     """Most resolutions that compile so, as long as the model is loaded, in each engine. Others are refused."""
@@ -459,7 +242,7 @@ class ModelSettings(Frozen):
     @field_validator("modes", "buckets", "resolutions", "disable_lowerings")
     @classmethod
     def _check_repeated(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
-        if repeated := [_shown(item) for item, number in Counter(value).items() if number > 1]:
+        if repeated := [shown(item) for item, number in Counter(value).items() if number > 1]:
             raise ValueError(f"expected each once, {', '.join(repeated)} is repeated")
         return value
 
@@ -509,7 +292,7 @@ class ModelSettings(Frozen):
 
     @property
     def title(self) -> str:
-        """What messages call it: by its name, and by its version unless none is configured."""
+        """The model's name in messages, with its version unless none is configured."""
         return f"{self.name} version {self.version}" if "version" in self.model_fields_set else self.name
 
     @property
@@ -553,11 +336,6 @@ class ModelSettings(Frozen):
     def effective_default_mode(self) -> Mode:
         """The mode of a request that names none."""
         return self.default_mode or self.modes[0]
-
-
-def _shown(item: object) -> str:
-    """Returns a mode as it is, and a bucket or a resolution by its numbers."""
-    return "x".join(str(side) for side in item if side is not None) if isinstance(item, tuple) else str(item)
 
 
 BUILTIN_MODELS: Final = (

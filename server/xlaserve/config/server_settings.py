@@ -1,4 +1,4 @@
-"""What is configured of the process: addresses, limits, device, caches; its models are in `config.model`."""
+"""Settings of the process: addresses, limits, device, caches. Settings of models are in `model_settings`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEVICE: Final = re.compile(r"auto|cpu|gpu(:(all|[0-9]{1,3}(,[0-9]{1,3})*))?")
 
 
 class PerformanceHint(StrEnum):
-    """What lanes and threads are set for."""
+    """The aim by which lanes and threads are set."""
 
     THROUGHPUT = "throughput"
     """Most images a second: on a CPU a lane per core with one thread each, on a GPU two overlapping lanes."""
@@ -132,8 +132,8 @@ class Settings(Frozen):
     compile_cache_read_only: bool = False
     """Write nothing into `compile_cache`; what is not there is compiled as usual."""
     ready_when: Literal["all", "first_bucket"] = "all"
-    """What a model is ready with: all its buckets, or the smallest of each resolution, in every mode. The others then
-    compile beside the traffic, and serve from when they are there. With `buckets: auto` it is always all."""
+    """The buckets that a model is ready with: all, or the smallest of each resolution, in every mode. The others then
+    compile beside the traffic, and serve as soon as they are compiled. With `buckets: auto` it is always all."""
     compile_threads: int | None = Field(None, ge=1, le=64)
     """Programs of a model that compile at the same time; half as many as there are cores by default, since one
     compilation keeps more than one core busy."""
@@ -177,12 +177,12 @@ class Settings(Frozen):
     have no limit, nor have the updates of a Watch. Where there is no place for a new call, those that have waited for
     their clients for 5 s are ended: messages and answers, or else the stream that has been silent for longest."""
     max_calls_per_address: int | None = Field(None, ge=1, le=1_000_000)
-    """Those of one address, or of one network of IPv6 (/64); without it as many as of all. More get RESOURCE_EXHAUSTED.
-    For servers that strangers reach without a proxy."""
+    """Calls at a time of one address, or of one network of IPv6 (/64); by default as many as of all addresses together.
+    More get RESOURCE_EXHAUSTED. For servers that strangers reach without a proxy."""
     max_connections: int = Field(1000, ge=1, le=1_000_000)
     """Clients that may be connected at a time. Each can have sent 256 KiB before anybody asks for them."""
     max_connections_per_address: int | None = Field(None, ge=1, le=1_000_000)
-    """Those of one address, or of one network of IPv6 (/64); half of `max_connections` by default. Set it to
+    """Connections of one address, or of one network of IPv6 (/64); half of `max_connections` by default. Set it to
     `max_connections` where a proxy brings all clients. gRPC's connections are counted once a second, HTTP's at once."""
     max_connection_idle_s: float = Field(600.0, gt=0, le=86_400)
     """A connection without calls is closed after this time; clients connect again with their next call."""
@@ -244,7 +244,7 @@ class Settings(Frozen):
 
     @property
     def front_processes(self) -> int:
-        """How many there are; 0 where one process does all, and with `auto` until `app.auto_fronts` has settled it."""
+        """Number of fronts: 0 where one process does all, and with `auto` until `auto_fronts` has chosen it."""
         return 0 if self.fronts == "auto" else self.fronts
 
     @property

@@ -9,18 +9,18 @@ from typing import Final, NamedTuple
 
 
 class Traits(NamedTuple):
-    """What the server knows of a kind of source before it loads anything."""
+    """Properties of a kind of source that are known before anything is loaded."""
 
     takes: frozenset[str] | None = frozenset()
-    """Which of `PARTICULAR`, the settings that only some kinds take, it takes; None where what it stands for tells."""
+    """The settings of `PARTICULAR` that this kind takes; None where the kind of the fetched file decides."""
     prefix: str = ""
-    """What its names begin with; empty where they are paths."""
+    """The prefix of its names; empty where they are paths."""
     names: tuple[str, ...] = ()
-    """All that may follow the prefix, where that is known here."""
+    """All names that may follow the prefix, where they are known here."""
     shown: str = "<Name>"
-    """What follows it in messages, where that is not known here."""
+    """The form of a name in messages, where the names are not known here."""
     suffix: str = ""
-    """What the paths of its files end with; "/" where they are folders."""
+    """The suffix of its files' paths; "/" for folders."""
     needs_tensorflow: bool = True
     is_downloaded: bool = False
     """Whether a model's weights are downloaded, unless they are to be random."""
@@ -37,7 +37,7 @@ _STORED: Final = _ADAPTED | {"bounding_box_format", "output_names"}
 
 @unique
 class Source(Enum):
-    """A kind of source. A new one is a row here; mypy then asks for its loader in `model.catalog`."""
+    """A kind of source. A new one is a row here; mypy then asks for its loader in `models.catalog`."""
 
     APPLICATIONS = Traits(_BUILT, "keras.applications:", is_downloaded=True)
     KERAS_CV = Traits(_BUILT, "keras_cv:", is_downloaded=True)
@@ -66,9 +66,9 @@ NAMES: Final = ", ".join(form for kind in Source if kind.value.prefix for form i
 """Forms of sources that are not paths, for messages."""
 _PATHS = [form for kind in Source if kind.value.suffix for form in kind.forms]
 PATHS: Final = f"{', '.join(_PATHS[:-1])} or {_PATHS[-1]}"
-"""What sources that are paths lead to, for messages."""
+"""Kinds of files and folders that a path may lead to, for messages."""
 FILES: Final = frozenset(kind.value.suffix for kind in Source if kind.value.suffix) - {"/"}
-"""What the paths of sources end with that are files."""
+"""Suffixes of sources that are files."""
 
 
 def kind_of_name(source: str) -> Source | None:

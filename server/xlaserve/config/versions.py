@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from xlaserve.config import sources
-from xlaserve.config.model_settings import SHARED, VERSION, ModelSettings
+from xlaserve.config.model_settings import ModelSettings
+from xlaserve.config.version_names import SHARED, VERSION
 
 STABLE: Final = "stable"
 """The label of the version that answers requests that name none."""

@@ -40,7 +40,7 @@ class Entry:
     state: str
     """READY, or DRAINING for one that should get no new requests."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What people want to know of it; clients are not told."""
+    """Facts about the server for people; clients are not told."""
 
 
 class Addresses:

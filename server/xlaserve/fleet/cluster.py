@@ -36,7 +36,7 @@ DEPLOYMENT: Final = "server"
 HEAD: Final = "node:__internal_head__"
 """A resource that Ray gives to the head's node alone."""
 RAISED: Final = re.compile(r"^[\w.]*(?:Error|Failed)(?:\(\w+\))?: ", re.MULTILINE)
-"""What begins the last part of a trace."""
+"""The beginning of the last part of a traceback."""
 CHECK_S: Final = 1.0
 CHECK_TIMEOUT_S: Final = 5.0
 NAMES_TIMEOUT_S: Final = 60.0
@@ -165,12 +165,12 @@ def _forget(local: Path, address: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """What a fleet is to become."""
+    """The target state of a fleet."""
 
     names: str
     """HOST:PORT of the name service."""
     revision: str
-    """What all servers are to be started for."""
+    """The revision that all servers are to have."""
 
 
 def deploy(fleet: FleetSettings, restart: bool = False) -> Deployed:

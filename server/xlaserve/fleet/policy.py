@@ -7,9 +7,9 @@ from collections.abc import Collection
 from typing import Any, Final
 
 WAIT: Final = "wait_s"
-"""What a server reports: the expected seconds until one of its lanes has done all that waits now."""
+"""Name of a server's report: expected seconds until one of its lanes has done everything that waits now."""
 BUSY: Final = "busy"
-"""What a server reports: the share of its lanes' time that was in use lately, from 0 to 1."""
+"""Name of a server's report: share of its lanes' time in use lately, from 0 to 1."""
 MOST_BUSY: Final = 0.8
 """Queues are empty until a server is busy. Servers that are busy for this share of their lanes are needed."""
 TOLERANCE: Final = 0.1

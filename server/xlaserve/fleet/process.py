@@ -188,7 +188,7 @@ class ServerProcess:
         return {WAIT: values[QUEUED] / lanes, BUSY: min(max(busy, 0.0), 1.0)}
 
     async def stop(self) -> None:
-        """Has it drain and end, and kills it where that takes too long. Its files go."""
+        """Drains and ends the process, kills it where that takes too long, and removes its files."""
         if self._process is not None:
             if not self.has_ended:
                 self._process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What is configured of a fleet, in a file of its own."""
+"""Settings of a fleet, in a file of its own."""
 
 from __future__ import annotations
 

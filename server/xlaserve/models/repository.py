@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final
 
 from xlaserve.config import ModelSettings, Settings
-from xlaserve.config.model_settings import LABEL
+from xlaserve.config.version_names import LABEL
 from xlaserve.config.versions import VersionSet, grouped
 from xlaserve.engine.causes import cause
 from xlaserve.engine.program import Dismantled

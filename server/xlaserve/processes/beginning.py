@@ -1,7 +1,7 @@
 """How a server that is one process begins: as a child of a small one, which starts it again after a crash.
 
 Nothing is imported or compiled twice for it: this process forks before it has loaded any model, and the parent then
-gives way to `processes.parent`.
+gives way to `processes.supervision.parent`.
 """
 
 from __future__ import annotations

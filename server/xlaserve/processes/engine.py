@@ -73,7 +73,7 @@ class Engine:
     `read_settings` reads the configuration again, on a thread, for a load and for `reconfigure`. `on_record` is called
     with each program that warm-up compiled, on the compiling thread; `on_change` at every change of a version's state,
     `on_crash` where nothing can be run any more. `xla_events` is entered already. `listings`, `required` and
-    `set_aside` are the repository's, `under_way` is the loader's. It is a `protocol.backend.Backend`.
+    `set_aside` are the repository's, `under_way` is the loader's. It is a `wire.shared.backend.Backend`.
     """
 
     def __init__(

@@ -139,7 +139,7 @@ class RemoteEngine:
 
 
 class RemoteEngines:
-    """Engines in other processes that all have the same models. They are a `protocol.backend.Backend`.
+    """Engines in other processes that all have the same models. They are a `wire.shared.backend.Backend`.
 
     Changes are made in each of them, one after the other. While another server starts to take this one's place, by
     `usage`, they wait: it would not have them. Once it serves, it makes them: `pass_on` has it do so.

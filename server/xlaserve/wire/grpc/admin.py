@@ -1,4 +1,4 @@
-"""What only operators may ask for."""
+"""Methods for operators alone: `xlaserve.v1.Admin`."""
 
 from __future__ import annotations
 

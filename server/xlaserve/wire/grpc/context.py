@@ -1,4 +1,4 @@
-"""What grpcio gives each call."""
+"""The context that grpcio gives each call, typed."""
 
 from __future__ import annotations
 

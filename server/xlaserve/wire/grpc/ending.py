@@ -20,7 +20,7 @@ from xlaserve.errors import QueueFull
 from xlaserve.wire.grpc.refused_call import abort
 
 RPC_TASK: Final = "rpc_task"
-"""What grpcio 1.85 calls the task of a call, which waits for its end and refers to a second one, which answers it."""
+"""Name that grpcio 1.85 gives the task of a call, which awaits its end and refers to the task that answers it."""
 REFUSE_S: Final = 1.0
 """How long gRPC may take to send a refusal; it sends none where an answer is before it."""
 

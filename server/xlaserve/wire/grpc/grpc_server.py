@@ -51,14 +51,14 @@ RETRY_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
 """Between attempts to close the connections of a server that ended: each lists all sockets, on the event loop."""
 ACCEPTING: Final = "_server_main_loop"
-"""What grpcio 1.85 calls the coroutine that accepts calls."""
+"""Name that grpcio 1.85 gives the coroutine that accepts calls."""
 _OF_CLIENTS: Final = (
     "codec can't decode byte",
     "UnicodeDecodeError",
     "Invalid encoding on",
     "ExecuteBatchError raised in core",  # a client that hung up as its answer left
 )
-"""What grpcio and asyncio log as errors, with a traceback, though clients alone cause it."""
+"""Messages that grpcio and asyncio log as errors with a traceback, though clients alone cause them."""
 
 _DESCRIPTORS: Final[Sequence[Any]] = (
     open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"],

@@ -50,9 +50,9 @@ class CachedHeader:
     __slots__ = ("fields", "has_outputs", "has_shared", "id", "known_parameters", "known_shape", "model", "version")
 
     def __init__(self, data: bytes) -> None:
-        """Parses a request without what is viewed of it. Raises DecodeError."""
+        """Parses a request without the fields that stay views of its bytes. Raises DecodeError."""
         self.fields = fields = pb.ModelInferRequest.FromString(data)
-        """What is viewed may be missing here."""
+        """The parsed message; fields that are views of its bytes may be missing."""
         self.model: str = fields.model_name
         self.version: str = fields.model_version
         self.id: str = fields.id

@@ -51,7 +51,7 @@ async def hang_up(port: int, flush_s: float) -> None:
 
 
 async def pass_on(port: int, place: int) -> None:
-    """Has the socket at `place` of those that listen on `port` be given its new connections, as `steering` has it, and
+    """Has the socket at `place` of those that listen on `port` be given its new connections (`reuseport`), and
     returns once none waits to be accepted here. Does nothing where the system can't do that."""
     try:
         with listeners(port) as listening:

@@ -58,7 +58,7 @@ class ServingMessage(NamedTuple, Generic[MessageT]):
     fields: MessageT
     """All of the message but what is viewed, which is missing here."""
     views: Mapping[str, Sequence[memoryview]]
-    """What is viewed of a large message."""
+    """Fields of a large message that are views of its bytes, by name."""
 
 
 def _view(

@@ -45,7 +45,7 @@ _KEY, _VALUE = 1, 2
 
 
 class TensorInput:
-    """An input tensor of a request, for `protocol.tensors.images_of`.
+    """An input tensor of a request, for `wire.shared.input_tensors.images_of`.
 
     `views` are its viewed fields, where the message was taken apart.
     """
@@ -97,7 +97,7 @@ class ListedPixels(NamedTuple):
 
     field: str
     numbers: NDArray[Any] | PackedIntegers
-    """As many as were sent, at least one."""
+    """The numbers that were sent, at least one."""
     shape: tuple[int, ...]
 
     @property

@@ -52,9 +52,9 @@ class Split(NamedTuple):
     """A message taken apart."""
 
     rest: bytes
-    """The message without what is viewed."""
+    """The message without the fields in `views`."""
     views: Mapping[str, list[memoryview]]
-    """What is viewed, by its name, in the order of the message."""
+    """Views of the message's bytes by the name of their field, in the order of the message."""
 
 
 def split(message: type[Message], data: bytes | memoryview, fields: Fields) -> Split:

@@ -43,7 +43,7 @@ logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 @dataclass(slots=True)
 class Form:
-    """What came with a request."""
+    """Images and options of a request."""
 
     images: list[Encoded] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)

@@ -39,7 +39,7 @@ DATATYPES: Final = {np.dtype(np.float32): "FP32", np.dtype(np.int32): "INT32", n
 
 
 class JsonInput:
-    """An input tensor of a request, for `protocol.tensors.images_of`."""
+    """An input tensor of a request, for `wire.shared.input_tensors.images_of`."""
 
     __slots__ = ("_data", "_raw", "datatype", "name", "parameters", "shape")
     bytes_field = BINARY_SIZE
@@ -152,7 +152,7 @@ class JsonOutput(NamedTuple):
 
     name: str
     parameters: Json
-    """Those that are not of this protocol alone."""
+    """Parameters that other protocols have as well."""
     is_binary: bool
 
 

@@ -1,4 +1,4 @@
-"""What methods get of a request, and what they answer."""
+"""Requests as HTTP methods get them, and their responses."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """What is sent back."""
+    """A response."""
 
     parts: Sequence[Part]
     """The body."""

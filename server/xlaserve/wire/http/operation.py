@@ -18,7 +18,7 @@ class Operation(NamedTuple):
     verb: str
     paths: Sequence[str]
     name: str
-    """As metrics and the OpenAPI document have it."""
+    """The operation's name in metrics and in the OpenAPI document."""
     method: Method
     roles: Sequence[Role] = ADMIN
     """One of these is needed, where there are any."""

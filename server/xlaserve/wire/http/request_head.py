@@ -1,4 +1,4 @@
-"""What a request's head may be. Proxies may read otherwise what is refused here, and pass on two requests for one."""
+"""Checks of a request's head. Proxies may read a refused head in another way, and pass on two requests for one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _UNREADABLE: Final = {
     "Pause on PRI": "expected HTTP/1.1, got HTTP/2, as gRPC speaks it: that is for the port grpc_port",
     "Content-Length": "content-length: expected a number of bytes, got another text",
 }
-"""What is wrong, by parts of what llhttp says."""
+"""Messages for clients, by a part of llhttp's message."""
 
 
 class TooMuch(XlaserveError):

@@ -32,7 +32,7 @@ _EXAMPLES: Final = re.compile(rb'"examples"\s*:')
 
 
 class PredictBody(NamedTuple):
-    """What a request to predict holds."""
+    """The body of a request to predict."""
 
     inputs: Sequence[JsonTensor]
     is_rows: bool
@@ -58,7 +58,7 @@ class Place(NamedTuple):
 
 
 class JsonTensor:
-    """An input of a request, for `protocol.tensors.images_of`.
+    """An input of a request, for `wire.shared.input_tensors.images_of`.
 
     Whole numbers are pixels from 0 to 255; where one has a fraction, all are FP32.
     """

@@ -1,4 +1,4 @@
-"""What the server and its models do now, as the page at `/` shows it.
+"""The state of the server and its models, as the page at `/` shows it.
 
 However many ask, the state is read once in READ_S: a look is a few milliseconds of the event loop where there are
 hundreds of models, in steps between which others get it.
@@ -28,7 +28,7 @@ STEP: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What was read, in JSON."""
+    """The state at one moment, in JSON."""
 
     at: float
     server: bytes

@@ -1,4 +1,4 @@
-"""What runs the models, as the protocols see it: this process's repository, or a link to another process."""
+"""The interface through which protocols use models: this process's repository, or a link to another process."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Backend(Protocol):
 
     @property
     def device(self) -> Device:
-        """What runs them."""
+        """The device that runs the models."""
 
     @property
     def unexpected(self) -> Collection[XlaCompilation]:
-        """What XLA compiled although nothing asked for it."""
+        """Programs that XLA compiled although nothing asked for it."""
 
     @property
     def is_watched(self) -> bool | None:
@@ -41,7 +41,7 @@ class Backend(Protocol):
 
     @property
     def counted(self) -> Counted:
-        """What all processes have counted of the models, as of the last `count`."""
+        """Counts of the models, summed over all processes at the last `count`."""
 
     @property
     def in_flight_elsewhere(self) -> int:
@@ -57,16 +57,16 @@ class Backend(Protocol):
         """Returns the last requests that failed at all processes, as of the last `count`, the newest first."""
 
     async def count(self) -> None:
-        """Adds up what all processes have counted until now."""
+        """Sums the counts of all processes into `counted`."""
 
     async def load(self, name: str) -> None:
-        """Does as `Repository.load`."""
+        """Loads a model; see `Repository.load`."""
 
     async def update(self, name: str, labels: Mapping[str, str], versions: Collection[str]) -> None:
-        """Does as `Repository.update`."""
+        """Updates a model's labels and versions; see `Repository.update`."""
 
     async def unload(self, name: str) -> None:
-        """Does as `Repository.unload`."""
+        """Unloads a model; see `Repository.unload`."""
 
     async def profile(self, seconds: float) -> Recording:
-        """Does as `Profiler.record`."""
+        """Records a profile; see `Profiler.record`."""

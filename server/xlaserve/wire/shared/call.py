@@ -1,4 +1,4 @@
-"""What inference requests of every protocol share: the model is found, stages are timed, the outcome is counted."""
+"""Inference calls of every protocol: the model is found, stages are timed, the outcome is counted."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class Call:
         self.began = began
         """When it began, in seconds of the clock, as `deadline` is."""
         self.request: Request | None = None
-        """What it asks for, once that is parsed: it runs."""
+        """The parsed request; None until then."""
         self._answer: Answer | None = None
         self._span = _current_span() if calls.is_tracing else None
 

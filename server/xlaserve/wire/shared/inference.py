@@ -1,4 +1,4 @@
-"""What an inference request of the Open Inference Protocol asks for, in addition to its images: checked, as plain data.
+"""Parameters and outputs of an Open Inference Protocol request: checked, as plain data.
 
 Parameters are pairs of a name and a value as JSON has it: `bool`, `int`, `float` or `str`, None for none. Lists of them
 and of outputs are read only up to what is refused, as clients may send thousands.
@@ -38,7 +38,7 @@ SORT_US: Final = 0.02
 
 
 class Parameters(NamedTuple):
-    """What a request's parameters ask for."""
+    """The options that a request's parameters set."""
 
     mode: str = ""
     timeout_s: float = math.inf

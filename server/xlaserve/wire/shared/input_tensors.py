@@ -31,7 +31,7 @@ PIXEL_DTYPES: Final[dict[str, np.dtype[Any]]] = {
 }
 """By datatype: its type in raw bytes."""
 SHARED_MEMORY: Final = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
-"""Parameters of a tensor that lies in shared memory; `protocol.shared_memory` reads them."""
+"""Parameters of a tensor that lies in shared memory; `wire.shared.shared_memory` reads them."""
 FRACTIONS: Final = ("FP16", "FP32")
 """Datatypes that pixels from 0 to 1 can have."""
 MAX_INLINE_PIXEL_VALUES: Final = 2**19

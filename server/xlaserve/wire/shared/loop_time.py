@@ -1,4 +1,4 @@
-"""What an inference request takes of the event loop's processor time."""
+"""Processor time that an inference request takes of the event loop."""
 
 from __future__ import annotations
 

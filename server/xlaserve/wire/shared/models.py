@@ -41,7 +41,7 @@ def server_metadata(*, has_shared_memory: bool = False) -> Json:
 
 @dataclass(eq=False)
 class Models:
-    """What clients may ask of the models, and do with them where the server `has_model_control`.
+    """The models as clients may query them, and change them where the server `has_model_control`.
 
     All that takes a name raises ModelNotFound, and PermissionDenied where its caller may not use the model; metadata
     and configuration raise ModelNotReady and ModelFailed as well.
@@ -136,7 +136,7 @@ class Models:
             await self.backend.load(name)
 
     async def update(self, name: str, labels: Mapping[str, str], versions: Collection[str] = ()) -> None:
-        """Does as `Repository.update`. Raises what that and `load` raise."""
+        """Updates a model; see `Repository.update`. Raises the errors of `load` as well."""
         with audited("load", name):
             self._check_control("")
             CURRENT.get().check_model(name)

@@ -1,4 +1,4 @@
-"""What the methods by task share: which model a method is for, and where objects lie in the original image."""
+"""Methods by task: the model that a method is for, and the places of objects in the original image."""
 
 from __future__ import annotations
 

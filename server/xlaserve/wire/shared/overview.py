@@ -1,4 +1,4 @@
-"""What operators see of the server and its models at a moment, as plain data, with the keys and values of its JSON.
+"""The state of the server and its models for operators, as plain data with the keys and values of its JSON.
 
 Counts only grow while a version is loaded, so that rates are differences of two looks.
 """

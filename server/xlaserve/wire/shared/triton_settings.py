@@ -1,4 +1,4 @@
-"""What Triton's trace and logging extensions show of a server without them: it traces nothing, and logs as configured.
+"""Answers to Triton's trace and logging extensions from a server without them: nothing traced, logs as configured.
 
 Clients may write back what they read; all else is refused, as these are the operator's settings.
 """
@@ -19,7 +19,7 @@ TRACE: Final[Mapping[str, Sequence[str]]] = {
     "trace_file": [""],
     "log_frequency": ["0"],
 }
-"""What Triton shows where nobody has set anything."""
+"""Trace settings as Triton shows them by default."""
 
 LogSetting = bool | int | str
 

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tests.required import required
 
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Precision
-from xlaserve.config.model_settings import TRAITS, ModeTraits
+from xlaserve.config.modes import TRAITS, ModeTraits
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Compilation, IsLowered
 from xlaserve.engine.warmup.verify import Verifier

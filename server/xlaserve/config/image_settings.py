@@ -1,0 +1,52 @@
+"""Choices of how images become a model's pixels: decoding, fit, range, and grey images of 16 bits."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+MAX_GREY16: Final = 2**16 - 1
+
+
+class Fit(StrEnum):
+    """How an encoded image comes to have the model's size."""
+
+    RESIZE = "resize"
+    """Stretched to it, regardless of its aspect ratio."""
+    LETTERBOX = "letterbox"
+    """Enlarged or shrunk as a whole until it fills the height or the width, centred, on grey (114)."""
+    PAD = "pad"
+    """At the top left, on black; shrunk as a whole where it is larger, never enlarged."""
+    REJECT = "reject"
+    """Not at all: another size is refused."""
+
+
+class Decoding(StrEnum):
+    """How JPEG images are decoded."""
+
+    EXACT = "exact"
+    """Every pixel."""
+    FAST = "fast"
+    """To a half, a quarter or an eighth of the sides by the decoder itself, where more than enough pixels remain."""
+
+
+class Grey16(StrEnum):
+    """How grey images of 16 bits become levels from 0 to 255."""
+
+    HIGH_BYTE = "high_byte"
+    """By their upper 8 bits."""
+    LARGEST = "largest"
+    """In proportion to the largest value of each image."""
+
+
+Window = tuple[int, int]
+"""The values of 16 bits that become black and white; those between are scaled, those beyond clipped."""
+
+
+class PixelRange(StrEnum):
+    """The values of black and white in FP16 and FP32 pixels."""
+
+    LEVELS = "0..255"
+    """The range of UINT8."""
+    UNIT = "0..1"
+    """The range that PyTorch's and many other transforms give."""

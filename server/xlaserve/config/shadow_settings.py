@@ -1,0 +1,20 @@
+"""Shadows: requests that run in another version or mode as well, for comparison."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from xlaserve.config.base import Frozen
+from xlaserve.config.modes import Mode
+from xlaserve.config.version_names import VersionOrLabel
+
+
+class ShadowSettings(Frozen):
+    """A version or mode in which some of a model's requests run as well, for comparison."""
+
+    version: VersionOrLabel | None = None
+    """The version to run, by its number or its label; by default the one that answered."""
+    mode: Mode | None = None
+    """The mode to run in; by default the request's, or the version's default where it does not offer that."""
+    share: float = Field(0.01, gt=0, le=1)
+    """The share of the requests, drawn at random. Those that come while the device is busy are left out."""
