@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from xlaserve.admission.shared_counts import SharedCounts
 from xlaserve.config import Mode, PixelRange, Settings
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, BatchRows, Result
-from xlaserve.engine.batching.traced import TracedBatch
 from xlaserve.engine.model_engine import Ticket
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.engine.timings import Timings
-from xlaserve.engine.trace_context import TraceContext
+from xlaserve.engine.trace_context import TraceContext, TracedBatch
 from xlaserve.errors import InvalidArgument, RequestError
 from xlaserve.images.decoder import Encoded, ImageLimits, Place, check_pixels, decode, of_images
 from xlaserve.images.frame import Frame, whole, within

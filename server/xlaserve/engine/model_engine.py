@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from xlaserve.config import Mode
-from xlaserve.engine.batching.live import Live
+from xlaserve.engine.batching.model_queues import Live
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, Result, Shape
 from xlaserve.engine.buckets.demand import Resolution
 from xlaserve.engine.program import Images

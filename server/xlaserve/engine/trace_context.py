@@ -1,10 +1,13 @@
-"""W3C Trace Context: which trace a request is part of, as `traceparent` and `tracestate` say it."""
+"""Traces: a request's span, as W3C Trace Context writes it, and a batch as a span that its requests link to."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from random import getrandbits
 from typing import Final, NamedTuple
+
+from xlaserve.config import Bucket, Mode
 
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
@@ -26,12 +29,34 @@ class TraceContext(NamedTuple):
     is_sampled: bool
     """Whether who began the trace records it."""
     state: str = ""
-    """What vendors added, as it came in `tracestate`."""
+    """The vendors' part, as it came in `tracestate`."""
 
     @property
     def traceparent(self) -> str:
-        """The header that says this."""
+        """The value of the `traceparent` header."""
         return f"00-{self.trace_id}-{self.span_id}-{self.is_sampled:02x}"
+
+
+class TracedBatch(NamedTuple):
+    """A batch with images of traced requests. Times are in seconds of the clock."""
+
+    span: TraceContext
+    """The batch's span, in a trace of its own, as its requests may be of many traces."""
+    requests: Sequence[TraceContext]
+    """The spans of its requests."""
+    model: str
+    mode: Mode
+    bucket: Bucket
+    images: int
+    """Images in it, without its padding."""
+    began: float
+    """When gathering began."""
+    gathered: float
+    started: float
+    """When its lane was free."""
+    ended: float
+    error: str = ""
+    """The type of the error that it raised; empty where it ran."""
 
 
 def new() -> TraceContext:
@@ -40,9 +65,9 @@ def new() -> TraceContext:
 
 
 def parse(traceparent: str, tracestate: str = "") -> TraceContext | None:
-    """Returns what the headers say; None where `traceparent` is not as the standard has it.
+    """Returns the span that the headers name; None where `traceparent` is not valid.
 
-    Of a later version of the standard, what version 00 has is read.
+    Of headers of later versions of the standard, the fields of version 00 are read.
     """
     match = _PARENT.fullmatch(traceparent)
     if match is None:

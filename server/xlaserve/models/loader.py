@@ -19,13 +19,13 @@ from xlaserve.config import Bucket, Decoding, Mode, ModelSettings, Settings
 from xlaserve.engine import gil
 from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.batching.lanes import Lanes
-from xlaserve.engine.batching.traced import TracedBatch
 from xlaserve.engine.batching.worker import Worker
 from xlaserve.engine.buckets import demand
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.causes import failing_on_exit
 from xlaserve.engine.niceness import yield_to_traffic
 from xlaserve.engine.program import AnySize, Executable, IsLowered, Sealed
+from xlaserve.engine.trace_context import TracedBatch
 from xlaserve.engine.under_way import Load, UnderWay
 from xlaserve.engine.warmup.auto_buckets import Programs, warm_up_auto
 from xlaserve.engine.warmup.background import Background

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import getrandbits
 from typing import Final, NamedTuple
 
-from xlaserve.engine.batching.traced import TracedBatch
 from xlaserve.engine.timings import Timings
-from xlaserve.engine.trace_context import TraceContext
+from xlaserve.engine.trace_context import TraceContext, TracedBatch
 
 MAX_BATCHES: Final = 16
 """Batches of one request that are shown by themselves."""

@@ -7,9 +7,8 @@ import pytest
 from tests.fakes import Clock
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.batching.traced import TracedBatch
 from xlaserve.engine.timings import Timings
-from xlaserve.engine.trace_context import TraceContext, new
+from xlaserve.engine.trace_context import TraceContext, TracedBatch, new
 from xlaserve.telemetry import request_context
 from xlaserve.telemetry.tracing import MAX_BATCHES, Answered, Endpoint, Failure, FinishedSpan, Tracer
 

@@ -21,11 +21,10 @@ import numpy as np
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.costs import Costs
-from xlaserve.engine.batching.traced import TracedBatch
 from xlaserve.engine.batching.worker import Run
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.engine.timings import Timings
-from xlaserve.engine.trace_context import TraceContext
+from xlaserve.engine.trace_context import TraceContext, TracedBatch
 from xlaserve.engine.wait_margin import WaitMargin
 from xlaserve.errors import XlaserveError
 

@@ -12,8 +12,8 @@ from functools import partial
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine import gil
+from xlaserve.engine.batching.idle_runs import run_in_lane
 from xlaserve.engine.batching.lanes import Lanes, Share
-from xlaserve.engine.batching.spare import run_in_lane
 from xlaserve.engine.batching.worker import Batch, Run, Worker
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.causes import failing_on_exit

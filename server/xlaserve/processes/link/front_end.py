@@ -20,14 +20,13 @@ import numpy as np
 
 from xlaserve.config import Mode
 from xlaserve.engine.batching.image_admission import ImageAdmission
-from xlaserve.engine.batching.live import Live
+from xlaserve.engine.batching.model_queues import Live
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, BatchRows, Result, Shape
-from xlaserve.engine.batching.traced import TracedBatch
 from xlaserve.engine.buckets.demand import Resolution
 from xlaserve.engine.memory import machine_memory_bytes
 from xlaserve.engine.program import Images
 from xlaserve.engine.timings import Timings
-from xlaserve.engine.trace_context import TraceContext
+from xlaserve.engine.trace_context import TraceContext, TracedBatch
 from xlaserve.errors import DeadlineUnreachable, EngineLost, InvalidArgument, QueueFull
 from xlaserve.processes.link.arena import PAGE_BYTES, Arena, Extent, Layout, Share, aligned, outputs_in
 from xlaserve.processes.link.channel import Channel

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from xlaserve.config import Mode
-from xlaserve.engine.batching.live import Live
+from xlaserve.engine.batching.model_queues import Live
 from xlaserve.engine.batching.queue import Result, Shape
 from xlaserve.engine.buckets.demand import Demand, Resolution
 from xlaserve.engine.model_engine import ModelEngine, Ticket

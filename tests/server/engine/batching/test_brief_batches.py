@@ -104,7 +104,7 @@ async def test_what_takes_longer_or_must_be_gathered_runs_on_a_thread(
     assert threading.get_ident() not in noted.threads
 
 
-async def test_a_brief_batch_waits_for_company_where_that_is_configured(serve: Serve) -> None:
+async def test_a_brief_batch_waits_for_more_images_where_that_is_configured(serve: Serve) -> None:
     async with serve({1: BRIEF, 2: BRIEF}, max_queue_delay_s=300.0) as (batcher, noted, _):
         answers = await asyncio.gather(ask(batcher, [7]), ask(batcher, [8]))
     assert list(answers) == [[7], [8]]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from xlaserve.config import Mode
-from xlaserve.engine.batching.live import Live
+from xlaserve.engine.batching.model_queues import Live
 from xlaserve.engine.program import Images
 from xlaserve.errors import DeadlineUnreachable
 from xlaserve.processes.link.spread import Part, Spread

@@ -13,7 +13,7 @@ from tests.fakes import Clock
 from xlaserve.admission.caller import CURRENT, Caller, Role
 from xlaserve.config import Bucket, Mode, ModelSettings
 from xlaserve.engine.batching.costs import Turn
-from xlaserve.engine.batching.live import Live
+from xlaserve.engine.batching.model_queues import Live
 from xlaserve.engine.batching.observed import Observed
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Compilation
