@@ -1,4 +1,4 @@
-"""How far answers are from the right ones, on images that are the same every time."""
+"""Differences between a program's outputs and the reference's: of floats, of classes, row by row."""
 
 from __future__ import annotations
 
@@ -9,18 +9,12 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.program import Outputs
 
 MAX_RELATIVE: Final = 0.1
 MAX_RELATIVE_INT8: Final = 0.3
-"""Of int8: its ranges are those of a user's images, and the images here are noise and patches."""
+"""MAX_RELATIVE of int8, whose ranges are fitted to a user's images; the images of a sample are noise and patches."""
 MIN_AGREEMENT: Final = 0.95
-_GRAINS: Final = (2, 4, 8, 16, 32)
-"""How many patches the sides of the images are cut into; the other images are noise."""
-CONSTANT: Final = {2: (127, 127, 127), 4: (0, 0, 0), 6: (255, 255, 255), 8: (200, 30, 90)}
-"""Images of one colour, by their place: a model may leave out what is dark, saturated, or shows nothing. In batches of
-2, 3, 4 and 8 there is another image behind one of each kind, whose answer then takes its place. Their own answers are
-not compared: some networks answer them with rounding errors, a thousand times as large as otherwise."""
 
 
 class Named(Protocol):
@@ -43,10 +37,10 @@ class Comparing(Protocol):
         """The share of images whose answers are alike wherever the same is computed, up to rounding."""
 
     def comparable(self, outputs: Outputs) -> Outputs:
-        """Returns those that can be compared number by number."""
+        """Returns the outputs that can be compared number by number."""
 
     def agreement(self, wanted: Outputs, got: Outputs) -> float | None:
-        """Returns the share of answers that are the same, where the task has such."""
+        """Returns the share of answers that are the same, as far as the task has classes; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +106,3 @@ def _relative(wanted: NDArray[Any], got: NDArray[Any]) -> NDArray[np.float64]:
     with np.errstate(invalid="ignore", over="ignore"):
         apart = np.where(same, 0.0, np.abs(got.astype(np.float64) - wanted) / largest)
     return np.where(np.isnan(apart), np.inf, apart)
-
-
-def make_images(count: int, height: int, width: int) -> Images:
-    """Returns images of noise, of coloured patches, coarse and fine, and of one colour; the same ones every time."""
-    random = np.random.default_rng(seed=0)
-    images = random.integers(0, 256, (count, height, width, 3), dtype=np.uint8)
-    for index, image in enumerate(images):
-        grain = _GRAINS[index % len(_GRAINS)]
-        patches = random.integers(0, 256, (grain, grain, 3), dtype=np.uint8)
-        if index % 4 != 1:  # every fourth stays noise
-            rows, columns = np.arange(height) * grain, np.arange(width) * grain
-            image[:] = patches[rows // height][:, columns // width]
-    for index, colour in CONSTANT.items():
-        images[index : index + 1] = colour
-    return images

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.causes import cause
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs, WrongRowsError, run_batch
-from xlaserve.engine.warmup.difference import CONSTANT, Comparing, Difference, by_row, compare, make_images
+from xlaserve.engine.warmup.difference import Comparing, Difference, by_row, compare
+from xlaserve.engine.warmup.sample import Rows, Sample, compared_rows, joined, other_mates, rows_of
 from xlaserve.errors import ModelFailed
 
 log = logging.getLogger(__name__)
@@ -38,8 +38,6 @@ AS_MADE: Final = 0.1
 SAMPLE_IMAGES: Final = 12
 NARROW_SAMPLE_IMAGES: Final = 20
 """Images that are compared where programs are narrow: more, since the agreement is shown as well."""
-
-Rows = NDArray[np.intp]
 
 
 class Fault(NamedTuple):
@@ -112,17 +110,13 @@ class Verifier:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._task = task
-        self._reference = None if verification == "off" else reference
         self._narrow = narrow
-        self._images = NARROW_SAMPLE_IMAGES if narrow else SAMPLE_IMAGES
         self._refuses = verification == "refuse"
         self._batch_dependence = batch_dependence
         self._warn = warn
         self._clock = clock
-        batches = {bucket.batch for bucket in buckets}
-        # A network that was made for batches of one size only has buckets of no other, and takes no image alone.
-        self._reference_batch = batches.pop() if len(batches) == 1 else 1
-        self._samples: dict[tuple[int, int], tuple[Images, Outputs | None]] = {}
+        images = NARROW_SAMPLE_IMAGES if narrow else SAMPLE_IMAGES
+        self._sample = Sample(images, None if verification == "off" else reference, buckets, warn)
         self._lock = threading.Lock()
         self.is_dependent = False
         """Whether rows of any program depend on each other, where that matters."""
@@ -156,7 +150,7 @@ class Verifier:
 
     def forget(self, height: int, width: int) -> None:
         """Drops the images of a resolution of which no more programs are made, and the reference's answers."""
-        self._samples.pop((height, width), None)
+        self._sample.forget(height, width)
 
     def _is_as_made(self, mode: Mode, fault: Fault, compilation: Compilation) -> bool:
         if self._is_refused(mode, fault) or not compilation.difference:
@@ -184,7 +178,8 @@ class Verifier:
                 raise ModelFailed(f"{where}: {verified.fault}{way_out}")
             self._warn(f"{where}: {verified.fault}")
         if verified.not_finite:
-            self._warn(f"{where}: NaN or infinity in the answers to {verified.not_finite} of {self._images} images")
+            images = self._sample.size
+            self._warn(f"{where}: NaN or infinity in the answers to {verified.not_finite} of {images} images")
         if not verified.is_dependent:
             return
         found = f"{where}: an image's answer depends on the others of its batch, by {verified.dependence:.2g}"
@@ -209,17 +204,17 @@ class Verifier:
         return Fault(error.described(output), math.inf, is_gross=True, is_of_rows=True)
 
     def _compared(self, mode: Mode, bucket: Bucket, executable: Executable) -> Verified:
-        images, wanted = self._sample(bucket)
+        images, wanted = self._sampled(bucket)
         most = self._narrow.get(mode, EXACT)
         batches = [(np.arange(bucket.batch) + start) % len(images) for start in range(0, len(images), bucket.batch)]
         order = np.concatenate(batches)
         got = [executable(images[batch]) for batch in batches]
-        answers = _joined(got)
+        answers = joined(got)
         difference = None
         suspect = 0
         are_alike = True
         if wanted is not None:
-            expected = _rows(wanted, order)
+            expected = rows_of(wanted, order)
             difference = self._difference(expected, answers, order)
             apart = self._apart(expected, answers, order)
             suspect = int(np.nanargmax(apart)) // bucket.batch
@@ -228,9 +223,9 @@ class Verifier:
         probes = [(rows, got[suspect])]
         dependence = 0.0
         if bucket.batch > 1 and self._batch_dependence != "allow":
-            places = _other_mates(rows, len(images))
+            places = other_mates(rows, len(images))
             probes.append((rows[places], executable(images[rows[places]])))
-            apart = self._apart(_rows(got[suspect], places), probes[1][1], rows[places])
+            apart = self._apart(rows_of(got[suspect], places), probes[1][1], rows[places])
             dependence = _largest(apart)
             are_alike &= self._are_alike(apart, most)
         not_finite = _not_finite(answers, order)
@@ -246,13 +241,13 @@ class Verifier:
     ) -> Fault | None:
         """Returns what is wrong with a program whose answers to an image differ; None where the model itself answers
         so. `probes` are the images of batches, and the answers to them."""
-        sample, alone = self._sample(bucket)
+        sample, alone = self._sampled(bucket)
         rows, got = probes[0]
         if not self._are_alike(self._apart(got, executable(sample[rows]), rows), most):
             return Fault("it answers the same batch differently each time", math.inf, is_gross=True)
-        if self._reference is None:
+        if not self._sample.has_reference:
             return None
-        answers = [run_batch(self._reference, sample[rows]) for rows, _ in probes]
+        answers = [self._sample.answers(sample[rows]) for rows, _ in probes]
         for wanted, (images, got) in zip(answers, probes, strict=True):
             apart = self._apart(wanted, got, images)
             if not self._are_alike(apart, most):
@@ -269,72 +264,36 @@ class Verifier:
     ) -> bool:
         """Returns whether a reference's `answers` to a batch, and to its images among others, say that they depend."""
         batch, moved = answers
-        places = _other_mates(rows, self._images)
-        apart = [self._apart(_rows(batch, places), moved, rows[places])]
+        places = other_mates(rows, self._sample.size)
+        apart = [self._apart(rows_of(batch, places), moved, rows[places])]
         if alone is not None:
-            apart.append(self._apart(_rows(alone, rows), batch, rows))
+            apart.append(self._apart(rows_of(alone, rows), batch, rows))
         return not all(self._are_alike(each, max(GROSS, most)) for each in apart)
 
-    def _sample(self, bucket: Bucket) -> tuple[Images, Outputs | None]:
-        """Returns the images of a resolution, and their reference's answers, which it gave once for all programs."""
-        size = (bucket.height, bucket.width)
-        if size not in self._samples:
-            images = make_images(self._images, *size)
-            self._samples[size] = images, self._answers(images)
-        return self._samples[size]
-
-    def _answers(self, images: Images) -> Outputs | None:
-        if self._reference is None:
-            return None
-        batch = self._reference_batch
-        order = np.arange(math.ceil(len(images) / batch) * batch) % len(images)
+    def _sampled(self, bucket: Bucket) -> tuple[Images, Outputs | None]:
+        """Returns the images of a resolution and the reference's answers. Raises ModelFailed for answers of other rows,
+        which are the model's own fault, whatever its programs do."""
         try:
-            answers = _joined([run_batch(self._reference, images[rows]) for rows in order.reshape(-1, batch)])
-        except WrongRowsError as error:  # the model itself, whatever its programs do
+            return self._sample.at(bucket.height, bucket.width)
+        except WrongRowsError as error:
             raise ModelFailed(self._fault_of_rows(error).text) from error
-        except Exception as error:
-            log.debug("no reference", exc_info=error)
-            self._warn(
-                "its programs are served unverified: TensorFlow can't run the model operation by operation:"
-                f" {type(error).__name__}: {cause(error)}"
-            )
-            self._reference = None
-            return None
-        return _rows(answers, np.arange(len(images)))
 
     def _difference(self, wanted: Outputs, got: Outputs, images: Rows) -> Difference:
         """Returns the difference of the answers to `images` that are compared."""
-        rows = _compared_rows(images)
-        return compare(_rows(wanted, rows), _rows(got, rows), self._task)
+        rows = compared_rows(images)
+        return compare(rows_of(wanted, rows), rows_of(got, rows), self._task)
 
     def _apart(self, wanted: Outputs, got: Outputs, images: Rows) -> NDArray[np.float64]:
         """Returns how far the answer to each of `images` is off; NaN for those that are not compared."""
         apart = np.full(len(images), np.nan)
-        if len(rows := _compared_rows(images)):
+        if len(rows := compared_rows(images)):
             comparable = self._task.comparable
-            apart[rows] = by_row(_rows(comparable(wanted), rows), _rows(comparable(got), rows))
+            apart[rows] = by_row(rows_of(comparable(wanted), rows), rows_of(comparable(got), rows))
         return apart
 
     def _are_alike(self, apart: NDArray[np.float64], most: float) -> bool:
         known = apart[~np.isnan(apart)]
         return not len(known) or bool(np.mean(known <= most) >= self._task.least_alike)
-
-
-def _other_mates(rows: Rows, images: int) -> Rows:
-    """Returns the places in a batch, whose `rows` are of so many different images, of those that make up another: half
-    of them, at other places.
-
-    It is every other one, so that those beside an image change as well: a program may divide a batch. Some of them are
-    compared.
-    """
-    batch = len(rows)
-    places: Rows = 2 * np.arange(batch)[::-1] % (2 * max(1, min(batch, images) // 2))
-    return places if len(_compared_rows(rows[places])) else places + 1
-
-
-def _compared_rows(images: Rows) -> Rows:
-    """Returns the rows of `images` whose answers are compared."""
-    return np.flatnonzero(~np.isin(images, list(CONSTANT)))
 
 
 def _largest(apart: NDArray[np.float64]) -> float:
@@ -345,11 +304,3 @@ def _not_finite(answers: Outputs, order: Rows) -> int:
     """Returns how many of the images, which stand in this `order`, were answered with NaN or infinity."""
     finite = [np.isfinite(output).reshape(len(order), -1).all(axis=1) for output in answers]
     return len(set(order[~np.logical_and.reduce(finite)]))
-
-
-def _joined(batches: list[Outputs]) -> Outputs:
-    return tuple(np.concatenate(outputs) for outputs in zip(*batches, strict=True))
-
-
-def _rows(outputs: Outputs, rows: Rows) -> Outputs:
-    return tuple(output[rows] for output in outputs)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from xlaserve.engine.program import Outputs
-from xlaserve.engine.warmup.difference import Difference, by_row, compare, make_images, relative
+from xlaserve.engine.warmup.difference import Difference, by_row, compare, relative
 
 
 class TopClass:
@@ -68,13 +68,6 @@ def test_each_row_is_as_far_as_its_furthest_number_or_share_of_integers() -> Non
     off, other = floats.copy(), integers.copy()
     off[1, 0], other[2, :3] = 5.0, 1
     np.testing.assert_array_equal(by_row((floats, integers), (off, other)), [0.0, 0.5, 0.75])
-
-
-def test_images_differ_and_are_the_same_each_time() -> None:
-    images = make_images(16, 20, 12)
-    assert images.shape == (16, 20, 12, 3)
-    np.testing.assert_array_equal(images, make_images(16, 20, 12))
-    assert len(np.unique(images, axis=0)) == 16
 
 
 def test_only_what_can_be_compared_counts() -> None:

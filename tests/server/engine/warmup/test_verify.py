@@ -1,78 +1,19 @@
+"""Programs that are compared with their reference."""
+
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
-from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.server.engine.warmup.verified_model import BUCKETS, SIDE, Checked, Chosen, bright, dark, plain, scores
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs, is_finite
-from xlaserve.engine.warmup.difference import MAX_RELATIVE, MAX_RELATIVE_INT8, make_images
-from xlaserve.engine.warmup.verify import EXACT, GROSS, SAMPLE_IMAGES, Verified, Verifier
+from xlaserve.engine.warmup.difference import MAX_RELATIVE, MAX_RELATIVE_INT8
+from xlaserve.engine.warmup.verify import EXACT, GROSS, SAMPLE_IMAGES, Verified
 from xlaserve.errors import ModelFailed
-from xlaserve.models.task import Classification, Detection, Segmentation
-
-SIDE = 12
-BUCKETS = tuple(Bucket(batch, SIDE, SIDE) for batch in (1, 2, 3, 4, 8, 16, 20))
-WEIGHTS = np.random.default_rng(1).normal(size=(SIDE * SIDE * 3, 5))
-
-
-def scores(images: Images) -> Outputs:
-    """A model whose rows do not depend on each other."""
-    return ((images.reshape(len(images), -1) / 255 @ WEIGHTS).astype(np.float32),)
-
-
-def centred(images: Images) -> Outputs:
-    """A model whose rows do."""
-    (rows,) = scores(images)
-    return (rows - rows.mean(axis=0),)
-
-
-def summed(images: Images) -> Outputs:
-    (rows,) = scores(images)
-    return (rows + 0.1 * rows.sum(axis=0),)
-
-
-def by_place(images: Images) -> Outputs:
-    (rows,) = scores(images)
-    return (rows * np.arange(1, len(rows) + 1, dtype=np.float32)[:, np.newaxis],)
-
-
-def by_size(images: Images) -> Outputs:
-    (rows,) = scores(images)
-    return (rows * np.float32(len(rows)),)
-
-
-def rolled(images: Images) -> Outputs:
-    (rows,) = scores(images)
-    return (np.roll(rows, 1, axis=0),)
-
-
-class Checked:
-    """A verifier, and its inputs and warnings."""
-
-    def __init__(self, reference: Callable[[Images], Outputs] | None = scores, **settings: object) -> None:
-        self.warnings: list[str] = []
-        self.asked: list[int] = []
-
-        def asked(images: Images) -> Outputs:
-            self.asked.append(len(images))
-            assert reference is not None
-            return reference(images)
-
-        given = {"task": Classification(5), "buckets": BUCKETS, **settings}
-        self.verifier = Verifier(reference=reference and asked, warn=self.warnings.append, **given)  # type: ignore[arg-type]
-
-    def __call__(self, run: Executable, bucket: Bucket, mode: Mode = Mode.XLA) -> Verified:
-        compilation = Compilation(run, 0.0, 0.0)
-        _, verified = self.verifier.verify(
-            mode, bucket, compilation, lambda: pytest.fail("nothing is to be made again")
-        )
-        return verified
+from xlaserve.models.task import Detection, Segmentation
 
 
 @pytest.mark.parametrize("bucket", BUCKETS)
@@ -85,21 +26,6 @@ def test_a_program_that_answers_as_its_reference_passes_without_a_word(bucket: B
     assert (verified.fault, verified.is_dependent, verified.not_finite) == (None, False, 0)
     assert not checked.warnings
     assert not checked.verifier.is_dependent
-
-
-def dark(images: Images) -> Any:
-    return images.mean(axis=(1, 2, 3)) < 20
-
-
-def bright(images: Images) -> Any:
-    return images.min(axis=(1, 2, 3)) > 250
-
-
-def plain(images: Images) -> Any:
-    return images.std(axis=(1, 2)).max(axis=1) < 1
-
-
-Chosen = Callable[[Images], Any]
 
 
 @pytest.mark.parametrize("bucket", BUCKETS)
@@ -141,30 +67,6 @@ def test_of_several_outputs_the_one_with_other_rows_is_named() -> None:
         Checked(None, task=Detection(3, max_detections=5))(objects, BUCKETS[4])
 
 
-def test_a_reference_that_leaves_images_out_refuses_what_fills_their_rows() -> None:
-    def rest(images: Images) -> Outputs:
-        return (scores(images)[0][~dark(images)],)
-
-    with pytest.raises(ModelFailed, match="output scores: expected 1 row, one for each image of the batch, got 0 "):
-        Checked(rest)(scores, BUCKETS[3])
-
-
-@pytest.mark.parametrize("chosen", [dark, bright, plain])
-@pytest.mark.parametrize(
-    ("bucket", "has_reference"),
-    [*((bucket, True) for bucket in BUCKETS[1:]), *((bucket, False) for bucket in BUCKETS if bucket.batch >= 8)],
-)
-def test_a_model_that_moves_other_images_to_the_place_of_one_is_dependent(
-    bucket: Bucket, has_reference: bool, chosen: Chosen
-) -> None:
-    def moved(images: Images) -> Outputs:
-        (rows,) = scores(images)
-        left = rows[~chosen(images)]
-        return (np.concatenate([left, np.zeros((len(rows) - len(left), 5), np.float32)]),)
-
-    assert Checked(moved if has_reference else None)(moved, bucket).is_dependent
-
-
 @pytest.mark.parametrize("bucket", BUCKETS)
 @pytest.mark.parametrize("mode", [Mode.XLA, Mode.GRAPH])
 def test_rounding_errors_that_images_of_one_colour_are_answered_with_are_not_compared(
@@ -180,43 +82,6 @@ def test_rounding_errors_that_images_of_one_colour_are_answered_with_are_not_com
     assert (verified.fault, verified.is_dependent, checked.warnings) == (None, False, [])
     assert verified.difference is not None
     assert verified.difference.largest < 1e-6
-
-
-def test_a_kept_program_of_other_rows_is_made_anew() -> None:
-    kept = Compilation(lambda images: (scores(images)[0][1:],), 0.0, 0.0, from_cache=True)
-    again = Compilation(scores, 1.0, 1.0)
-    compilation, verified = Checked().verifier.verify(Mode.XLA, BUCKETS[2], kept, lambda: again)
-    assert (compilation, verified.fault) == (again, None)
-
-
-@pytest.mark.parametrize(
-    ("verification", "wrong"),
-    [
-        ("refuse", lambda images: (scores(images)[0] * 2,)),
-        ("refuse", rolled),
-        *((verification, lambda images: (scores(images)[0][1:],)) for verification in ("refuse", "warn", "off")),
-    ],
-)
-def test_a_program_that_is_wrong_with_lowerings_serves_without(verification: str, wrong: Executable) -> None:
-    told = []
-
-    def unlowered(error: Exception) -> Compilation:
-        told.append(str(error))
-        return Compilation(scores, 0.0, 0.0, warnings=("without lowerings",))
-
-    checked = Checked(verification=verification)
-    lowered = Compilation(wrong, 0.0, 0.0, unlowered=unlowered)
-    compilation, verified = checked.verifier.verify(Mode.XLA, BUCKETS[3], lowered, lambda: lowered)
-    assert compilation.executable is scores
-    assert verified.fault is None
-    assert len(told) == 1
-    assert checked.warnings == ["without lowerings"]
-
-
-def test_a_program_that_is_right_is_made_once() -> None:
-    lowered = Compilation(scores, 0.0, 0.0, unlowered=lambda error: pytest.fail("nothing is to be made again"))
-    compilation, _ = Checked().verifier.verify(Mode.XLA, BUCKETS[3], lowered, lambda: lowered)
-    assert compilation is lowered
 
 
 def test_what_a_program_says_of_itself_is_said() -> None:
@@ -291,113 +156,6 @@ def test_nothing_is_compared_where_that_is_off() -> None:
     assert checked.asked == []
 
 
-def test_the_reference_takes_each_image_alone_and_once_for_all_programs() -> None:
-    checked = Checked()
-    for bucket in BUCKETS:
-        for mode in (Mode.XLA, Mode.GRAPH):
-            checked(scores, bucket, mode)
-    assert checked.asked == [1] * SAMPLE_IMAGES
-
-
-def test_a_resolution_that_was_forgotten_is_sampled_anew() -> None:
-    checked = Checked()
-    checked(scores, BUCKETS[2])
-    checked.verifier.forget(SIDE, SIDE)
-    checked(scores, BUCKETS[2])
-    assert checked.asked == [1] * 2 * SAMPLE_IMAGES
-
-
-@pytest.mark.parametrize("batch", [3, 32])
-def test_a_model_with_one_size_of_batch_is_given_no_other(batch: int) -> None:
-    def fixed(images: Images) -> Outputs:
-        assert len(images) == batch
-        return scores(images)
-
-    bucket = Bucket(batch, SIDE, SIDE)
-    checked = Checked(fixed, buckets=[bucket])
-    assert checked(fixed, bucket).fault is None
-    with pytest.raises(ModelFailed, match="something other than"):
-        checked(lambda images: (scores(images)[0] * 2,), bucket)
-
-
-@pytest.mark.parametrize("bucket", BUCKETS[1:])
-@pytest.mark.parametrize(
-    ("model", "has_reference"),
-    [
-        *((model, has_reference) for model in (centred, summed, by_place, rolled) for has_reference in (True, False)),
-        (by_size, True),
-    ],
-)
-def test_rows_that_depend_on_each_other_are_found(bucket: Bucket, model: Executable, has_reference: bool) -> None:
-    checked = Checked(model if has_reference else None)
-    verified = checked(model, bucket)
-    assert verified.is_dependent
-    assert verified.fault is None
-    assert verified.dependence > 0.01
-    assert checked.verifier.is_dependent
-    assert len(checked.warnings) == 1
-    assert "served in batches of one" in checked.warnings[0]
-
-
-@pytest.mark.parametrize("bucket", BUCKETS[1:4])
-@pytest.mark.parametrize("image", range(SAMPLE_IMAGES))
-def test_dependence_is_found_whichever_image_is_furthest_off(bucket: Bucket, image: int) -> None:
-    furthest = make_images(SAMPLE_IMAGES, SIDE, SIDE)[image]
-
-    def rounded(images: Images) -> Outputs:
-        is_furthest = (images == furthest).all(axis=(1, 2, 3))
-        return (centred(images)[0] * np.where(is_furthest, 1 + EXACT / 10, 1)[:, np.newaxis],)
-
-    assert Checked(centred, buckets=[bucket])(rounded, bucket).is_dependent
-
-
-@pytest.mark.parametrize("model", [centred, summed, by_size])
-def test_a_program_that_divides_the_batches_of_such_a_model_is_not_taken_for_a_wrong_one(model: Executable) -> None:
-    def divided(images: Images) -> Outputs:
-        return (np.concatenate([model(images[start : start + 2])[0] for start in range(0, len(images), 2)]),)
-
-    assert Checked(model)(divided, BUCKETS[4]).is_dependent
-    if model is not by_size:  # batches of one size only, and no other to compare with
-        assert Checked(model, buckets=[BUCKETS[4]])(divided, BUCKETS[4]).is_dependent
-        assert Checked(None)(divided, BUCKETS[4]).is_dependent
-    with pytest.raises(ModelFailed, match="depends on the others of its batch"):
-        Checked(model, batch_dependence="refuse")(divided, BUCKETS[4])
-    with pytest.raises(ModelFailed, match="something other than"):
-        Checked(model, batch_dependence="allow")(divided, BUCKETS[4])
-
-
-def test_a_model_that_depends_on_its_company_passes_alone() -> None:
-    assert Checked(centred)(centred, BUCKETS[0]).is_dependent is False
-
-
-def test_a_program_that_mixes_rows_of_a_model_that_does_not_is_refused() -> None:
-    with pytest.raises(ModelFailed, match="something other than"):
-        Checked(scores)(rolled, BUCKETS[4])
-
-
-def test_dependence_is_refused_or_allowed_as_configured() -> None:
-    with pytest.raises(ModelFailed, match="depends on the others of its batch"):
-        Checked(centred, batch_dependence="refuse")(centred, BUCKETS[3])
-    checked = Checked(centred, batch_dependence="allow")
-    assert checked(centred, BUCKETS[3]).is_dependent
-    assert not checked.verifier.is_dependent
-    assert len(checked.warnings) == 1
-
-
-def test_answers_that_change_from_run_to_run_are_no_dependence() -> None:
-    runs = 0
-
-    def counting(images: Images) -> Outputs:
-        nonlocal runs
-        runs += 1
-        return (scores(images)[0] + runs,)
-
-    checked = Checked()
-    verified = checked(counting, BUCKETS[2], Mode.GRAPH)
-    assert str(verified.fault) == "it answers the same batch differently each time"
-    assert not verified.is_dependent
-
-
 def test_nan_and_infinity_are_counted_by_image_and_said_with_mode_and_bucket() -> None:
     def broken(images: Images) -> Outputs:
         (rows,) = scores(images)
@@ -448,128 +206,6 @@ def test_class_maps_are_held_to_the_pixel_and_objects_may_change_places() -> Non
     assert detecting(lambda images: objects(images, first_is_other=True), BUCKETS[4]).fault is None
     with pytest.raises(ModelFailed):
         detecting(lambda images: objects(255 - images), BUCKETS[4])
-
-
-def test_a_wrong_program_of_the_compile_cache_is_forgotten_and_made_anew() -> None:
-    forgotten = []
-    kept = Compilation(
-        lambda images: (scores(images)[0] * 2,), 0.0, 0.0, from_cache=True, forget=lambda: forgotten.append(True)
-    )
-    again = Compilation(scores, 1.0, 1.0)
-    compilation, verified = Checked().verifier.verify(Mode.XLA, BUCKETS[2], kept, lambda: again)
-    assert compilation is again
-    assert verified.fault is None
-    assert forgotten == [True]
-
-
-def doubled(images: Images) -> Outputs:
-    return (scores(images)[0] * 2,)
-
-
-def classes(images: Images, off_by: int = 0) -> Outputs:
-    """Class maps, of which all pixels but every fourth are another class."""
-    maps = np.broadcast_to(images.max(axis=(1, 2, 3))[:, None], (len(images), 40)).astype(np.uint8)
-    maps[:, np.arange(40) % 4 > 0] += off_by
-    return (maps,)
-
-
-class Kept:
-    """A compile cache of one program, and what it knows of it."""
-
-    def __init__(self, run: Executable, **settings: Any) -> None:
-        self.settings = {"narrow": {Mode.XLA: MAX_RELATIVE}, **settings}
-        self.known: float | None = None
-        self.made_again = 0
-        self.run = run
-        self.start(from_cache=False)
-
-    def start(self, run: Executable | None = None, *, from_cache: bool = True, **settings: Any) -> None:
-        """Verifies the kept program, or `run` in its place, as a start does."""
-        kept = replace(self._compiled(), executable=run or self.run, from_cache=from_cache)
-        Checked(**{**self.settings, **settings}).verifier.verify(Mode.XLA, BUCKETS[2], kept, self._again)
-
-    def _again(self) -> Compilation:
-        self.made_again += 1
-        return self._compiled()
-
-    def _compiled(self) -> Compilation:
-        return Compilation(self.run, 1.0, 1.0, difference=self.known, keep_difference=partial(setattr, self, "known"))
-
-
-def by_half(images: Images) -> Outputs:
-    return (scores(images)[0] * np.float32(1.5),)
-
-
-def test_a_kept_program_that_is_as_far_off_as_when_it_was_made_is_not_made_again() -> None:
-    kept = Kept(doubled)
-    assert kept.known == pytest.approx(1.0)
-    kept.start()
-    kept.start(lambda images: (scores(images)[0] * np.float32(2.05),))
-    assert kept.made_again == 0
-    assert kept.known == pytest.approx(1.0)
-    kept.start(by_half)
-    assert kept.made_again == 1
-
-
-def test_how_far_class_maps_are_off_is_counted_in_pixels() -> None:
-    kept = Kept(partial(classes, off_by=1), task=Segmentation(300), reference=classes)
-    assert kept.known == pytest.approx(0.75)
-    kept.start()
-    assert kept.made_again == 0
-    kept.start(lambda images: (classes(images)[0] + np.uint8(1),))
-    assert kept.made_again == 1
-
-
-def test_a_program_that_is_right_leaves_nothing_of_one_before_it_that_was_not() -> None:
-    kept = Kept(doubled)
-    kept.run = scores
-    kept.start(by_half)
-    assert (kept.made_again, kept.known) == (1, 0.0)
-    kept.start()
-    kept.start(doubled)
-    assert (kept.made_again, kept.known) == (2, 0.0)
-
-
-def test_how_far_a_program_is_off_is_kept_only_where_it_is_a_number() -> None:
-    def broken(images: Images) -> Outputs:
-        (rows,) = scores(images)
-        rows[0, 0] = np.inf
-        return (rows,)
-
-    kept = Kept(broken)
-    assert kept.known is None
-    kept.start()
-    assert kept.made_again == 1
-
-
-def test_a_program_that_answers_differently_each_time_is_made_again_each_time() -> None:
-    calls = count(2)
-    kept = Kept(lambda images: (scores(images)[0] * np.float32(next(calls)),))
-    kept.start()
-    assert (kept.made_again, kept.known) == (1, None)
-
-
-def test_a_program_that_is_to_be_refused_is_made_again_whatever_is_known_of_it() -> None:
-    kept = Kept(doubled, narrow={}, verification="warn")
-    kept.start()
-    assert kept.made_again == 0
-    assert kept.known == pytest.approx(1.0)
-    with pytest.raises(ModelFailed):
-        kept.start(verification="refuse")
-    assert kept.made_again == 1
-
-
-def test_a_reference_that_fails_fails_no_model_and_is_said() -> None:
-    def missing(images: Images) -> Outputs:
-        raise NotImplementedError("no kernel")
-
-    checked = Checked(missing)
-    for bucket in BUCKETS:
-        assert checked(scores, bucket).difference is None
-    assert checked.warnings == [
-        "its programs are served unverified: TensorFlow can't run the model operation by operation:"
-        " NotImplementedError: no kernel"
-    ]
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])

@@ -1,0 +1,136 @@
+"""Samples: the images that programs are verified with, the same every time, and the reference's answers to them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlaserve.config import Bucket
+from xlaserve.engine.causes import cause
+from xlaserve.engine.program import Images, Outputs, WrongRowsError, run_batch
+
+log = logging.getLogger(__name__)
+
+_GRAINS: Final = (2, 4, 8, 16, 32)
+"""How many patches the sides of the images are cut into; the other images are noise."""
+CONSTANT: Final = {2: (127, 127, 127), 4: (0, 0, 0), 6: (255, 255, 255), 8: (200, 30, 90)}
+"""Images of one colour, by their place: a model may leave out images that are dark, saturated, or show nothing. In
+batches of 2, 3, 4 and 8 there is another image behind one of each kind, whose answer then takes its place. Their own
+answers are not compared: some networks answer them with rounding errors, a thousand times as large as otherwise."""
+
+Rows = NDArray[np.intp]
+"""Rows of a batch, or places of images in a sample."""
+
+
+class Sample:
+    """`images` images of each resolution of a model, and the answers of its `reference` to them, made when needed.
+
+    `buckets` are those that the reference may be made for. `warn` is called where the reference can't run. Not locked.
+    """
+
+    def __init__(
+        self,
+        images: int,
+        reference: Callable[[Images], Outputs] | None,
+        buckets: Iterable[Bucket],
+        warn: Callable[[str], object],
+    ) -> None:
+        self.size = images
+        """The number of images."""
+        self._reference = reference
+        self._warn = warn
+        batches = {bucket.batch for bucket in buckets}
+        # A network that was made for batches of one size only has buckets of no other, and takes no image alone.
+        self._reference_batch = batches.pop() if len(batches) == 1 else 1
+        self._answered: dict[tuple[int, int], tuple[Images, Outputs | None]] = {}
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether there is a reference, which has not turned out to be unable to run."""
+        return self._reference is not None
+
+    def at(self, height: int, width: int) -> tuple[Images, Outputs | None]:
+        """Returns the images of a resolution and the reference's answers, None without a reference.
+
+        The reference gives them once for all programs. Raises WrongRowsError where it has rows too few or too many.
+        """
+        size = (height, width)
+        if size not in self._answered:
+            images = make_images(self.size, height, width)
+            self._answered[size] = images, self._answers(images)
+        return self._answered[size]
+
+    def answers(self, images: Images) -> Outputs:
+        """Returns the reference's answers to `images` as one batch. Raises what the reference raises."""
+        assert self._reference is not None
+        return run_batch(self._reference, images)
+
+    def forget(self, height: int, width: int) -> None:
+        """Drops the images of a resolution, and the reference's answers."""
+        self._answered.pop((height, width), None)
+
+    def _answers(self, images: Images) -> Outputs | None:
+        if self._reference is None:
+            return None
+        batch = self._reference_batch
+        order = np.arange(math.ceil(len(images) / batch) * batch) % len(images)
+        try:
+            answers = joined([run_batch(self._reference, images[rows]) for rows in order.reshape(-1, batch)])
+        except WrongRowsError:
+            raise
+        except Exception as error:
+            log.debug("no reference", exc_info=error)
+            self._warn(
+                "its programs are served unverified: TensorFlow can't run the model operation by operation:"
+                f" {type(error).__name__}: {cause(error)}"
+            )
+            self._reference = None
+            return None
+        return rows_of(answers, np.arange(len(images)))
+
+
+def make_images(count: int, height: int, width: int) -> Images:
+    """Returns images of noise, of coloured patches, coarse and fine, and of one colour; the same ones every time."""
+    random = np.random.default_rng(seed=0)
+    images = random.integers(0, 256, (count, height, width, 3), dtype=np.uint8)
+    for index, image in enumerate(images):
+        grain = _GRAINS[index % len(_GRAINS)]
+        patches = random.integers(0, 256, (grain, grain, 3), dtype=np.uint8)
+        if index % 4 != 1:  # every fourth stays noise
+            rows, columns = np.arange(height) * grain, np.arange(width) * grain
+            image[:] = patches[rows // height][:, columns // width]
+    for index, colour in CONSTANT.items():
+        images[index : index + 1] = colour
+    return images
+
+
+def compared_rows(images: Rows) -> Rows:
+    """Returns the rows of `images`, places in a sample, whose answers are compared: all but those of one colour."""
+    return np.flatnonzero(~np.isin(images, list(CONSTANT)))
+
+
+def other_mates(rows: Rows, images: int) -> Rows:
+    """Returns the places in a batch, whose `rows` are of `images` different images, that make up another batch: half of
+    them, at other places.
+
+    They are every other one, so that the images beside each change as well: a program may divide a batch. Some of them
+    are compared.
+    """
+    batch = len(rows)
+    places: Rows = 2 * np.arange(batch)[::-1] % (2 * max(1, min(batch, images) // 2))
+    return places if len(compared_rows(rows[places])) else places + 1
+
+
+def joined(batches: list[Outputs]) -> Outputs:
+    """Returns the outputs of several batches as those of one."""
+    return tuple(np.concatenate(outputs) for outputs in zip(*batches, strict=True))
+
+
+def rows_of(outputs: Outputs, rows: Rows) -> Outputs:
+    """Returns these rows of each output."""
+    return tuple(output[rows] for output in outputs)
