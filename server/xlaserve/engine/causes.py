@@ -13,19 +13,19 @@ _NO_CAUSE: Final = re.compile(
     r"Graph execution error|Detected at node|<stack traces unavailable>|The op is created at|File \"|Traceback \("
     r"|in user code|Exception encountered when calling|Arguments received by|\[\[|[•^~]"
 )
-"""How lines of TensorFlow's and Keras's messages begin that say where, and not what."""
+"""The beginnings of lines in TensorFlow's and Keras's messages that tell the place of an error and not its cause."""
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _FOLDERS: Final = re.compile(r"(?<=['\"])/(?:[^/'\"]+/)+|(?<![\w.:/~])/(?:[^\s/'\"]+/)+")
 """Folders of absolute paths; `~/.keras/models` tells nothing of this machine."""
 _INNER: Final = "Exception encountered: "
-"""The text that Keras writes before each error that it has met within another, all in one text."""
+"""The text that Keras writes before each error within another, all in one message."""
 _CONFIG: Final = re.compile(r"\.?\s*Full object config: .*")
 """The configuration that Keras adds to some errors: pages of it."""
 _LONGEST: Final = 500
 
 
 def cause(error: BaseException) -> str:
-    """Returns the line of an error of any library that says what is wrong, or its type where it says nothing.
+    """Returns the line of any library's error that tells the cause, or the error's type where no line does.
 
     Like `telling_line`, it may be sent to clients.
     """
@@ -36,9 +36,9 @@ def cause(error: BaseException) -> str:
 
 
 def telling_line(text: str) -> str:
-    """Returns the line of an error's text that says what is wrong: no trace, and of paths only the last part.
+    """Returns the line of an error's text that tells the cause: no trace, and of paths only the last part.
 
-    Empty where there is none. Of errors within others it is the innermost that says it.
+    Empty where there is none. Of errors within others, the innermost is taken.
     """
     outer, _, inner = text.rpartition(_INNER)
     if outer and (line := telling_line(inner)):

@@ -22,7 +22,7 @@ _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 
 
 class MemoryLimit(NamedTuple):
-    """The limit of a group, and what all of its processes take of it."""
+    """The limit of a group, and the part of it that all of its processes take."""
 
     limit_bytes: int
     taken_bytes: int
@@ -43,7 +43,7 @@ def memory_limits(root: Path = ROOT) -> list[MemoryLimit]:
 
 
 def processors(root: Path = ROOT) -> float:
-    """Returns how many processors' time this process may take; infinity where nothing bounds it."""
+    """Returns the number of processors whose time this process may take; infinity where nothing bounds it."""
     return min(map(_quota, _folders("cpu", root)), default=math.inf)
 
 
@@ -93,7 +93,7 @@ def _folders(controller: str, root: Path) -> list[Path]:
 
 
 def _below(path: str, mounted: str) -> PurePosixPath:
-    """Returns where the group `path` lies below the group that is mounted; there where it is not below it."""
+    """Returns the path of group `path` below the group that is mounted; the empty path where it is not below that."""
     group, top = PurePosixPath(path).parts, PurePosixPath(mounted).parts
     rest = group[len(top) :]
     return PurePosixPath(*rest) if group[: len(top)] == top and ".." not in rest else PurePosixPath()

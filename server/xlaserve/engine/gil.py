@@ -1,4 +1,4 @@
-"""How soon the event loop gets Python's interpreter while other threads work in it."""
+"""The interpreter's lock, and how long other threads may keep it from the event loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def shared() -> Iterator[None]:
 
 
 async def on_thread(work: Callable[[], T]) -> T:
-    """Returns what `work` does, in Python on another thread."""
+    """Runs `work`, which is Python code, on another thread, and returns its result."""
     return await asyncio.to_thread(_shared, work)
 
 

@@ -1,4 +1,4 @@
-"""How much of the host's memory something takes, as Linux counts it for this process."""
+"""The host's memory: the part that this process takes, as Linux counts it, and the part that it may take."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ _KEPT_BYTES: Final = 4 * _REUSED_BYTES
 
 
 class Taken(NamedTuple):
-    """Bytes that `measure` saw."""
+    """Bytes by which `measure` saw the process grow."""
 
     held_bytes: int
-    """Memory still taken afterwards."""
+    """Memory that was still taken afterwards."""
     run_bytes: int
     """Further memory, at the worst moment."""
 
 
 def measure(make: Callable[[], Made], process: Path = _PROCESS) -> tuple[Made, Taken]:
-    """Returns what `make` returns, and how the process's resident memory grew meanwhile. Raises OSError off Linux.
+    """Returns the result of `make`, and the growth of the process's resident memory meanwhile. Raises OSError off
+    Linux.
 
     The process's other threads count as well: it is a measurement for the time before traffic.
     """
@@ -55,17 +56,17 @@ def resident_bytes(process: Path = _PROCESS) -> int:
 
 
 def own_bytes(process: Path = _PROCESS) -> int:
-    """Returns what of the resident size is not shared memory. Raises OSError off Linux."""
+    """Returns the part of the resident size that is not shared memory. Raises OSError off Linux."""
     return resident_bytes(process) - _status_bytes(process, "RssShmem")
 
 
 def peak_bytes(process: Path = _PROCESS) -> int:
-    """Returns its largest resident size since `forget_peak`. Raises OSError off Linux."""
+    """Returns the process's largest resident size since `forget_peak`. Raises OSError off Linux."""
     return _status_bytes(process, "VmHWM")
 
 
 def keep_freed_memory() -> None:
-    """Has glibc keep some freed memory for the next large message, unless the environment says what it should do.
+    """Has glibc keep some freed memory for the next large message, unless the environment sets its options.
 
     gRPC copies a message twice on the event loop. Into memory that is new to the process each copy takes several times
     as long, most of it for page faults.
@@ -83,12 +84,13 @@ def machine_memory_bytes() -> int:
 
 
 def usable_memory_bytes(root: Path = control_groups.ROOT) -> int:
-    """Returns the memory that the process may take: the machine's, or what its control groups allow if that is less."""
+    """Returns the memory that the process may take: the machine's, or the limit of its control groups if that is
+    less."""
     return min([machine_memory_bytes(), *(limit.limit_bytes for limit in control_groups.memory_limits(root))])
 
 
 def available_memory_bytes(root: Path = control_groups.ROOT) -> int:
-    """Returns what of `usable_memory_bytes` is not taken, by this process or others."""
+    """Returns the part of `usable_memory_bytes` that neither this process nor others take."""
     limits = control_groups.memory_limits(root)
     return min([psutil.virtual_memory().available, *(limit.limit_bytes - limit.taken_bytes for limit in limits)])
 

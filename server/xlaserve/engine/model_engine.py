@@ -1,6 +1,6 @@
-"""What runs a model, as requests see it: in this process the model's `Batcher`, or a link to another process.
+"""The interface that runs a model for requests: its `Batcher` in this process, or a link to one in another process.
 
-Both are held to `test_model_engine.py` and `test_everything_at_once.py` in `tests/server/processes/link/`.
+Both are tested by `test_model_engine.py` and `test_everything_at_once.py` in `tests/server/processes/link/`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from xlaserve.engine.trace_context import TraceContext
 
 
 class Ticket(Protocol):
-    """A request that was taken in. It counts until the `with` that holds it ends; what it runs ends before that."""
+    """An admitted request. It counts until the end of the `with` that holds it; its runs end before that."""
 
     def __enter__(self) -> Self: ...
 
@@ -27,8 +27,8 @@ class Ticket(Protocol):
     ) -> None: ...
 
     def buffer(self, shape: tuple[int, int, int, int]) -> Images:
-        """Returns memory for pixels `[n, height, width, 3]`, with any content: what is written there and then run is
-        not copied again. Raises QueueFull."""
+        """Returns memory for pixels `[n, height, width, 3]`, with any content: pixels that are written there and then
+        run are not copied again. Raises QueueFull."""
 
     async def open(self, resolution: Resolution, mode: Mode) -> Mode:
         """Makes the model ready for a `resolution` that was admitted as `unmatched`, which takes a few runs the first
@@ -57,11 +57,11 @@ class ModelEngine(Protocol):
     """Runs the requests to one model. All methods are called on one event loop."""
 
     def admit(self, images: int, size_bytes: int, unmatched: Resolution | None = None) -> Ticket:
-        """Takes in a request of `images` that hold `size_bytes` in all, to be held in a `with`. If they are pixels of a
-        resolution without buckets, that is `unmatched`, and is to be opened before they run.
+        """Admits a request of `images` that hold `size_bytes` in all, to be held in a `with`. For pixels of a
+        resolution without buckets, `unmatched` is that resolution, which must be opened before they run.
 
-        Raises ModelNotReady, QueueFull, EngineLost, or InvalidArgument for more than it ever takes, or a resolution
-        that it doesn't.
+        Raises ModelNotReady, QueueFull, EngineLost, or InvalidArgument for more than the model ever takes, or for a
+        resolution that it does not take.
         """
 
     def check_encoded(
@@ -69,7 +69,8 @@ class ModelEngine(Protocol):
     ) -> None:
         """Raises DeadlineUnreachable for encoded images that can't be answered by their deadline in any of `shapes`.
 
-        They should be decoded in `decode_s`, and `decoding` others of the model before them.
+        `decode_s` is the expected time until they are decoded, and `decoding` the images of the model that are decoded
+        before them.
         """
 
     def largest(self, mode: Mode, height: int, width: int) -> int:
@@ -85,7 +86,7 @@ class ModelEngine(Protocol):
         """
 
     def outstanding_s(self) -> float:
-        """Returns the seconds in which all that waits and runs should be answered."""
+        """Returns the seconds in which every request that waits or runs should be answered."""
 
     def live(self) -> Live:
-        """Returns what it has to do, as it was within the last second or two."""
+        """Returns the model's work, as it was within the last second or two."""

@@ -1,4 +1,4 @@
-"""How work beside the traffic leaves the processors to it."""
+"""Priorities of threads and processes, so that work beside the traffic leaves the processors to it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Final
 log = logging.getLogger(__name__)
 
 NICE: Final = 10
-"""How much nicer than the traffic: a thread gets a tenth of what a busy one gets. Not less: while it traces it holds
-the interpreter's lock, and the event loop waits for it."""
+"""The nice value above the traffic's: a thread gets a tenth of the time of a busy one. Not less: while it traces it
+holds the interpreter's lock, and the event loop waits for it."""
 MIN_SHARE: Final = 0.1
-"""What NICE guarantees, of one processor."""
+"""The share of one processor that NICE guarantees."""
 STARVATION_WINDOW_S: Final = 5.0
 WATCH_S: Final = 1.0
 
@@ -26,7 +26,7 @@ SCHEDSTAT: Final = Path("/proc/self/schedstat")
 NS_PER_S: Final = 1e9
 
 Times = Mapping[str, tuple[float, float]]
-"""For each thread."""
+"""Seconds that each thread ran, and waited for a processor."""
 
 
 def yield_to_traffic() -> None:
@@ -66,21 +66,21 @@ def _be_nice(process: int) -> None:
 
 
 class LowPriority:
-    """Has this process leave the processors to others, from `begin` to `end`; its threads, and those that they start.
+    """Low priority of this process, from `begin` to `end`: of its threads, and of the threads that they start.
 
-    Does nothing where permissions would not let it end: a process of an ordinary user can't take that back. Where it
-    gets next to nothing, it runs at NICE instead.
+    Nothing changes where permissions would not let it end: a process of an ordinary user can't raise its priority
+    again. Where the process gets next to no time, it runs at NICE instead.
     """
 
     def __init__(self) -> None:
         self._ended = threading.Event()
         self._nice = 0
-        """Before it began."""
+        """The nice value before it began."""
         self._has_begun = False
         self._changing = threading.Lock()
 
     def begin(self) -> None:
-        """Begins, before other threads are started."""
+        """Begins low priority; called before other threads are started."""
         if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER or not _can_return():
             return
         self._nice, self._has_begun = os.getpriority(os.PRIO_PROCESS, 0), True
@@ -91,7 +91,7 @@ class LowPriority:
             _renice(os.getpid(), self._nice + NICE)
 
     def end(self) -> None:
-        """Ends it, for all threads; at once where it has ended already."""
+        """Ends low priority for all threads; may be called again."""
         with self._changing:
             if self._ended.is_set():
                 return
@@ -141,7 +141,7 @@ def _renice(process: int, nice: int) -> None:
 
 
 def _for_each_thread(process: int, change: Callable[[int], object]) -> None:
-    """Twice: a thread that is started meanwhile is as the one that started it was."""
+    """Changes all threads, twice: a thread that is started meanwhile has the priority of the one that started it."""
     for _ in range(2):
         for thread in Path(f"/proc/{process}/task").glob("*"):
             with suppress(OSError):  # it has ended
@@ -149,7 +149,7 @@ def _for_each_thread(process: int, change: Callable[[int], object]) -> None:
 
 
 class Starvation:
-    """Tells whether a process gets less than MIN_SHARE of what it asks for: the machine is never idle."""
+    """Detects that a process gets less than MIN_SHARE of the time it asks for, as the machine is never idle."""
 
     def __init__(
         self,
@@ -164,7 +164,8 @@ class Starvation:
         self._before_s: Times = {}
 
     def is_starved(self) -> bool:
-        """Returns what the last window of STARVATION_WINDOW_S showed; to be asked several times in each."""
+        """Returns whether the process starved in the last STARVATION_WINDOW_S; to be called several times in each
+        window."""
         now = self._clock()
         if now - self._since < STARVATION_WINDOW_S:
             return False
@@ -179,7 +180,7 @@ class Starvation:
 
 
 def _tells_waits() -> bool:
-    """Returns whether the kernel tells how long threads wait: where it does not, starvation would go unseen."""
+    """Returns whether the kernel counts how long threads wait; otherwise starvation could not be detected."""
     try:
         return any(map(int, SCHEDSTAT.read_text().split()))  # without its statistics, Linux gives zeros
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What the engine needs to know of a model: something that can be compiled for a mode and a bucket, and then called."""
+"""The engine's interface to models: programs, which compile to an executable for each mode and bucket."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Images = NDArray[np.uint8]
 """RGB pixels, `[n, height, width, 3]`, from 0 to 255."""
 
 Value = np.float32 | np.int32 | np.uint8
-"""What outputs are made of."""
+"""The dtypes of outputs."""
 
 Outputs = tuple[NDArray[Value], ...]
-"""What a model answers: arrays whose first dimension is the batch."""
+"""A model's outputs: arrays whose first dimension is the batch."""
 
 
 def is_finite(outputs: Outputs) -> bool:
@@ -53,7 +53,7 @@ class WrongRowsError(Exception):
         return self.described(f"output {self.index}")
 
     def described(self, output: str) -> str:
-        """Returns what is wrong, with the name of the output."""
+        """Returns the message of the error, with the name of the output."""
         rows = "1 row" if self.images == 1 else f"{self.images} rows"
         return f"{output}: expected {rows}, one for each image of the batch, got {self.rows} (shape {self.shape})"
 
@@ -88,7 +88,7 @@ class FixedShape:
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """An executable and what it took to make it."""
+    """An executable, and the time of making it."""
 
     executable: Executable
     trace_s: float
@@ -96,22 +96,22 @@ class Compilation:
     compile_s: float
     """Seconds from the graph to the end of the first run, less the time of a later run; 0 where nothing is compiled."""
     warnings: tuple[str, ...] = ()
-    """What users should know about the answers, or how they are computed."""
+    """Warnings for users about the answers, or how they are computed."""
     from_cache: bool = False
-    """Whether it came from the compile cache: `compile_s` is what loading it took."""
+    """Whether it came from the compile cache: `compile_s` is then the time of loading it."""
     cost: Cost | None = None
-    """What it costs, where the compile cache knows."""
+    """The cost, where the compile cache has kept it."""
     keep_cost: Callable[[Cost], object] = lambda cost: None
     """Writes the cost to the compile cache."""
     difference: float | None = None
-    """How far it was from the reference when it was made, where that was more than rounding and the compile cache
-    knows."""
+    """The difference from the reference when it was made, where that was more than rounding and the compile cache has
+    kept it."""
     keep_difference: Callable[[float], object] = lambda difference: None
     """Writes the difference to the compile cache."""
     forget: Callable[[], object] = lambda: None
     """Removes it from the compile cache."""
     unlowered: Callable[[Exception], Compilation] | None = None
-    """Makes it again as its source has it, where XLA was given another form of it; told what is wrong with this one."""
+    """Compiles the program again without lowerings; None where it has none. Takes the error of the lowered one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Warmed:
 
 
 class Program(Protocol):
-    """What a model computes, preprocessing included, not yet fixed to a shape."""
+    """A model's computation, preprocessing included, not yet fixed to a shape."""
 
     platform: str
     """"tensorflow" or "numpy"."""
@@ -138,18 +138,18 @@ class Program(Protocol):
 
 @runtime_checkable
 class Sealed(Protocol):
-    """A `Program` that can drop what it was made of, so that the garbage collector need not walk through that."""
+    """A `Program` that can free its source, so that the garbage collector need not traverse it."""
 
     def seal(self) -> None:
-        """Frees what only another compilation needs, for good. What was compiled goes on."""
+        """Frees everything that only another compilation needs, for good. Executables stay usable."""
 
 
 @runtime_checkable
 class Dismantled(Protocol):
-    """A `Program` that can be taken apart, which leaves less to the garbage collector and its pauses."""
+    """A `Program` that can break its reference cycles, which leaves less to the garbage collector and its pauses."""
 
     def dismantle(self) -> None:
-        """Takes it and what it made apart, for good. Nobody may run any of it any more."""
+        """Takes the program and its executables apart, for good. None of them may run any more."""
 
 
 @runtime_checkable
@@ -157,12 +157,12 @@ class IsLowered(Protocol):
     """A `Program` that XLA may run in another form."""
 
     def lowerings(self, bucket: Bucket) -> str:
-        """Returns what is computed otherwise in images of the size of `bucket`, and how often: `depthwise 17`."""
+        """Returns the lowerings for images of the size of `bucket` and how often each applies: `depthwise 17`."""
 
 
 @runtime_checkable
 class AnySize(Protocol):
-    """A `Program` that can do without buckets as well."""
+    """A `Program` that can run without buckets as well."""
 
     def any_size(self) -> Executable:
-        """Makes what runs any number of images of any size in graph mode, and traces and compiles nothing for them."""
+        """Makes an executable of graph mode that takes any number of images of any size, without tracing for each."""

@@ -1,4 +1,4 @@
-"""Where a request's time goes."""
+"""The stages of a request, in seconds."""
 
 from __future__ import annotations
 

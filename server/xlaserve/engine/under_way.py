@@ -1,4 +1,4 @@
-"""Which models a process loads or runs at this moment, where another process can read that after its end."""
+"""Records of the models that a process loads and runs, in memory that another process can read after its end."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from xlaserve.engine.program import Executable, Images, Outputs
 KEY_BYTES: Final = 16
 STEPS_BYTES: Final = 232
 SLOTS: Final = 1024
-"""Threads that run batches, and loads; of more, nothing is noted."""
+"""Threads that run batches, and loads, that are recorded; any beyond share the last slot."""
 _SLOT: Final = Struct(f"={KEY_BYTES}sQ{STEPS_BYTES}s")
 """A key; the number of the thread that runs the batch, 0 for a load, which several threads work for; its steps."""
 _STEPS: Final = KEY_BYTES + 8
-"""Where the steps begin."""
+"""The offset of the steps in a slot, in bytes."""
 _NOTHING: Final = bytes(KEY_BYTES)
 _CURRENT: Final = re.compile(r"Current thread 0x([0-9a-f]+)")
-"""As `faulthandler` names the thread that a signal came to."""
+"""The line in which `faulthandler` names the thread that a signal came to."""
 
 
 def key_of(settings: ModelSettings) -> bytes:
-    """Returns what names a version with these settings, and its files as they are now, in all processes."""
+    """Returns a fingerprint of a version's settings and of its files as they are now, the same in all processes."""
     files = sorted(model_files.state(settings))
     return blake2b(f"{settings.model_dump_json()} {files}".encode(), digest_size=KEY_BYTES).digest()
 
 
 def create() -> int:
-    """Returns a file in memory for what one process has under way. Raises OSError."""
+    """Returns a file in memory for the records of one process. Raises OSError."""
     file = os.memfd_create("xlaserve-under-way", os.MFD_CLOEXEC)
     os.ftruncate(file, SLOTS * _SLOT.size)
     return file
@@ -53,7 +53,7 @@ class Load:
 
     @contextmanager
     def at(self, step: str) -> Iterator[None]:
-        """Notes a step, such as `compiling mode xla, bucket 2x8x8`, for as long as it takes."""
+        """Records a step, such as `compiling mode xla, bucket 2x8x8`, for as long as it takes."""
         with self._lock:
             self._steps.append(step)
             self._write()
@@ -70,9 +70,9 @@ class Load:
 
 
 class UnderWay:
-    """Loads and batches that this process has under way, in a `file` of `create`; by default where nobody reads it.
+    """Loads and batches that this process has under way, in a `file` of `create`; by default in memory of its own.
 
-    Noting it takes no system call.
+    A record takes no system call.
     """
 
     def __init__(self, file: int = -1) -> None:
@@ -83,7 +83,7 @@ class UnderWay:
         """Slots of loads that have ended."""
 
     def noted(self, key: bytes, executable: Executable) -> Executable:
-        """Returns the executable of a version, which is noted for as long as it runs."""
+        """Returns the executable of a version wrapped so that each run is recorded for as long as it takes."""
         memory = self._memory
 
         def run(images: Images) -> Outputs:
@@ -98,7 +98,7 @@ class UnderWay:
 
     @contextmanager
     def loading(self, key: bytes) -> Iterator[Load]:
-        """Notes that a version is loaded."""
+        """Records the load of a version for as long as it takes."""
         try:
             start = self._free.pop()
         except IndexError:
@@ -111,7 +111,7 @@ class UnderWay:
             self._free.append(start)
 
     def _slot(self) -> int:
-        """Returns where this thread notes what it runs."""
+        """Returns the offset of this thread's slot, in bytes."""
         try:
             start: int = self._of_thread.start
         except AttributeError:
@@ -119,7 +119,8 @@ class UnderWay:
         return start
 
     def _take(self, thread: int) -> int:
-        """Returns where a new slot begins; the last one is for all that find no other."""
+        """Returns the offset of a new slot, in bytes; the last slot is shared by all threads and loads that find no
+        other."""
         start = min(next(self._next), SLOTS - 1) * _SLOT.size
         _SLOT.pack_into(self._memory, start, _NOTHING, thread, b"")
         return start
@@ -130,17 +131,18 @@ class Suspect(NamedTuple):
 
     is_load: bool
     steps: str = ""
-    """Of a load, separated by semicolons; empty where none was under way."""
+    """Steps of a load, separated by semicolons; empty where no step was under way."""
     is_beside_batches: bool = False
-    """Of a load: whether batches of other versions ran as well, any of which may be what has ended the process."""
+    """Of a load: whether batches of other versions ran as well, any of which may have ended the process."""
 
 
 def suspects(file: int, last_words: str) -> Mapping[bytes, Suspect]:
-    """Returns, by their keys, those that may have ended a process, which had noted them in `file`.
+    """Returns the versions that may have ended a process, by their keys, from its records in `file`.
 
-    `last_words` are what `faulthandler` wrote. If they name the thread of a batch, it is the model of that batch alone:
-    what ran beside it is innocent. Else, the fault was in a thread of a library: it is what was loaded, which is rarer
-    than batches, or all that ran. Of loads it is those at a step, where any is: the others wait.
+    `last_words` is the text that `faulthandler` wrote. If it names the thread of a batch, only the version of that
+    batch is a suspect. Otherwise the fault was in a thread of a library: the suspects are the loads, which are rarer
+    than batches, or, without any, all batches. Of the loads only those at a step are suspects, where any is: others
+    wait.
     """
     slots = [*_SLOT.iter_unpack(os.pread(file, SLOTS * _SLOT.size, 0))]
     noted = [

@@ -1,4 +1,4 @@
-"""How far expected waits can be trusted: what was expected of requests, compared with what they took."""
+"""The margin of expected waits, learned from the ratio of the time that requests took to the time that was expected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ FIRST: Final = 8
 MARGIN: Final = 4.0
 """Mean deviations that are added to the mean, so that few requests take longer than is likely."""
 MIN_MARGIN: Final = 0.05
-"""As a part of what is expected: deviations are measured over a shorter time than some requests wait."""
+"""The least margin, as a part of the expected time: deviations are measured over a shorter time than some requests
+wait."""
 GRACE_S: Final = 0.005
 """Added to both sides of a ratio: delays of the event loop count for little where what is expected is short, too."""
 MAX_RATIO: Final = 8.0
@@ -40,6 +41,6 @@ class WaitMargin:
         self._deviation += NEWEST_ERROR * (abs(error) - self._deviation)
 
     def likely_s(self, expected_s: float) -> float:
-        """Returns the seconds within which most requests are answered of which `expected_s` are expected."""
+        """Returns the seconds within which most requests with an expected time of `expected_s` are answered."""
         ratio = self._mean + max(MARGIN * self._deviation, MIN_MARGIN)
         return max(0.0, (expected_s + GRACE_S) * ratio - GRACE_S)

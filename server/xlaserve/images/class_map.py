@@ -1,4 +1,4 @@
-"""Class maps as they are sent. Blocking functions without state, made for a thread pool."""
+"""Class maps encoded as runs or as PNG. Blocking functions without state, made for a thread pool."""
 
 from __future__ import annotations
 

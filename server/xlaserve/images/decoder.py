@@ -1,7 +1,7 @@
-"""Encoded bytes to pixels. Blocking functions without state, made for a thread pool: Pillow decodes and resizes without
-the interpreter's lock.
+"""Decoding: encoded bytes to pixels. Blocking functions without state, made for a thread pool: Pillow decodes and
+resizes without the interpreter's lock.
 
-What an image becomes is part of the API, since it changes a model's answers:
+The decoded pixels are part of the API, since they change a model's answers:
 
 - JPEG, PNG and WebP; of an animation, the first frame.
 - Turned upright as its EXIF says, or its XMP where that has no orientation (`orientation`).
@@ -58,7 +58,7 @@ GREY16_WARNING: Final = (
 _MAX_NAMED: Final = 8
 """Images that a warning names."""
 _FAST_SCALE: Final = 2
-"""How many times the size that it is brought to an image keeps at least, where the decoder reduces it."""
+"""The least ratio of a reduced image's sides to those that it is then resized to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,13 @@ class Decoded(NamedTuple):
     pixels: NDArray[np.uint8]
     """RGB, `[height, width, 3]` of the model's input; read-only."""
     frame: Frame
-    """Where in them the original lies."""
+    """The place of the original image in the pixels."""
     warning: str = ""
-    """A choice that was made for want of a setting; for the client."""
+    """A warning for the client about a choice that no setting made; empty without one."""
 
 
 Place = Callable[[int, int], Frame]
-"""Maps the height and width of an upright image to where it goes; may refuse it with a RequestError."""
+"""Maps the height and width of an upright image to its frame; may refuse it with a RequestError."""
 
 Hold = Callable[[int], AbstractContextManager[object]]
 """Waits until a number of bytes may be taken, and holds them until the end."""
@@ -103,10 +103,10 @@ class _Opened(NamedTuple):
 
     image: ImageFile
     width: int
-    """As the header states it."""
+    """Pixels, as the header states them."""
     height: int
     box: Box | None
-    """Where the image lies in what will be decoded; None where that is the whole of it."""
+    """The part of the decoded pixels that is the image; None where that is the whole."""
 
 
 def of_images(warning: str, rows: Iterable[int], images: int) -> str:
@@ -130,8 +130,8 @@ def decode(
 ) -> Decoded:
     """Returns the image as RGB pixels of the size that `place` gives it.
 
-    Holds the bytes that it takes at its peak, once the header is read and before any pixel is allocated. Raises
-    InvalidImage for anything but a whole JPEG, PNG or WebP image, ImageTooLarge before that, and what `place` raises.
+    Holds the bytes that decoding takes at its peak, once the header is read and before any pixel is allocated. Raises
+    InvalidImage for anything but a whole JPEG, PNG or WebP image, ImageTooLarge before that, and the errors of `place`.
     """
     if len(data) > limits.max_image_bytes:
         raise ImageTooLarge(
@@ -253,7 +253,7 @@ def _open(data: bytes, limits: ImageLimits, hold: Hold, shrink_to: Place | None)
 
 
 def _described(data: bytes) -> str:
-    """Returns what a file is that is no image of ours: its kind, or else how it begins."""
+    """Returns a description of a file that is no JPEG, PNG or WebP: its kind, or else its first bytes."""
     if kind := kind_of(data):
         return f"{kind} ({len(data)} bytes)"
     start = data[:8].decode("ascii", "replace")
@@ -297,7 +297,7 @@ def _check_size(width: int, height: int, limits: ImageLimits) -> int:
 
 
 def _shrink(image: ImageFile, place: Place) -> Box | None:
-    """Has a JPEG decoded to fewer pixels; returns where it lies in them. Does nothing and returns None for others."""
+    """Has a JPEG decoded to fewer pixels, and returns the part of them that it covers. None for other files."""
     if not isinstance(image, JpegFile):
         return None
     _, (width, height) = _placed(*image.size, orientation(image.info), place)
@@ -305,7 +305,7 @@ def _shrink(image: ImageFile, place: Place) -> Box | None:
 
 
 def _decoding_bytes(image: ImageFile, pixels: int) -> int:
-    """Returns what it takes to decode a JPEG, perhaps to fewer pixels than it has, or a PNG."""
+    """Returns the bytes that it takes to decode a JPEG, perhaps to fewer pixels than it has, or a PNG."""
     size_bytes = math.prod(image.size) * _PIXEL_BYTES
     if isinstance(image, JpegFile) and image.has_several_scans:
         size_bytes += pixels * _COEFFICIENT_BYTES

@@ -1,4 +1,4 @@
-"""Answers drawn into the image that was asked about. Blocking functions without state, made for a thread pool."""
+"""Answers drawn into the image of the request. Blocking functions without state, made for a thread pool."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Box(NamedTuple):
     corners: Sequence[float]
     """x_min, y_min, x_max, y_max as shares of the picture's width and height."""
     number: int
-    """That of its class."""
+    """The number of its class."""
     label: Line
 
 
@@ -91,7 +91,7 @@ def colour_of(index: int) -> Colour:
 
 
 def _against(colour: Colour) -> Colour:
-    """Returns what can be read on a colour."""
+    """Returns the colour of text that can be read on a colour."""
     red, green, blue = colour
     return _INK if 0.3 * red + 0.6 * green + 0.1 * blue > 130 else _PAPER
 
@@ -123,7 +123,7 @@ def _label(picture: Image.Image, font: Font, corners: Sequence[int], label: Line
 
 
 def _shortened(draw: ImageDraw.ImageDraw, font: Font, text: str, width: float) -> str:
-    """Returns a text of one line that is no wider, its end replaced by dots where it would be."""
+    """Returns `text` as one line of at most `width` pixels, its end replaced by dots where it is longer."""
     text = "".join(_plain(letter) for letter in text[:200])
     if draw.textlength(text, font) <= width:
         return text

@@ -1,4 +1,4 @@
-"""Names for files that are no JPEG, PNG or WebP, for those who sent one by mistake."""
+"""Kinds of files that are no JPEG, PNG or WebP, for the error of a client that sent one by mistake."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _KINDS: Final = {
     "a gzip file": rb"\x1f\x8b",
     "a NumPy file": rb"\x93NUMPY",
 }
-"""How files of each kind begin. The first that fits counts."""
+"""The beginning of files of each kind. The first that matches counts."""
 _COMPILED: Final = {kind: re.compile(start, re.DOTALL | re.IGNORECASE) for kind, start in _KINDS.items()}
 
 
 def kind_of(data: bytes) -> str | None:
-    """Returns what a file is, with its article, by how it begins; None where that is not known."""
+    """Returns the kind of a file, with its article, from its first bytes; None where it is not known."""
     head = data[:_LOOKED_AT_BYTES]
     return next((kind for kind, start in _COMPILED.items() if start.match(head)), None)

@@ -1,4 +1,4 @@
-"""Where an image lies in a model's input, and the way back: boxes and class maps in the original image's pixels.
+"""Frames: the place of an image in a model's input, and boxes and class maps back in the original image's pixels.
 
 Coordinates are in pixels from the top left corner of the image, which is (0, 0); its bottom right corner is
 (width, height). The pixel in column x covers x to x + 1.
@@ -40,7 +40,7 @@ class Frame:
     fitted_height: int
     fitted_width: int
     border: int = 0
-    """The level, in all channels, of what the image does not cover."""
+    """The level, in all channels, of pixels that the image does not cover."""
 
     @property
     def covers_input(self) -> bool:
@@ -50,7 +50,7 @@ class Frame:
     def to_original(self, boxes: NDArray[Any]) -> NDArray[np.float32]:
         """Returns boxes `[k, 4]` of x_min, y_min, x_max, y_max in the image's pixels, clipped to it.
 
-        What comes is in pixels of the input.
+        `boxes` are in pixels of the input.
         """
         scale = np.array([self.width / self.fitted_width, self.height / self.fitted_height], np.float64)
         corners = (boxes.astype(np.float64).reshape(-1, 2, 2) - (self.left, self.top)) * scale
@@ -77,7 +77,7 @@ def _under(pixels: int, start: int, fitted: int, whole: int, cells: int) -> NDAr
 
 
 def place(height: int, width: int, *, input_height: int, input_width: int, fit: Fit) -> Frame:
-    """Returns where an upright image of `height` x `width` pixels goes in an input of the size given.
+    """Returns the frame of an upright image of `height` x `width` pixels in an input of the size given.
 
     Raises InvalidArgument where `fit` is `reject` and the image has another size.
     """
@@ -105,7 +105,7 @@ def _scaled(height: int, width: int, scale: float, size: tuple[int, int]) -> tup
 
 
 def best_input(height: int, width: int, inputs: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Returns which of a model's `inputs`, heights and widths, suits an image of `height` x `width` pixels best.
+    """Returns the one of a model's `inputs`, heights and widths, that suits an image of `height` x `width` pixels best.
 
     Of those whose aspect ratio comes closest (SAME_ASPECT apart counts as equally close), the smallest that the image
     need not be shrunk for; where it must be for all of them, the largest.

@@ -1,4 +1,4 @@
-"""JPEG files as Pillow opens them, and what their decoder can do besides: reduce an image while it decodes it."""
+"""JPEG files as Pillow opens them, and the reduction of an image while it is decoded."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class JpegFile(JpegImageFile):
     def shrink_on_load(self, width: int, height: int) -> Box | None:
         """Has the decoder halve both sides as long as at least `width` x `height` pixels remain, three times at most.
 
-        Returns where the image then lies in what is decoded: sides are rounded up to whole pixels. None where the
-        decoder reduces no such image.
+        Returns the part of the decoded pixels that is the image, as sides are rounded up to whole pixels. None where
+        the decoder can't reduce such an image.
         """
         drafted = self.draft(None, (width, height)) if self._has_coefficients else None
         return drafted[1] if drafted else None

@@ -1,4 +1,4 @@
-"""The orientation of an image, from what its file says besides the pixels.
+"""The orientation of an image, from the metadata of its file.
 
 It is read where Pillow's `ImageOps.exif_transpose` reads it, in the same order: EXIF, in a PNG also as the text that
 ImageMagick writes, and, where no EXIF has the tag, XMP. Pillow's own TIFF parser is not used: it reads every entry, and
@@ -41,7 +41,7 @@ _ORDERS: Final = {b"II*\0": "<", b"MM\0*": ">", b"II\0*": "<", b"MM*\0": ">"}
 _NUMBERS: Final = {3: "H", 4: "I", 5: "II", 6: "b", 8: "h", 9: "i", 10: "ii", 11: "f", 12: "d", 13: "I", 16: "Q"}
 """TIFF's kinds of numbers, as `struct` calls them; two integers are a numerator and a denominator."""
 _TEXTS: Final = (1, 2, 7)
-"""TIFF's kinds of single bytes, which Pillow takes for text: an orientation that is one turns nothing."""
+"""TIFF's kinds of single bytes, which Pillow takes for text: an orientation of such a kind turns nothing."""
 
 _SIZES: Final = {**{kind: struct.calcsize(f"={_NUMBERS[kind]}") for kind in _NUMBERS}, **dict.fromkeys(_TEXTS, 1)}
 """The bytes of one value of each kind that Pillow knows."""

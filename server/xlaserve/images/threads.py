@@ -29,7 +29,7 @@ from xlaserve.errors import DeadlineExceeded
 Made = TypeVar("Made")
 
 LOOK_S: Final = 0.002
-"""How often it is seen, while an image waits, whether another front has freed memory."""
+"""Seconds between checks, while an image waits, whether another front has freed memory."""
 FRESH: Final = 0.1
 """Weight of the latest image in the expected time of a model's next one."""
 
@@ -56,12 +56,13 @@ class Memory:
 
     @contextmanager
     def hold(self, size_bytes: int) -> Iterator[None]:
-        """Waits until `size_bytes` fit next to what others hold. While one caller waits, later ones wait behind it."""
+        """Waits until `size_bytes` fit beside the bytes that others hold. While a caller waits, later ones wait behind
+        it."""
         since = time.monotonic_ns()
         with self._is_next, self._freed:
             while not self._has_room(size_bytes, since):
                 self._waits_since.own = since
-                # Other fronts do not tell what they free.
+                # Other fronts do not notify this one of memory that they free.
                 self._freed.wait(LOOK_S if self._waits_since.elsewhere else None)
             self._waits_since.own = 0
             self._used_bytes.own += size_bytes
@@ -100,21 +101,21 @@ class Rows:
 
 
 class Forecast(NamedTuple):
-    """When images should be decoded."""
+    """The expected time until images are decoded."""
 
     expected_s: float
     waiting: int
-    """Images that are decoded before."""
+    """Images of the model that are decoded before."""
     wait_margin: WaitMargin
 
     @property
     def likely_s(self) -> float:
-        """Seconds within which it most likely is so."""
+        """Seconds within which they are most likely decoded."""
         return self.wait_margin.likely_s(self.expected_s)
 
 
 class _Model:
-    """What waits for one model's turns."""
+    """One model's rows that wait for its turns."""
 
     def __init__(self) -> None:
         self.rendering: deque[Rows] = deque()
@@ -123,9 +124,9 @@ class _Model:
         """Rows in `decoding`."""
         self.virtual_s = 0.0
         self.cost_s = 0.0
-        """What a row is expected to take."""
+        """The expected CPU seconds of a row."""
         self.wait_margin = WaitMargin()
-        """Of the requests that are decoded."""
+        """The margin of the requests that are decoded."""
 
     @property
     def next(self) -> deque[Rows]:
@@ -137,7 +138,7 @@ class _Model:
 
 
 class Turns:
-    """Whose row is next. Not locked."""
+    """The models' rows that wait, and the order in which they are taken. Not locked."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -158,7 +159,8 @@ class Turns:
             model.waiting += rows.count
 
     def take(self) -> tuple[Rows, int, Callable[[float], None]] | None:
-        """Returns the next row, and what is to be called with the seconds that it took; None where nothing waits.
+        """Returns the next row, and a function to be called with the CPU seconds that it took; None where nothing
+        waits.
 
         Rows whose deadline has passed are failed instead.
         """
@@ -182,14 +184,14 @@ class Turns:
         return None
 
     def expect(self, name: Hashable, count: int, threads: int) -> Forecast:
-        """Returns when `count` more images of the model `name` should be decoded on so many threads."""
+        """Returns the forecast for `count` more images of the model `name` on so many threads."""
         model = self._models.setdefault(name, _Model())
         others = len(self._busy) - (model in self._busy)
         rounds = max(1.0, (model.waiting + count) / threads)
         return Forecast(rounds * model.cost_s * (1 + others), model.waiting, model.wait_margin)
 
     def drop(self, rows: Rows) -> None:
-        """Takes `rows` out, if it still waits."""
+        """Takes `rows` out, if they still wait."""
         if (model := rows.model) is None:
             return
         rows.model = None
@@ -203,12 +205,13 @@ class Turns:
 
 
 def late() -> DeadlineExceeded:
-    """Returns the error for work that nobody waits for any longer."""
+    """Returns the error for rows whose deadline has passed."""
     return DeadlineExceeded("the deadline passed before every image was decoded and rendered")
 
 
 class DecodingThreads:
-    """As many threads as `count` returns, started with the first work. Where that falls, those beyond it end.
+    """Threads that decode and render, as many as `count` returns. They start with the first work, and end where it
+    falls.
 
     `count` is called with a lock held, on any thread.
     """
@@ -223,13 +226,13 @@ class DecodingThreads:
 
     @property
     def count(self) -> int:
-        """How many there are to be."""
+        """The number of threads that there should be."""
         return self._count()
 
     async def map(
         self, model: Hashable, work: Callable[[int], Made], count: int, deadline: float, *, is_rendering: bool = False
     ) -> list[Made]:
-        """Returns what `work` makes of each row from 0 to `count` - 1, side by side.
+        """Returns the results of `work` for each row from 0 to `count` - 1, which run on several threads.
 
         `deadline` is in seconds of the clock: DeadlineExceeded is raised as soon as it has passed. Where a row fails,
         its error is raised at once. Then, and where the caller is cancelled, no further row begins.
@@ -271,7 +274,7 @@ class DecodingThreads:
         return rows.made
 
     def expect(self, model: Hashable, count: int) -> Forecast:
-        """Returns when `count` more images of `model` should be decoded."""
+        """Returns the forecast for `count` more images of `model`."""
         with self._changed:
             return self._turns.expect(model, count, self.count)
 

@@ -1,4 +1,4 @@
-"""What is asked of servers: when requests arrive, and with how many images each."""
+"""Loads: the times at which requests arrive, and the images of each."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ def poisson(rate: float, seconds: float, images: int, seed: int) -> Load:
 
 
 def read_trace(path: Path) -> Load:
-    """Returns what a trace has: a line for each request, as `loadtest --save-arrivals` writes them. Raises ConfigError.
+    """Returns the load of a trace: a line for each request, as `loadtest --save-arrivals` writes it. Raises
+    ConfigError.
 
-    Lines are seconds after the start, or JSON objects with `at_s` and perhaps `images`; what else they have is ignored.
+    Lines are seconds after the start, or JSON objects with `at_s` and perhaps `images`; other fields are ignored.
     """
     at_s: list[float] = []
     images: list[int] = []

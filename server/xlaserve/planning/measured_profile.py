@@ -34,19 +34,20 @@ def lognormal(spread: float) -> Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One server."""
+    """The measured costs and times of one server."""
 
     costs: Mapping[int, Cost]
-    """What batches take to be gathered and to run, by bucket: alone, and while all lanes are busy."""
+    """Seconds to gather and run a batch, by bucket: alone, and while all lanes are busy."""
     lanes: int = 1
     planned: Mapping[int, Cost] = field(default_factory=dict)
-    """What plans take for it before any traffic, as warm-up measured it; the same by default."""
+    """Costs that plans expect before any traffic, as measured at warm-up, by bucket; `costs` by default."""
     deviations: Quantiles = ()
-    """How far batches stray from their costs: ratios to them. Without any they don't."""
+    """Quantiles of the ratio of batches' times to their costs; none where the ratio is always 1."""
     started_s: Quantiles = ()
-    """From being taken from the queue until a thread has the batch."""
+    """Quantiles of the seconds from being taken from the queue until a thread has the batch."""
     returned_s: Quantiles = ()
-    """From the end of a batch until the event loop has its rows, and so from any call until an idle event loop runs."""
+    """Quantiles of the seconds from the end of a batch until the event loop has its rows, and so from any call until an
+    idle event loop runs."""
     front_s: float = 0.0
     """Seconds of an event loop for a request: to read it, and to write its answer."""
     fronts: int = 0
@@ -54,7 +55,7 @@ class Profile:
     engine_s: float = 0.0
     """Seconds of the engine's event loop for a request that a front has read."""
     outside_s: float = 0.0
-    """What clients and the network add to a request's latency."""
+    """Seconds that clients and the network add to a request's latency."""
     max_images: int = 2048
     """`max_queue_images`."""
     max_queue_delay_s: float = 0.0
@@ -66,7 +67,7 @@ class Profile:
         return self.lanes * best
 
     def loaded_s(self, bucket: int) -> float:
-        """Returns what a batch takes with all lanes busy."""
+        """Returns the seconds that a batch takes with all lanes busy."""
         return self.costs[bucket].at(self.lanes, self.lanes)
 
     def scaled(self, factor: float) -> Self:

@@ -16,14 +16,14 @@ from xlaserve.planning.simulation import Outcome
 TRIES: Final = 3
 """Simulations of each number of servers; the worst of them decides."""
 MODEL_ERROR: Final = 0.15
-"""By what part the percentiles of simulations were off at most on a device of its own (docs/planning.md)."""
+"""The largest relative error of simulated percentiles, measured on a device of its own (docs/planning.md)."""
 
 _SLO: Final = re.compile(r"p(?P<percent>\d{1,2}(?:\.\d+)?)\s*<=?\s*(?P<limit>\d+(?:\.\d+)?)\s*(?P<unit>us|ms|s)")
 _UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 Simulate = Callable[[Profile, int, int], Outcome]
-"""Takes a server, how many there are, and a seed; returns what becomes of the load."""
+"""Takes a server, the number of servers, and a seed; returns the result of the simulated load."""
 
 
 class Slo(NamedTuple):
@@ -41,7 +41,7 @@ class Slo(NamedTuple):
 
 
 def parse_slo(text: str) -> Slo:
-    """Returns what `p99<50ms` says. Raises ConfigError."""
+    """Parses a limit such as `p99<50ms`. Raises ConfigError."""
     match = _SLO.fullmatch(text.strip())
     if match is None or not 0 < float(match["percent"]) < 100 or not float(match["limit"]):
         raise ConfigError(f"--slo: expected a percentile and its limit such as p99<50ms, got {text!r}")
@@ -49,7 +49,7 @@ def parse_slo(text: str) -> Slo:
 
 
 class Found(NamedTuple):
-    """Servers that are enough, and what was tried on the way."""
+    """The number of servers that is enough, and the simulations on the way."""
 
     servers: int | None
     """None where not even the most were enough."""
@@ -60,8 +60,8 @@ class Found(NamedTuple):
 def fewest(profile: Profile, load: Load, slo: Slo, most: int, simulate: Callable[[int, int], Outcome]) -> Found:
     """Returns the fewest servers, at most `most`, with which `load` meets `slo`.
 
-    `simulate(servers, seed)` returns what becomes of it. More servers are taken never to be worse, so that the least
-    number that is enough is found by doubling and then halving what is left.
+    `simulate(servers, seed)` returns the result of the load. More servers are taken never to be worse, so that the
+    least number that is enough is found by doubling and then halving what is left.
     """
     tried: dict[int, Outcome] = {}
 
@@ -86,19 +86,19 @@ def fewest(profile: Profile, load: Load, slo: Slo, most: int, simulate: Callable
 
 
 class Error(NamedTuple):
-    """How far what is said of a number of servers may be off."""
+    """The error of a simulated percentile and of a number of servers."""
 
     least_s: float
     most_s: float
     """Bounds of the percentile: TRIES simulations with costs at their least and most, and the model's own error."""
     surely: int | None
-    """The servers that are enough even if all of that is at its worst; None where no number is."""
+    """The number of servers that is enough even with costs and the model's error at their worst; None where none is."""
 
 
 def error(
     profile: Profile, load: Load, slo: Slo, servers: int, *, most: int, costs: float, simulate: Simulate
 ) -> Error:
-    """Returns how far it may be off that `servers` are enough, where costs may be off by the part `costs`."""
+    """Returns the error of the result that `servers` are enough, where costs may be off by the part `costs`."""
     cheap, dear = (profile.scaled(1 - costs), profile.scaled(1 + costs)) if costs else (profile, profile)
     at_worst = Slo(slo.percent, slo.limit_s / (1 + MODEL_ERROR))
     surely = fewest(dear, load, at_worst, most, partial(simulate, dear))

@@ -1,4 +1,4 @@
-"""A load on a number of servers, in virtual time."""
+"""Simulations of a load on a number of servers, in virtual time."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ balancer spreads load hardly changes from here on."""
 WARM_UP: Final = 0.1
 """The share of the requests, from the first on, that only fill the queues."""
 SAMPLES: Final = 1000
-"""How often the queues are looked at."""
+"""The number of times at which the queues are sampled."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a load."""
+    """The result of a simulated load."""
 
     latency_s: NDArray[np.float64]
     """Seconds of each request after warm-up; infinite where it was refused or late."""
     busy: float
-    """Share of the time in which lanes ran batches."""
+    """Share of the lanes' time in which they ran batches."""
     queued_s: float
-    """Expected seconds of queued work of a server, on average: what `xlaserve_queued_work_seconds` would show."""
+    """Expected seconds of queued work of a server, on average, as `xlaserve_queued_work_seconds` would show it."""
     images: Counter[int] = field(default_factory=Counter)
     """Images that ran, by bucket."""
     batches: Counter[int] = field(default_factory=Counter)
@@ -196,7 +196,7 @@ async def _run(
 
 
 def _chooser(balancing: Balancing, chance: Random) -> Callable[[Sequence[_Server], int], _Server]:
-    """Returns what chooses the server of a request, by its number."""
+    """Returns the function that chooses the server of a request, by the request's number."""
     choices: dict[Balancing, Callable[[Sequence[_Server], int], _Server]] = {
         "round-robin": lambda servers, number: servers[number % len(servers)],
         "random": lambda servers, number: chance.choice(servers),

@@ -1,4 +1,4 @@
-"""A device in virtual time: what a batch takes is drawn, nothing is computed."""
+"""A device in virtual time: the duration of a batch is drawn at random, and nothing is computed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from xlaserve.planning.virtual_time import VirtualTimeLoop
 
 MODE: Final = Mode.XLA
 SIDE: Final = 1
-"""Height and width of the images, whose pixels nobody looks at."""
+"""Height and width of the images, whose pixels are not used."""
 DONE: Final = 1e-9
 """A batch has ended when so little of it is left: times are rounded."""
 
@@ -35,11 +35,11 @@ class LoopTime:
 
     @property
     def busy_s(self) -> float:
-        """Seconds until it has done what it has to."""
+        """Seconds until its work is done."""
         return max(0.0, self._free_at - self.loop.time())
 
     async def take(self, seconds: float, *, is_awake: bool = False) -> None:
-        """Returns once it has done something that takes it `seconds`, after all that came before."""
+        """Occupies the loop for `seconds`, after all earlier work, and returns when that is over."""
         now = self.loop.time()
         if self._free_at <= now:
             self._free_at = now if is_awake else now + draw(self.profile.returned_s, self.chance)
@@ -55,7 +55,7 @@ class _Running:
     wait_s: float
     began: float
     left: float
-    """How much of it is left: 1 takes what the batch costs."""
+    """The part of the batch that is left to run, from 1 to 0."""
 
 
 @dataclass(eq=False)
@@ -94,7 +94,7 @@ class Device(Worker):
         self.loop.call_later(starts_in_s, self._stage, batch, done)
 
     def draw(self) -> float:
-        """Returns the ratio of what a batch takes to what it costs."""
+        """Returns a random ratio of the duration of a batch to its cost."""
         return draw(self.profile.deviations, self.chance) if self.profile.deviations else 1.0
 
     def _stage(self, batch: Batch, done: Done) -> None:
@@ -103,14 +103,14 @@ class Device(Worker):
         self._start()
 
     def _advance(self) -> None:
-        """Counts what was done of the batches since the number that run last changed."""
+        """Reduces what is left of the batches by the time since the number that run last changed."""
         now = self.loop.time()
         for running in self._running:
             running.left -= (now - self._counted_at) / self._cost_s(running.batch)
         self._counted_at = now
 
     def _start(self) -> None:
-        """Starts what can start, and looks when the next batch ends."""
+        """Starts the batches for which lanes are free, and sets a timer for the next end of a batch."""
         now = self.loop.time()
         while self._staged and len(self._running) < self.profile.lanes:
             since, batch, done = self._staged.popleft()
@@ -134,7 +134,7 @@ class Device(Worker):
             self.loop.call_later(draw(self.profile.returned_s, self.chance), running.done, run)
 
     def _cost_s(self, batch: Batch) -> float:
-        """Returns what a batch takes in all while as many run as now."""
+        """Returns the seconds that a batch takes in all while as many run as now."""
         return self.profile.costs[batch.bucket.batch].at(len(self._running), self.profile.lanes)
 
 

@@ -1,4 +1,4 @@
-"""What another process reads of the models that one has under way."""
+"""Records of the models that a process has under way, as another process reads them."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_a_model_saves_up_no_credit_while_it_is_idle(bench: Bench) -> None:
 
 
 def test_several_threads_at_once_take_from_different_models(bench: Bench) -> None:
-    """What an image will cost is charged when it is begun, not when it is known."""
+    """An image is charged its expected cost when it begins, not once its cost is known."""
     bench.put("a", 100)
     bench.put("b", 100)
     bench.take(10)

@@ -1,4 +1,4 @@
-"""From requests that wait to batches that run, and back: a queue for each model, lanes of the device, threads.
+"""Batching: queues of requests, batches formed from them, lanes of the device and the threads that run batches.
 
 Nothing here compiles or measures a program.
 """

@@ -1,8 +1,8 @@
-"""What batches cost: as measured at warm-up, and kept fresh by every batch of the traffic.
+"""Costs of batches: measured at warm-up, and updated by every batch of the traffic.
 
 The cost that plans use is the whole turn of a batch, from being taken from the queue to its jobs being settled:
 gathered, handed over, executed and given back, without the time that it waited, gathered ahead, for a lane. Warm-up
-measures executions alone, so that OVERHEAD_S is added until the traffic has shown what the rest takes.
+measures executions alone, so that OVERHEAD_S is added until the traffic has shown how long the rest takes.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ DOUBT: Final = 0.95
 
 
 class Turn(NamedTuple):
-    """What batches of one bucket take from the queue to their answers."""
+    """The time of batches of one bucket from the queue to their answers."""
 
     cost: Cost
-    """What plans expect: the newest batches count most."""
+    """The cost that plans expect, in which the newest batches count most."""
     observed: Observed
-    """What the last ones took, part by part."""
+    """Times of the latest batches, part by part."""
 
 
 class Costs:
@@ -66,7 +66,7 @@ class Costs:
         self.add(warmed)
 
     def add(self, warmed: Mapping[int, Cost]) -> None:
-        """Adds buckets, or puts others in their place, and plans with them."""
+        """Adds buckets, or replaces them, and plans with them."""
         self._warmed.update(warmed)
         self._turns.update({bucket: self._seed(bucket) for bucket in warmed})
         self._recent.update({bucket: Recent(cost, self._lanes) for bucket, cost in warmed.items()})
@@ -122,16 +122,16 @@ class Costs:
         return self._turns[bucket].at(running, self._lanes)
 
     def turns(self) -> Mapping[int, Turn]:
-        """Returns what a batch of each bucket takes, as far as is known."""
+        """Returns the time of a batch of each bucket from the queue to its answers."""
         return {bucket: Turn(self._turns[bucket], recent.observed()) for bucket, recent in self._recent.items()}
 
     def note(self, bucket: int, parts: Parts) -> None:
-        """Remembers what a batch took, part by part."""
+        """Adds the times of a batch, part by part, to the latest of its bucket."""
         if bucket in self._recent:  # else it was retired meanwhile
             self._recent[bucket].add(parts)
 
     def observe(self, bucket: int, running: int, *, turn_s: float, execute_s: float, now: float) -> None:
-        """Takes into account what a batch took that began when `running` lanes ran."""
+        """Updates the costs with a batch that began when `running` lanes ran, its own included."""
         self._least_s = self.cheapest_s = min(self._least_s, execute_s)
         if bucket not in self._turns:  # it was retired meanwhile
             return
@@ -154,10 +154,11 @@ class Costs:
         self.cheapest_s *= DOUBT
 
     def _guess(self) -> None:
-        """Guesses again what the buckets take that have not run since the last plan.
+        """Estimates again the cost of buckets that have not run since the last plan.
 
-        Otherwise one that was slow for a while would never be tried again. The buckets that ran show how the machine
-        has changed since warm-up. Where they take longer, the cause may be those buckets alone, so half of it counts.
+        Otherwise a bucket that was slow for a while would never be tried again. The buckets that ran show how the
+        machine has changed since warm-up. Where they take longer, the cause may be those buckets alone, so half of it
+        counts.
         """
         changes = [[now / then for now, then in zip(self._turns[b], self._seed(b), strict=True)] for b in self._seen]
         factors = [statistics.geometric_mean(ends) for ends in zip(*changes, strict=True)]
@@ -179,9 +180,10 @@ class Costs:
 
 
 def _parts(running: int, lanes: int) -> tuple[float, float]:
-    """Returns by how much the ends of the line from alone to loaded move, so that it moves by 1 at `running` lanes.
+    """Returns the changes of the costs alone and loaded with which the interpolated cost at `running` lanes changes by
+    1.
 
-    Each end moves in proportion to its weight there.
+    Each of the two changes in proportion to its weight there.
     """
     loaded = (running - 1) / (lanes - 1) if lanes > 1 else 0.5
     whole = loaded**2 + (1 - loaded) ** 2

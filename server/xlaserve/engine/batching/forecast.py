@@ -1,8 +1,9 @@
-"""When a model's requests will be answered, so that what can't make its deadline is refused on arrival.
+"""Forecasts of when a model's requests will be answered, so that late ones are refused on arrival.
 
-What is expected is the work ahead at its measured cost. What requests take compared with that corrects it, for each
-priority: requests that come later and are put before others, other models' load and delays of the event loop are not
-foreseen but learned. Where nothing waits nothing is refused, so a wrong forecast is always corrected.
+The expected time is that of the work ahead at its measured cost. It is corrected, for each priority, by the ratio of
+the time that requests took to the time that was expected: requests that come later and are put before others, other
+models' load and delays of the event loop are not foreseen but learned. Where nothing waits nothing is refused, so a
+wrong forecast is always corrected.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from xlaserve.engine.batching.queue import PATIENCE_S, Job, Line, Queue, Shape
 from xlaserve.errors import DeadlineExceeded, DeadlineUnreachable
 
 FAR: Final = 100
-"""A deadline that is so many times farther than the work ahead takes is not looked at."""
+"""A deadline that is this many times farther away than the work ahead takes is not checked."""
 
 
 @dataclass(eq=False)
@@ -33,9 +34,9 @@ class Forecast:
     """How long a batch that is not full waits for more images."""
 
     def check(self, job: Job) -> None:
-        """Sets when `job`, which is not in its queue yet, should be answered.
+        """Sets the expected time of `job`, which is not in its queue yet.
 
-        Raises DeadlineUnreachable where images wait and that is too late, or makes those late that it would overtake.
+        Raises DeadlineUnreachable where images wait and `job` would be late, or would make jobs late that it overtakes.
         """
         queue, images = job.queue, len(job.pixels)
         slack_s = job.deadline - job.arrived
@@ -67,8 +68,8 @@ class Forecast:
     ) -> None:
         """Raises DeadlineUnreachable for encoded images that can't be answered by their deadline in any of `shapes`.
 
-        They should be decoded in `decode_s`, and `decoding` others of the model before them. Raises nothing where none
-        are decoded and none wait.
+        `decode_s` is the expected time until they are decoded, and `decoding` the images of the model that are decoded
+        before them. Raises nothing where none are decoded and none wait.
         """
         now = self.clock()
         slack_s = deadline - now
@@ -88,7 +89,7 @@ class Forecast:
             raise self._unreachable(likely_s, slack_s, 0.0)
 
     def learn(self, job: Job) -> None:
-        """Compares what was expected of `job` with what it took, or would at least have taken."""
+        """Compares the expected time of `job` with the time that it took, or would at least have taken."""
         if job.expected_s is None:
             return
         now = self.clock()
@@ -101,11 +102,11 @@ class Forecast:
         job.queue.lines[job.priority].wait_margin.observe(job.expected_s, took_s)
 
     def work_s(self) -> float:
-        """Returns the seconds that all that waits should take, had it the device to itself."""
+        """Returns the seconds that all waiting images should take, had the model the device to itself."""
         return sum(queue.costs.planner.seconds(queue.images) for queue in self.queues.values() if queue.images)
 
     def drain_s(self) -> float:
-        """Returns the seconds in which all that waits and runs should be answered."""
+        """Returns the seconds in which every request that waits or runs should be answered."""
         return self.lanes.wait_s(self.clock()) + self.work_s() * (1 + self.lanes.count_others(self.share))
 
     def _is_far(self, queue: Queue, slack_s: float) -> bool:
@@ -140,9 +141,9 @@ class Forecast:
 
 
 def _meanwhile(other: Line, line: Line, images: int) -> float:
-    """Returns how many images of an `other` priority are taken while `images` of `line` are.
+    """Returns the number of images of an `other` priority that are taken while `images` of `line` are.
 
-    No more than its weight allows; else those that wait, or as many as lately.
+    That is no more than its weight allows, and otherwise the images that wait, or as many as lately.
     """
     lately = images * other.lately / line.lately if line.lately else 0.0
     return min(images * other.weight / line.weight, max(other.images, lately))

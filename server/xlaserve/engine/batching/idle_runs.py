@@ -1,4 +1,4 @@
-"""Batches that no request waits for: in a lane that was acquired for them, or only while the device is idle."""
+"""Runs of batches that no request waits for: in a lane that was acquired for them, or while the device is idle."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def run_in_lane(
 
 
 class IdleRuns:
-    """One model's batches in an idle device. They are not observed, charged to no queue, and no demand."""
+    """One model's batches on an idle device. They are not observed, charged to no queue, and count as no demand."""
 
     def __init__(self, lanes: Lanes, worker: Worker) -> None:
         self._lanes = lanes
@@ -57,7 +57,7 @@ class IdleRuns:
         self._ended.set()
 
     async def drain(self) -> None:
-        """Returns once no batch runs; the caller sees to it that none begins."""
+        """Returns once no batch runs; the caller makes sure that none begins."""
         while self._running:
             self._ended.clear()
             await self._ended.wait()

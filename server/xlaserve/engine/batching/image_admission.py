@@ -1,4 +1,4 @@
-"""What a model has taken in and not yet answered: bounded, and counted until the last request has left."""
+"""Admission of images: a bound on the images and bytes that a model has admitted and not yet answered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from xlaserve.errors import InvalidArgument, ModelNotReady, QueueFull
 
 MIN_RETRY_S: Final = 0.01
-"""Callers that are refused for lack of room are asked to wait for so long at least."""
+"""The least time in seconds after which a caller that is refused for lack of room should try again."""
 
 
 @dataclass(eq=False)
@@ -21,19 +21,19 @@ class ImageAdmission:
     max_images: int
     max_bytes: int
     drain_s: Callable[[], float] = lambda: 0.0
-    """Returns the seconds in which all that is in flight should leave."""
+    """Returns the seconds in which all images in flight should leave."""
     images: int = 0
     size_bytes: int = 0
     """Bytes of those images, encoded and decoded."""
     is_closed: bool = False
-    """Whether it takes no more."""
+    """Whether no more requests are admitted."""
 
     def __post_init__(self) -> None:
         self._emptied = asyncio.Event()
 
     def admit(self, images: int, size_bytes: int) -> None:
-        """Accepts `images` that take `size_bytes` in all, until `leave`. Raises ModelNotReady, QueueFull, or
-        InvalidArgument for more than it ever takes."""
+        """Admits `images` that take `size_bytes` in all, until `leave`. Raises ModelNotReady, QueueFull, or
+        InvalidArgument for more than the bounds allow at all."""
         if self.is_closed:
             raise ModelNotReady(f"model {self.model} is draining")
         if images > self.max_images:
@@ -58,17 +58,17 @@ class ImageAdmission:
         self.size_bytes += size_bytes
 
     def _room_s(self, share: float) -> float:
-        """Returns the seconds in which this share of what is in flight should leave."""
+        """Returns the seconds in which this share of the images in flight should leave."""
         return max(MIN_RETRY_S, share * self.drain_s())
 
     def leave(self, images: int, size_bytes: int) -> None:
-        """Ends what `admit` began."""
+        """Releases images that `admit` admitted."""
         self.images -= images
         self.size_bytes -= size_bytes
         if self.is_closed and not self.images:
             self._emptied.set()
 
     async def emptied(self) -> None:
-        """Returns once every request has left, where it is closed."""
+        """Returns once every request has left; called after closing."""
         if self.images:
             await self._emptied.wait()

@@ -20,7 +20,7 @@ class Share:
     is_full: Callable[[], bool]
     """Whether its next batch gains nothing by waiting for more images."""
     virtual_s: float = 0.0
-    """Seconds of its batches: what each is expected to take when it begins, corrected when it ends."""
+    """Seconds of its batches: the expected seconds of each when it begins, corrected when it ends."""
 
 
 class Lanes:
@@ -47,7 +47,7 @@ class Lanes:
 
     @property
     def busy(self) -> int:
-        """Lanes that run a batch of somebody else's, as seen by a share that has just acquired one."""
+        """Lanes that run other batches, as seen by a share that has just acquired one."""
         return min(self._in_flight, self.count) - 1
 
     @property
@@ -64,11 +64,11 @@ class Lanes:
         self._in_flight += batches
 
     def count_others(self, share: Share) -> int:
-        """Returns how many shares wait, in addition to `share`."""
+        """Returns the number of shares that wait, not counting `share`."""
         return len(self._waiting) - (share in self._waiting)
 
     def wait_s(self, now: float) -> float:
-        """Returns the seconds in which what is in flight is expected to end; 0 where a lane is free."""
+        """Returns the seconds in which the batches in flight are expected to end; 0 where a lane is free."""
         return max(0.0, self._busy_until - now) if self._in_flight >= self.count else 0.0
 
     def began(self, expected_s: float, now: float) -> None:
@@ -76,11 +76,11 @@ class Lanes:
         self._busy_until = max(self._busy_until, now) + expected_s / self.count
 
     def ended(self, expected_s: float, took_s: float) -> None:
-        """Corrects what `began` counted."""
+        """Corrects the expected seconds of a batch that `began` counted."""
         self._busy_until += (took_s - expected_s) / self.count
 
     async def acquire(self, share: Share) -> None:
-        """Waits for the turn of `share`. Every return is answered by one `release`.
+        """Waits for the turn of `share`. Every return must be followed by one `release`.
 
         A share has one turn at a time: RuntimeError where it waits already.
         """
@@ -116,15 +116,15 @@ class Lanes:
         return True
 
     def release(self) -> None:
-        """Gives a lane back: its batch has run, or there was none."""
+        """Releases a lane: its batch has run, or there was none."""
         self._place(-1)
         self.grant()
 
     def grant(self) -> None:
-        """Hands out one place; called whenever what is free, or whether a share is full, may have changed.
+        """Grants one place; called whenever places may have become free, or a share full.
 
-        One at a time: a share whose turn has come may want the next one too, and must not be passed over because it
-        has yet to notice. Once it has, the next is handed out.
+        One at a time: a share whose turn has come may want the next place too, and must not be passed over because its
+        task has not resumed yet. Once it has, the next place is granted.
         """
         if self._in_flight >= self._places or not self._waiting:
             return

@@ -1,7 +1,7 @@
-"""What the latest batches of a bucket took, part by part, for who simulates them (`oracle`).
+"""Observed times of the latest batches of a bucket, part by part, for simulations (`xlaserve.planning`).
 
-Plans expect whole turns, of which the newest count most and none counts for much. To foresee how long requests wait,
-it is to be known what batches take themselves, how far that depends on what else runs, and how far they stray from it.
+Plans expect whole turns, in which the newest count most and none counts for much. A simulation of waiting requests
+needs the time of a batch's own run, its dependence on the other lanes, and the distribution of deviations from it.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ from numpy.typing import NDArray
 from xlaserve.engine.buckets.planner import Cost
 
 REMEMBERED: Final = 256
-"""Batches of a bucket."""
+"""The number of latest batches of a bucket that are remembered."""
 POINTS: Final = 65
 """Quantiles of a distribution, from the least value to the largest."""
 PRIOR: Final = 0.25
-"""How much warm-up's ratio of a loaded device to one lane alone counts: as much as a batch for each of which 1/4 lies
-between both. Traffic that always finds the same number of lanes busy says nothing of it."""
+"""The weight of warm-up's ratio of a loaded device to one lane alone in the fit, as a sum of squares of the load:
+traffic that always finds the same number of lanes busy shows nothing of that ratio."""
 LEAST_S: Final = 1e-9
 
 
 class Parts(NamedTuple):
-    """What a batch took, in seconds."""
+    """The seconds of a batch's parts."""
 
     started_s: float
-    """From being taken from its queue until a thread had it."""
+    """Seconds from being taken from its queue until a thread had it."""
     own_s: float
-    """To be gathered, and to run."""
+    """Seconds to gather and run it."""
     returned_s: float
-    """From its end until the event loop gave its rows back."""
+    """Seconds from its end until the event loop gave its rows back."""
     lanes: float
     """Lanes that were busy meanwhile, its own included, on average."""
 
 
 class Observed(NamedTuple):
-    """What the last batches of a bucket took. Plain data."""
+    """Statistics of the latest batches of a bucket. Plain data."""
 
     batches: int = 0
-    """How many these were, REMEMBERED at most; without any the rest says nothing."""
+    """Their number, REMEMBERED at most; where it is 0 the other fields have no meaning."""
     own: Cost = Cost(0.0, 0.0)
-    """What a batch takes itself as a rule, while no other lane is busy, and while all are."""
+    """The typical time of a batch's own part, while no other lane is busy, and while all are."""
     deviations: tuple[float, ...] = ()
-    """How far batches stray from it, as quantiles of their ratio to it."""
+    """Quantiles of the ratio of batches' own parts to the typical time."""
     started_s: tuple[float, ...] = ()
     returned_s: tuple[float, ...] = ()
     """Quantiles of the other parts."""
 
 
 class Recent:
-    """The last batches of one bucket on a device with `lanes` lanes; `warmed` is what warm-up measured of it."""
+    """The latest batches of one bucket on a device with `lanes` lanes; `warmed` is its cost as measured at warm-up."""
 
     def __init__(self, warmed: Cost, lanes: int) -> None:
         self._slope = math.log(warmed.loaded_s / warmed.alone_s)
@@ -62,13 +62,13 @@ class Recent:
         self._observed: Observed | None = Observed()
 
     def add(self, parts: Parts) -> None:
-        """Takes a batch into account."""
+        """Adds a batch, in place of the oldest where REMEMBERED are there."""
         self._parts[self._batches % REMEMBERED] = parts
         self._batches += 1
         self._observed = None
 
     def observed(self) -> Observed:
-        """Returns what is known by now."""
+        """Returns the statistics of the latest batches."""
         if self._observed is None:  # engines tell fronts of all buckets each second, whether they ran or not
             self._observed = self._observe()
         return self._observed

@@ -1,4 +1,4 @@
-"""Jobs and the queue they wait in: whose images come next, and what each is given back.
+"""Jobs, the queue they wait in and the order in which their images leave it, and the rows of outputs they get.
 
 Priorities share the batches of a queue by start-time fair queueing, as models share the device (see `lanes`), but by
 images over the priority's weight: while all wait, each gets its share, and none starves. Within a priority the job with
@@ -37,26 +37,26 @@ WEIGHTS: Final = {1: 4, 2: 2, 3: 1}
 DEFAULT_PRIORITY: Final = 2
 PATIENCE_S: Final = 10.0
 EARLIER: Final = 1 / 32
-"""By so much each batch lets those before it count for less."""
+"""The part by which each batch reduces the weight of earlier batches in `Line.lately`."""
 
 
 class BatchRows(NamedTuple):
-    """What one batch gave for a job, or a request of several jobs."""
+    """The outputs of one batch for a job, or for a request of several jobs."""
 
     rows: Sequence[int]
-    """Which of its images."""
+    """Places of the images in the job or request."""
     outputs: Outputs
-    """A row for each of them."""
+    """Outputs with a row for each of these images."""
 
 
 class Result(NamedTuple):
-    """A job's answer, and where its time went."""
+    """A job's answer, and the seconds of its stages."""
 
     batches: list[BatchRows]
-    """One where the job was not split; several come in any order, as putting them together may take long."""
+    """One batch where the job was not split; several are in any order, as joining them may take long."""
     timings: Timings
     traced: Sequence[TracedBatch] = ()
-    """The batches that it was in, where it is traced."""
+    """The job's batches, where it is traced."""
 
 
 @dataclass(eq=False, slots=True)
@@ -73,15 +73,15 @@ class Job:
     trace: TraceContext | None = None
     """The request's span, where it is recorded."""
     rank: float = field(init=False)
-    """When it should be answered: of its priority, the job that ranks least is next."""
+    """Seconds of the clock by which it should be answered: of a priority, the job with the least rank is next."""
     expected_s: float | None = None
-    """Seconds in which it should be answered, where its deadline is near enough to ask."""
+    """Seconds in which it should be answered; None where its deadline is too far to matter."""
     spare_s: float = math.inf
-    """Seconds for which others may hold it up until it is late."""
+    """Seconds by which other jobs may delay it before it is late."""
     taken: int = 0
     """Images that have left the queue."""
     answered: int = 0
-    """Images whose outputs are there."""
+    """Images whose outputs are complete."""
     batches: list[BatchRows] = field(default_factory=list)
     timings: Timings = field(default_factory=Timings)
     traced: tuple[TracedBatch, ...] = ()
@@ -111,13 +111,13 @@ class Line:
     jobs: deque[Job] = field(default_factory=deque)
     images: int = 0
     virtual: float = 0.0
-    """Images that were taken from it, over its weight."""
+    """Images taken from the line, divided by its weight."""
     lately: float = 0.0
-    """Images that were taken from it, those of earlier batches counted for less."""
+    """Images taken from the line, in which those of earlier batches have less weight."""
     wait_margin: WaitMargin = field(default_factory=WaitMargin)
 
     def append(self, job: Job) -> None:
-        """Puts `job` where it ranks: after those that rank alike."""
+        """Inserts `job` by its rank, after jobs of the same rank."""
         if not self.jobs or self.jobs[-1].rank <= job.rank:
             self.jobs.append(job)
         else:
@@ -125,11 +125,11 @@ class Line:
         self.images += len(job.pixels)
 
     def behind(self, rank: float) -> list[Job]:
-        """Returns the jobs that a new one of this rank would be put before."""
+        """Returns the jobs that a new job of this rank would overtake."""
         return list(takewhile(lambda job: job.rank > rank, reversed(self.jobs)))
 
     def first(self, images: int) -> Iterator[Piece]:
-        """Yields the first `images` images, which stay."""
+        """Yields the first `images` images, and leaves them in the line."""
         for job in self.jobs:
             if not images:
                 return
@@ -150,14 +150,14 @@ class Queue:
     shape: Shape
     costs: Costs
     lines: Mapping[int, Line] = field(default_factory=lambda: {key: Line(weight) for key, weight in WEIGHTS.items()})
-    """By priority."""
+    """The lines by priority."""
     images: int = 0
     planned_at: float = -math.inf
-    """When a batch was last taken. What waited then was planned for with it, and waits for no further images."""
+    """When a batch was last taken. Jobs that waited then were planned for with it, and wait for no further images."""
     virtual_s: float = 0.0
-    """Seconds that its batches took, as `Batcher` counts them to share lanes between queues."""
+    """Seconds that its batches took, as `ModelQueues` charges them to share lanes between queues."""
     _virtual: float = 0.0
-    """The `virtual` of the line whose image was last taken, before it was."""
+    """The `virtual` of the line whose image was taken last, before that image."""
 
     @property
     def is_full(self) -> bool:
@@ -174,7 +174,7 @@ class Queue:
         return -math.inf if arrived <= self.planned_at else arrived + max_delay_s
 
     def append(self, job: Job) -> None:
-        """Puts `job` into the line of its priority."""
+        """Inserts `job` into the line of its priority."""
         line = self.lines[job.priority]
         if not line.images:
             line.virtual = max(line.virtual, self._virtual)  # next of its weight; idle time earns no credit
@@ -182,7 +182,7 @@ class Queue:
         self.images += len(job.pixels)
 
     def take(self, images: int, now: float) -> list[Piece]:
-        """Takes the `images` images that are next."""
+        """Takes the next `images` images out of the queue."""
         counts = self._divided(images)
         pieces = [piece for line, count in counts.items() for piece in line.first(count)]
         # From here on nothing can fail, so that no image is taken and in no piece.
@@ -199,7 +199,7 @@ class Queue:
         return pieces
 
     def _divided(self, images: int) -> dict[Line, int]:
-        """Returns how many of the next `images` images are of each line, and charges the lines."""
+        """Divides the next `images` images among the lines, charges the lines, and returns the images of each."""
         waiting = [line for line in self.lines.values() if line.images]
         counts = dict.fromkeys(waiting, 0)
         while images:
@@ -231,11 +231,11 @@ class TakenBatch:
     bucket: Bucket
     at: float
     running: int
-    """Lanes that run with it, its own included."""
+    """Lanes that run, its own included."""
     expected_s: float
-    """What its turn should take."""
+    """Seconds that its turn is expected to take."""
     busy_s: float
-    """For how long lanes had been in use when it was taken, all together."""
+    """Seconds for which lanes had been in use when it was taken, of all lanes together."""
     pieces: Sequence[Piece] = ()
 
     @property
@@ -263,7 +263,7 @@ def cut(pieces: Sequence[Piece], images: int) -> tuple[list[Piece], list[Piece]]
 
 
 def fail(jobs: Iterable[Job], error: type[XlaserveError], message: str) -> None:
-    """Settles `jobs`, except those that are settled, with an error each, and takes them out of the queue."""
+    """Settles each of `jobs` that is not settled yet with an error of its own, and takes them out of their queues."""
     for job in jobs:
         job.queue.remove(job)
         if not job.settled.done():
@@ -273,8 +273,8 @@ def fail(jobs: Iterable[Job], error: type[XlaserveError], message: str) -> None:
 def scatter(pieces: Sequence[Piece], run: Run) -> None:
     """Gives each job its rows of the batch, and settles it with the last of them.
 
-    Every output of a `Run` has a row for each row of its bucket. Raises ValueError for other outputs than the job's
-    other batches gave.
+    Every output of a `Run` has a row for each row of its bucket. Raises ValueError where dtypes or shapes differ from
+    those of the job's other batches.
     """
     stop_row = 0
     for job, start, stop in pieces:

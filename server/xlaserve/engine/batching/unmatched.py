@@ -1,4 +1,4 @@
-"""Resolutions that have no buckets: which of them a model takes, and what makes it ready for one."""
+"""Resolutions without buckets: which of them a model takes, and the interface that makes it ready for one."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from xlaserve.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmatched:
-    """Which resolutions a model takes beside those that have buckets: plain data, which can be pickled."""
+    """The resolutions without buckets that a model takes: plain data, which can be pickled."""
 
     sides: tuple[int | None, int | None]
     """The height and width that the network takes, None for any."""
     max_pixels: int
-    """Of an image: as many as the largest bucket has."""
+    """Most pixels of an image: as many as the largest bucket has."""
     max_opened: int
     configured: frozenset[Resolution]
-    """Those that have buckets."""
+    """Resolutions that have buckets."""
     opened: frozenset[Resolution] = frozenset()
-    """Those that have a place, of `max_opened`, whether the network can run them or not."""
+    """Resolutions that count towards `max_opened`, whether the network can run them or not."""
 
     def check(self, resolution: Resolution, opening: Collection[Resolution] = ()) -> None:
-        """Raises InvalidArgument where images of `resolution` are not taken; those that are `opening` have a place."""
+        """Raises InvalidArgument where images of `resolution` are not taken; resolutions in `opening` count as
+        opened."""
         opened = self.opened.union(opening)
         if resolution in opened:
             return
@@ -51,7 +52,7 @@ class Opener(Protocol):
 
     @property
     def unmatched(self) -> Unmatched:
-        """Which it takes."""
+        """The resolutions that the model takes."""
 
     async def open(self, resolution: Resolution, mode: Mode) -> Mode:
-        """Does as `Ticket.open`."""
+        """Makes the model ready for a resolution; see `Ticket.open`."""

@@ -30,7 +30,7 @@ class Run(NamedTuple):
     """A batch that ran."""
 
     outputs: Outputs
-    """A row for each row of the bucket; those of the padding are meaningless."""
+    """Outputs with a row for each row of the bucket; rows of the padding are meaningless."""
     gather_s: float
     wait_s: float
     """Seconds from being gathered until a lane was free."""
@@ -67,7 +67,7 @@ class Worker:
             thread.start()
 
     def reserve(self, buckets: Iterable[Bucket]) -> None:
-        """Allocates what batches of `buckets` are gathered into: a buffer for each batch that may be in flight.
+        """Allocates the buffers that batches of `buckets` are gathered into, one for each batch that may be in flight.
 
         They are kept until `free` has been called as often. Batches of other buckets are gathered into new memory.
         """
@@ -88,7 +88,7 @@ class Worker:
         return any(each.native_id == thread and each.name.startswith(LANE) for each in threading.enumerate())
 
     def submit(self, batch: Batch, done: Done) -> None:
-        """Runs `batch` on a thread and calls `done` there with what came of it. Raises RuntimeError once stopped."""
+        """Runs `batch` on a thread and calls `done` there with its run or error. Raises RuntimeError once stopped."""
         if self._has_stopped:
             raise RuntimeError("the worker was stopped")
         self._submitted.put((batch, done))

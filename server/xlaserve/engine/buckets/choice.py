@@ -1,6 +1,6 @@
-"""Which batch sizes are worth a bucket: pure functions of what was measured and of the demand that is expected.
+"""The choice of buckets: pure functions of measured costs and of the expected demand.
 
-What is minimised is the expected time that a lane spends on an image. A lane that becomes free while n images wait
+The expected time that a lane spends on an image is minimised. A lane that becomes free while n images wait
 runs them as the planner plans it: by the cheapest *sequence* of buckets, of which only the last is padded
 (`planner.Sequences`). With S for the set of buckets, c[b] for the seconds that bucket b takes with every lane busy,
 OVERHEAD_S included, and demand[n] for the images taken at a demand of n (`demand.Demand`):
@@ -48,7 +48,7 @@ _Least = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A batch size as it was measured."""
+    """A batch size and its measured cost."""
 
     batch: int
     cost_s: float
@@ -61,14 +61,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a set of buckets may take."""
+    """Bounds on a set of buckets."""
 
     buckets: int
     memory_bytes: float = math.inf
     """Held by all programs, plus what the largest takes while it runs: others run in its place, not with it."""
 
     def admit(self, chosen: Sequence[Candidate]) -> bool:
-        """Returns whether a set keeps to the limits. What a set may not, no larger one may."""
+        """Returns whether a set keeps to the limits. Where a set does not, no larger one does."""
         memory_bytes = sum(one.held_bytes for one in chosen) + max((one.run_bytes for one in chosen), default=0)
         return len(chosen) <= self.buckets and memory_bytes <= self.memory_bytes
 

@@ -1,4 +1,4 @@
-"""Demand: how many images wait when a batch is formed. What a set of buckets is chosen for."""
+"""Demand: the number of images that wait when a batch is formed, for which a set of buckets is chosen."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def note(demand: Demand, waiting: int, taken: int) -> None:
 
 
 def even(most: int) -> Demand:
-    """Returns what is expected where nothing was recorded: as many images at every demand from 1 to `most`.
+    """Returns the demand that is assumed where none was recorded: as many images at every demand from 1 to `most`.
 
-    Then a demand of n occurs in proportion to 1/n, so that each doubling of the load is as likely as the next: nothing
-    is known of it. `most` is to be beyond the largest bucket, as the demand of a busy server is.
+    Then a demand of n occurs in proportion to 1/n, so that each doubling of the load is as likely as the next. `most`
+    is to be beyond the largest bucket, as the demand of a busy server is.
     """
     return Counter(dict.fromkeys(range(1, most + 1), 1))
 
@@ -47,7 +47,7 @@ def write(file: Path, demands: Mapping[Resolution, Demand]) -> None:
 
 
 def read(file: Path) -> dict[Resolution, Demand]:
-    """Returns what `write` wrote. Raises ModelFailed."""
+    """Reads demands that `write` wrote. Raises ModelFailed."""
     try:
         return {_resolution(size): _demand(counts) for size, counts in json.loads(file.read_text()).items()}
     except OSError as error:

@@ -1,8 +1,8 @@
 """The planner: which buckets the waiting images run in.
 
-Pure functions of what a batch of each bucket costs. That depends on how many lanes are busy: two lanes of a CPU hardly
-slow each other down, two lanes of a GPU share one processor. A cost is known for one lane alone and for all lanes
-running; costs between are interpolated.
+Pure functions of the cost of a batch of each bucket. The cost depends on how many lanes are busy: two lanes of a CPU
+hardly slow each other down, two lanes of a GPU share one processor. A cost is known for one lane alone and for all
+lanes running; costs between are interpolated.
 
 Costs are measured, so small differences are noise and must not decide. Among plans that cost nearly the same, the
 planner pads less (PADDING_PRICE) while lanes are free, and runs more images together (NEAR_TIE) where none is left.
@@ -26,7 +26,7 @@ MIN_PLANNED: Final = 256
 """Tables go up to this many images at least. A plan for more begins with batches of the best bucket."""
 
 MAX_LEVELS: Final = 8
-"""How many numbers of running lanes are told apart; on a device with more lanes neighbours share one."""
+"""Numbers of running lanes that have plans of their own; on a device with more lanes, neighbours share plans."""
 
 Seconds = NDArray[np.float64]
 
@@ -45,7 +45,7 @@ class Cost(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What to start now: the first of those that wait, padded to `bucket` rows."""
+    """The batch to start now: the first `images` that wait, padded to `bucket` rows."""
 
     images: int
     bucket: int
@@ -87,8 +87,8 @@ class Sequences:
     def first(self, images: int, slack: float = 0.0) -> int:
         """Returns the first bucket of the sequence to run.
 
-        The one that runs the most images of those whose sequence is dearer than the cheapest by the part `slack` at
-        most; of those, the smallest.
+        Of the buckets whose sequence is dearer than the cheapest by the part `slack` at most, the one that runs the
+        most images, and of several the smallest.
         """
         if images >= len(self._priced_s):
             return self._best
@@ -107,7 +107,7 @@ class Sequences:
 class Planner:
     """Plans for one mode and resolution of one model on a device with `lanes` lanes.
 
-    `costs` maps each bucket's batch to its cost. Making one takes a millisecond or two, and no question much.
+    `costs` maps each bucket's batch to its cost. Making a planner takes a millisecond or two; a plan takes little.
     """
 
     def __init__(self, costs: Mapping[int, Cost], lanes: int) -> None:
@@ -148,9 +148,9 @@ class Planner:
 
 
 def with_bucket(least_s: Seconds, batch: int, cost_s: Seconds) -> Seconds:
-    """Returns what the cheapest sequences `[..., n]` take, for n images from 0, with any number of batches before them.
+    """Returns the seconds `[..., n]` of the cheapest sequences for n images from 0, after any number of batches.
 
-    All are full batches of one bucket, which costs `cost_s` `[...]`.
+    These are full batches of one bucket, which costs `cost_s` `[...]`.
     """
     # A row for each number of batches; in a row the rest, n modulo the batch, is run as before. Down a column the least
     # of all numbers of batches is a running minimum.
@@ -165,7 +165,7 @@ def with_bucket(least_s: Seconds, batch: int, cost_s: Seconds) -> Seconds:
 
 
 def _price(bucket: int, images: int) -> float:
-    """Returns by how much a padded batch counts as dearer."""
+    """Returns the factor by which a padded batch counts as dearer."""
     return 1 + PADDING_PRICE * min(1.0, (bucket - images) / images)
 
 

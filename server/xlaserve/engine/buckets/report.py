@@ -14,13 +14,13 @@ from xlaserve.engine.buckets.planner import Sequences
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A set of buckets and what is expected of it."""
+    """A set of buckets and its expected cost."""
 
     batches: tuple[int, ...]
     image_s: float
     """Seconds that a lane spends on an image, with every lane busy."""
     padding: float
-    """The part of the rows that are computed for nothing."""
+    """The part of the rows that are padding."""
     estimated: tuple[int, ...]
     """The batches that were never measured."""
 
@@ -51,8 +51,8 @@ def report(
 ) -> Report:
     """Returns the sets for `demand`. `measured_s` are the loaded costs by batch, of those present at least.
 
-    Candidates go up to `most_batch`, by default the largest that was measured; what lies beyond that can't be priced,
-    and is left out.
+    Candidates go up to `most_batch`, by default the largest that was measured; larger ones have no known cost and are
+    left out.
     """
     largest = max(measured_s)
     most = min(most_batch or largest, largest)
@@ -75,7 +75,8 @@ def report(
 
 
 def cost_s(batch: int, measured_s: Mapping[int, float]) -> float:
-    """Returns what a batch costs: as measured, or on the line between its neighbours; below the smallest, as that."""
+    """Returns the cost of a batch: as measured, or interpolated between its neighbours; below the smallest, as the
+    smallest."""
     if batch in measured_s:
         return measured_s[batch]
     for low, high in pairwise(sorted(measured_s)):

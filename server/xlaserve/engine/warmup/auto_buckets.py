@@ -1,7 +1,7 @@
-"""Warm-up with `buckets: auto`: measures candidates, keeps the set that is worth having, drops the others.
+"""Warm-up with `buckets: auto`: candidates are measured, and the set with the least expected cost is kept.
 
-There is one set for all modes of a resolution, chosen by what the default mode measured: it is the one that traffic
-takes unless told otherwise, and a set for each would compile every candidate in every mode. Where the default is
+There is one set for all modes of a resolution, chosen by the measurements in the default mode, which traffic takes
+unless a request names another; a set for each would compile every candidate in every mode. Where the default is
 `auto`, a candidate costs what its fastest mode does.
 """
 

@@ -53,7 +53,7 @@ class Background:
     batcher: Batcher
     beside: BesideTraffic
     on_change: Callable[[], object] = lambda: None
-    """Called where it takes another resolution, or runs one in another mode."""
+    """Called when another resolution was opened, or runs in another mode."""
 
     def __post_init__(self) -> None:
         self._model = self.settings.name
@@ -71,7 +71,7 @@ class Background:
 
     @property
     def unmatched(self) -> Unmatched:
-        """Which resolutions it takes."""
+        """The resolutions without buckets that the model takes."""
         return self._unmatched
 
     async def open(self, size: Resolution, mode: Mode) -> Mode:
@@ -99,7 +99,7 @@ class Background:
             task.cancel()
 
     async def close(self) -> None:
-        """Ends everything, for when no request is left."""
+        """Ends all compilations and openings; called when no request is left."""
         self.batcher.opener = None
         self.stop_compiling()
         for task in self._opened.values():

@@ -1,4 +1,4 @@
-"""Makes programs while others serve: on one thread that yields to everything else, timed in its turn on the lanes."""
+"""Programs made beside traffic: compiled on one thread that yields to everything else, and timed on the lanes."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class BesideTraffic:
     compiling: Executor
     expecting: At = unnoted
     noted: Callable[[Executable], Executable] = lambda executable: executable
-    """Returns an executable that is noted for as long as it runs."""
+    """Wraps an executable so that its runs are recorded as under way; see `UnderWay.noted`."""
     verifier: Verifier | None = None
     _share: Share = field(default_factory=lambda: Share(lambda: False), init=False)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     """Held for each run that is timed for this model: a share has one turn at a time."""
 
     async def make(self, mode: Mode, bucket: Bucket, known: tuple[Bucket, Warmed] | None = None) -> Warmed:
-        """Compiles, verifies, times and records a program. Raises what it raises.
+        """Compiles, verifies, times and records a program. Raises the error of any of these steps.
 
         Beside traffic, programs take longer than at rest. So a `known` program, whose cost was measured at rest, is
         timed now as well: the ratio of both times now is that of their costs.
@@ -75,7 +75,7 @@ class BesideTraffic:
         return self.ledger.record(mode, bucket, compilation, cost, verified, in_background=True)
 
     def forget(self, height: int, width: int) -> None:
-        """Drops what is kept to verify programs of a resolution: there won't be more."""
+        """Drops the sample of a resolution of which no more programs are made."""
         if self.verifier is not None:
             self.verifier.forget(height, width)
 

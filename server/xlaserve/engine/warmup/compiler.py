@@ -31,24 +31,24 @@ MAX_COMPILE_THREADS = 8
 
 
 Timer = Callable[[Executable, Bucket], Cost]
-"""Runs a program, and returns what it costs."""
+"""Runs a program, and returns its cost."""
 
 
 LeaveOut = Callable[[Mode, Exception], object]
-"""Called with a mode that failed, and why; raises where the model can't do without it."""
+"""Called with a mode that failed, and its error; raises where the model can't serve without that mode."""
 
 
 At = Callable[[str], AbstractContextManager[object]]
-"""Notes a step of a load, in words, for as long as it takes."""
+"""Returns a context that records a step of a load, in words, for as long as it takes."""
 
 
 def unnoted(step: str) -> AbstractContextManager[object]:
-    """Notes nothing."""
+    """Records no step."""
     return nullcontext()
 
 
 def raised(mode: Mode, error: Exception) -> NoReturn:
-    """Leaves no mode out."""
+    """Raises the error: no mode is left out."""
     raise error
 
 
@@ -127,7 +127,8 @@ def compile_threads(cores: int) -> int:
 def _in_parallel(
     compile_one: Callable[[Mode, Bucket], Compilation], wanted: Sequence[tuple[Mode, Bucket]], threads: int
 ) -> dict[tuple[Mode, Bucket], Compilation | Exception]:
-    """Returns what came of each compilation; those of a mode that has failed fail with the same error.
+    """Returns the result or the error of each compilation; once one of a mode has failed, the others fail with its
+    error.
 
     Raises ShuttingDown.
     """

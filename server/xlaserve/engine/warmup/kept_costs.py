@@ -1,4 +1,4 @@
-"""Costs that the compile cache has kept, held against the runs that verify each program at a later start.
+"""Costs that the compile cache has kept, checked against the runs that verify each program at a later start.
 
 Other work on the machine makes programs slower, never faster. So a run that takes clearly less than the kept cost
 proves that wrong: something disturbed the machine when it was measured. The programs of a resolution were measured
@@ -32,7 +32,7 @@ WRONG: Final = (
 
 
 def excess(cost: Cost, fastest_s: float, lanes: int) -> float:
-    """Returns how many times too high a cost is, given the fastest run; it is proven wrong above MARGIN.
+    """Returns the factor by which a cost is too high, given the fastest run; above MARGIN it is proven wrong.
 
     With all lanes busy, a run takes no longer than one of each lane, one after the other.
     """

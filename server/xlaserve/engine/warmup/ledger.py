@@ -1,4 +1,4 @@
-"""The ledger: every program that was compiled, and what it took."""
+"""The ledger: every program that was compiled, its compile time and its cost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Entry:
     in_background: bool = False
     """Whether it was compiled beside the traffic, and not at warm-up."""
     verified: Verified | None = None
-    """What its answers showed; None where they were not verified."""
+    """The findings about it; None where it was not verified."""
 
 
 class Ledger:
@@ -52,7 +52,7 @@ class Ledger:
         return len(self._entries)
 
     def show(self, entries: Iterable[Entry]) -> None:
-        """Has these entries, that another process recorded, and no others."""
+        """Replaces all entries by these, which another process recorded."""
         self._entries = [*entries]
 
     def record(
@@ -65,7 +65,7 @@ class Ledger:
         *,
         in_background: bool = False,
     ) -> Warmed:
-        """Adds a program that is ready now, and notifies listeners on the caller's thread."""
+        """Adds a program that is ready now, and calls `on_record` on the caller's thread."""
         entry = Entry(
             self.model,
             self._version,
@@ -85,7 +85,7 @@ class Ledger:
         return Warmed(made.executable, cost, fastest_s, made.keep_cost)
 
     def correct(self, mode: Mode, bucket: Bucket, cost: Cost) -> None:
-        """Puts another cost in the place of a program's."""
+        """Replaces the cost of a program."""
         for index, entry in enumerate(self._entries):
             if (entry.mode, entry.bucket) == (mode, bucket):
                 self._entries[index] = replace(entry, cost=cost)

@@ -1,4 +1,4 @@
-"""Whether a program answers what its model means: checked at warm-up, before anybody is answered.
+"""Verification of programs at warm-up: whether each computes what its model means, before it serves.
 
 Each program runs a few images, noise, patches and single colours, in full batches. Every output must have a row for
 each of them. An image's answer is compared with that of a reference without XLA, which as a rule runs the image alone,
@@ -41,14 +41,14 @@ NARROW_SAMPLE_IMAGES: Final = 20
 
 
 class Fault(NamedTuple):
-    """What is wrong with a program."""
+    """A defect of a program."""
 
     text: str
     difference: float
-    """How far the worst of its answers is off, as a share of the largest number, or of the pixels; infinite where there
-    is more to it."""
+    """The largest difference of its answers, as a share of the largest number, or of the pixels; infinite for a defect
+    that is no difference."""
     is_gross: bool
-    """Whether it is more than rounding could ever be."""
+    """Whether the difference is more than rounding could ever make."""
     is_of_rows: bool = False
     """Whether an output has not one row for each image: clients would get each other's answers, whatever is set."""
 
@@ -58,15 +58,15 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was found out about a program."""
+    """The findings about a program."""
 
     difference: Difference | None
     """The difference from the reference; None where there is none."""
     dependence: float = 0.0
-    """How far an image's answer is from its own at another place of the batch among other images, as a share of the
-    largest number; that of the image with the largest."""
+    """The largest difference of an image's answer from its answer at another place of a batch among other images, as a
+    share of the largest number."""
     not_finite: int = 0
-    """How many of the images were answered with NaN or infinity."""
+    """Images that were answered with NaN or infinity."""
     fault: Fault | None = None
     is_dependent: bool = False
     """Whether the model's rows depend on each other."""
@@ -92,9 +92,9 @@ class _Timed:
 class Verifier:
     """Verifies one model's programs. Safe to use from several threads, which take turns.
 
-    `reference` gives the answers that are right; programs of the modes in `narrow` compute in less than float32, may be
-    off by the share of the largest number that it says, and are never refused. `buckets` are those that the reference
-    may be made for. `warn` is called with what users should know.
+    `reference` computes the right answers. Programs of the modes in `narrow` compute in less than float32: they may be
+    off by the share of the largest number given there, and are never refused. `buckets` are the sizes that the
+    reference may be made for. `warn` is called with each warning for users.
     """
 
     def __init__(
@@ -124,11 +124,11 @@ class Verifier:
     def verify(
         self, mode: Mode, bucket: Bucket, compilation: Compilation, again: Callable[[], Compilation]
     ) -> tuple[Compilation, Verified]:
-        """Returns a program that was compiled, and what was found out about it; blocks while it runs.
+        """Returns the program to serve, and the findings about it; blocks while it runs.
 
-        A wrong one from the compile cache is compiled with `again`, unless it may serve and was as far off when it was
-        made: another would be no better. One that is wrong with lowerings is made without. Raises ModelFailed for one
-        that is not to serve.
+        A wrong program from the compile cache is compiled with `again`, unless it may serve and was as far off when it
+        was made: another would be no better. A program that is wrong with lowerings is made without them. Raises
+        ModelFailed for a program that must not serve.
         """
         with self._lock:
             verified = self._verify(mode, bucket, compilation.executable)
@@ -158,7 +158,7 @@ class Verifier:
         return math.isclose(fault.difference, compilation.difference, rel_tol=AS_MADE)
 
     def _keep_difference(self, fault: Fault | None, compilation: Compilation) -> None:
-        """Keeps how far off a program is that was made just now; that one is not, too, where the one before it was."""
+        """Keeps the difference of a program that was made just now, and 0 for a right one that replaces a wrong one."""
         if compilation.from_cache:
             return
         difference = fault.difference if fault and math.isfinite(fault.difference) else 0.0
@@ -239,8 +239,10 @@ class Verifier:
     def _fault(
         self, bucket: Bucket, executable: Executable, probes: list[tuple[Rows, Outputs]], most: float
     ) -> Fault | None:
-        """Returns what is wrong with a program whose answers to an image differ; None where the model itself answers
-        so. `probes` are the images of batches, and the answers to them."""
+        """Returns the defect of a program whose answers to an image differ; None where the model itself answers so.
+
+        `probes` are the rows of batches, as places in the sample, and the answers to them.
+        """
         sample, alone = self._sampled(bucket)
         rows, got = probes[0]
         if not self._are_alike(self._apart(got, executable(sample[rows]), rows), most):
@@ -262,7 +264,8 @@ class Verifier:
     def _is_dependent(
         self, bucket: Bucket, rows: Rows, answers: list[Outputs], alone: Outputs | None, most: float
     ) -> bool:
-        """Returns whether a reference's `answers` to a batch, and to its images among others, say that they depend."""
+        """Returns whether the model's rows depend on each other, by the reference's `answers` to a batch and to its
+        images among others."""
         batch, moved = answers
         places = other_mates(rows, self._sample.size)
         apart = [self._apart(rows_of(batch, places), moved, rows[places])]
@@ -284,7 +287,7 @@ class Verifier:
         return compare(rows_of(wanted, rows), rows_of(got, rows), self._task)
 
     def _apart(self, wanted: Outputs, got: Outputs, images: Rows) -> NDArray[np.float64]:
-        """Returns how far the answer to each of `images` is off; NaN for those that are not compared."""
+        """Returns the difference of the answer to each of `images`; NaN for images that are not compared."""
         apart = np.full(len(images), np.nan)
         if len(rows := compared_rows(images)):
             comparable = self._task.comparable

@@ -93,7 +93,7 @@ class Chaos:
         await asyncio.gather(*(model.batcher.drain(self.seconds(20.0)) for model in self.models))
 
     def check_while_it_runs(self) -> None:
-        """What holds whenever everything that could happen has happened."""
+        """Checks the invariants that hold whenever everything that could happen has happened."""
         assert len(self.worker.staged) <= 1
         busy = self.worker.running == self.lanes.count
         assert busy or not self.worker.staged

@@ -10,7 +10,7 @@ from xlaserve.engine.buckets.planner import Cost
 
 WARMED = Cost(0.010, 0.015)
 OTHERWISE = Cost(0.030, 0.036)
-"""What batches take in traffic."""
+"""Times of batches in traffic."""
 SPREAD = 0.2
 
 

@@ -31,7 +31,7 @@ SPREAD = 0.2
 
 
 class Outcome(NamedTuple):
-    """What became of one request."""
+    """The outcome of one request."""
 
     priority: int
     arrived: float

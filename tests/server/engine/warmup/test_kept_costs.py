@@ -18,7 +18,7 @@ from xlaserve.errors import ShuttingDown
 LANES = 2
 ONE, FOUR, WIDE = Bucket(1, 8, 8), Bucket(4, 8, 8), Bucket(1, 8, 16)
 TRUE = {ONE: Cost(1.0, 1.5), FOUR: Cost(3.0, 4.0), WIDE: Cost(2.0, 2.5)}
-"""What programs cost where nothing disturbs the machine."""
+"""Costs of programs where nothing disturbs the machine."""
 FASTEST = 0.95
 """The part of the cost that the fastest run takes."""
 
