@@ -25,9 +25,11 @@ from xlaserve.processes.supervision.child_handle import ChildProcess, Launcher
 from xlaserve.processes.supervision.liveness import Liveness
 from xlaserve.processes.supervision.merged_metrics import AllMetrics
 from xlaserve.processes.supervision.orders import SPARE
+from xlaserve.processes.supervision.process import Process
 from xlaserve.processes.supervision.restarts import RestartPolicy
 from xlaserve.processes.supervision.role import Role, State
-from xlaserve.processes.supervision.supervisor import Process, Supervisor, Watcher
+from xlaserve.processes.supervision.supervisor import Supervisor
+from xlaserve.processes.supervision.watcher import Watcher
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0

@@ -28,9 +28,10 @@ from xlaserve.processes.handover import command
 from xlaserve.processes.ready_file import ReadyFile
 from xlaserve.processes.supervision import linux, parent
 from xlaserve.processes.supervision.interpreters import PYTHON
+from xlaserve.processes.supervision.process import as_words
 from xlaserve.processes.supervision.restarts import RestartPolicy
 from xlaserve.processes.supervision.service_manager import WATCHDOG_PID, ServiceManager
-from xlaserve.processes.supervision.supervisor import FAILED, as_words
+from xlaserve.processes.supervision.supervisor import FAILED
 
 LEFT: Final = "LEFT_TO_XLASERVE"
 """The environment variable with the descriptors of what the process before notes, and its crashes."""

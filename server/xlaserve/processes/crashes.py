@@ -7,8 +7,8 @@ from typing import Final
 
 from xlaserve.engine.under_way import Suspect, suspects
 from xlaserve.processes.supervision.parent import CRASHES, STOPS, exit_status
+from xlaserve.processes.supervision.process import as_words
 from xlaserve.processes.supervision.role import NO_USE
-from xlaserve.processes.supervision.supervisor import as_words
 
 MOST: Final = 3
 """A version that may have crashed as many processes is not loaded any more."""

@@ -187,7 +187,7 @@ class EngineProcess:
             begin=self._begin_successor,
             succeeded=self._be_succeeded,
             check_room=self._check_room,
-            pass_news=child.pass_news,
+            pass_news=child.pass_reload,
             always_in_place=orders.settings.swap == "in_place" or orders.settings.version_order == "unload_first",
             changed_ns=0 if start is None else start.changed_ns,
             on_changed=self._keep,

@@ -22,8 +22,8 @@ from xlaserve.processes.crashes import Crashes
 from xlaserve.processes.engine_replacement import Start
 from xlaserve.processes.handover import ClientOverrides
 from xlaserve.processes.link.engine_end import bound
+from xlaserve.processes.supervision.process import Process, as_words
 from xlaserve.processes.supervision.role import Role
-from xlaserve.processes.supervision.supervisor import Process, as_words
 from xlaserve.programs.tf.device import Share, shares, usable_cores
 from xlaserve.telemetry import gpus
 

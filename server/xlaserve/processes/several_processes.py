@@ -32,10 +32,12 @@ from xlaserve.processes.supervision import linux
 from xlaserve.processes.supervision.child_handle import Launcher
 from xlaserve.processes.supervision.liveness import Liveness
 from xlaserve.processes.supervision.merged_metrics import AllMetrics, Restarted
+from xlaserve.processes.supervision.process import Process
 from xlaserve.processes.supervision.restarts import RestartPolicy, Restarts
 from xlaserve.processes.supervision.role import Role
 from xlaserve.processes.supervision.service_manager import ServiceManager
-from xlaserve.processes.supervision.supervisor import Process, Supervisor, Watcher
+from xlaserve.processes.supervision.supervisor import Supervisor
+from xlaserve.processes.supervision.watcher import Watcher
 from xlaserve.programs.tf.device import usable_cores
 from xlaserve.telemetry.http import HttpEndpoint
 from xlaserve.wire.shared import shared_regions
@@ -336,7 +338,7 @@ class Server(Watcher):
         log.info("upgrade: process %d serves, this one leaves", self._successor.pid)
         self._has_handed_over = True
         with ExitStack() as stack:  # an error keeps none of the steps that follow from being taken
-            stack.callback(self._supervisor.leave)
+            stack.callback(self._supervisor.drain)
             if self._metrics_endpoint is not None:
                 stack.callback(self._metrics_endpoint.leave)
             stack.callback(self._successor.go)
@@ -402,7 +404,7 @@ class Server(Watcher):
                 descriptors=self._shared,
                 has_spare=True,
                 stage=DRAINING,
-                leaving_s=front_process.leaving_s(settings),
+                drain_s=front_process.leaving_s(settings),
                 stop_timeout_s=stop_timeout_s,
             )
             for name, number in numbers.items()

@@ -34,8 +34,9 @@ from xlaserve.processes.handover import ClientOverrides, Predecessor
 from xlaserve.processes.several_processes import FRONT, SPARE_LOOK_S, SPARES, Server
 from xlaserve.processes.supervision import child_handle, linux
 from xlaserve.processes.supervision.child_handle import Launcher
+from xlaserve.processes.supervision.process import Process
 from xlaserve.processes.supervision.role import Role
-from xlaserve.processes.supervision.supervisor import Process, Supervisor
+from xlaserve.processes.supervision.supervisor import Supervisor
 
 PATIENCE_S = 30.0
 PROCESS = cast(Process, None)

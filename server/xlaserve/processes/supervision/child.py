@@ -29,7 +29,7 @@ from prometheus_client.registry import Collector
 from xlaserve.engine.niceness import LowPriority
 from xlaserve.errors import XlaserveError
 from xlaserve.processes.supervision import linux, pulse
-from xlaserve.processes.supervision.messages import CHANNEL, Kind, Reader, encode
+from xlaserve.processes.supervision.messages import CHANNEL, Kind, MessageReader, encode
 from xlaserve.processes.supervision.orders import READY, SPARE, STDERR, Orders, receive
 from xlaserve.processes.supervision.pulse import PULSE, Pulse
 from xlaserve.processes.supervision.role import NO_USE
@@ -122,9 +122,9 @@ class Child:
         self._listen()
         self._tell(Kind.SUCCEED, content)
 
-    def pass_news(self) -> None:
+    def pass_reload(self) -> None:
         """Leaves it to the process in this one's place to read the configuration again."""
-        self._tell(Kind.NEWS, b"")
+        self._tell(Kind.RELOAD, b"")
 
     def close(self) -> None:
         """Shows the metrics for the last time, so that nothing that was counted is lost, says that this process ends,
@@ -145,7 +145,7 @@ class Child:
             threading.Thread(target=self._hear, name="supervisor", daemon=True).start()
 
     def _hear(self) -> None:
-        reader, reason = Reader(), "it has closed the channel"
+        reader, reason = MessageReader(), "it has closed the channel"
         try:
             while received := self._channel.recv(CHUNK_BYTES):
                 self._silent_beats = 0

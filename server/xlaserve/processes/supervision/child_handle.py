@@ -14,7 +14,7 @@ from typing import Final
 
 from xlaserve.processes.supervision import pulse
 from xlaserve.processes.supervision.interpreters import Spare, Started, start
-from xlaserve.processes.supervision.messages import CHANNEL, Kind, Reader, encode
+from xlaserve.processes.supervision.messages import CHANNEL, Kind, MessageReader, OnMessage, encode
 from xlaserve.processes.supervision.orders import STDERR, Orders
 from xlaserve.processes.supervision.output import Output
 from xlaserve.processes.supervision.pulse import PULSE
@@ -25,8 +25,6 @@ log = logging.getLogger(__name__)
 
 CHUNK_BYTES: Final = 64 * 1024
 
-Hear = Callable[[Kind, bytes], None]
-
 
 class Launcher:
     """Starts processes. For roles that have a spare it keeps one that forks them, ready whenever another is needed."""
@@ -36,9 +34,9 @@ class Launcher:
         self._spares: dict[str, Spare] = {}
         """By the target of their roles."""
 
-    def __call__(self, role: Role, hear: Hear) -> ChildProcess:
+    def __call__(self, role: Role, on_message: OnMessage) -> ChildProcess:
         """Starts the process of a role. Raises OSError."""
-        return ChildProcess(role, hear, self._logs, self._start)
+        return ChildProcess(role, on_message, self._logs, self._start)
 
     def _start(self, orders: Orders) -> Started:
         spare = self._spares.get(orders.target)
@@ -76,7 +74,7 @@ class Launcher:
 
 
 class ChildProcess:
-    """A running process. `hear` gets its messages; what it writes on stderr goes into the log.
+    """A running process. `on_message` is called with its messages; its stderr goes into the log.
 
     It is killed when the thread ends that makes this object: make it on the main thread, on whose event loop the rest
     happens. Raises OSError where the process can't be started.
@@ -85,14 +83,14 @@ class ChildProcess:
     def __init__(
         self,
         role: Role,
-        hear: Hear,
+        on_message: OnMessage,
         logs: tuple[str, Format] = ("info", "human"),
         start: Callable[[Orders], Started] = start,
     ) -> None:
         self.role = role
-        self._hear = hear
+        self._on_message = on_message
         self._loop = asyncio.get_running_loop()
-        self._reader = Reader()
+        self._reader = MessageReader()
         self.ended: asyncio.Future[int] = self._loop.create_future()
         """Its status, negative for the signal that ended it; set after its last message was heard."""
         self._unsent = bytearray()
@@ -186,7 +184,7 @@ class ChildProcess:
 
     def _take(self, kind: Kind, content: bytes) -> None:
         try:
-            self._hear(kind, content)
+            self._on_message(kind, content)
         except ValueError as error:
             log.error("%s: a message can't be understood, %s: %s", self.role.name, kind.name, error)
 

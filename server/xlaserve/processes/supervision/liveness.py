@@ -8,8 +8,9 @@ import signal
 from dataclasses import dataclass
 from typing import Final
 
+from xlaserve.processes.supervision.process import Process
 from xlaserve.processes.supervision.role import Role
-from xlaserve.processes.supervision.supervisor import Process, Watcher
+from xlaserve.processes.supervision.watcher import Watcher
 
 LOOK_S: Final = 1.0
 SILENT_LOOKS: Final = 30

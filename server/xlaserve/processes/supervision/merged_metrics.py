@@ -9,8 +9,9 @@ from typing import Final
 
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from xlaserve.processes.supervision.process import Process
 from xlaserve.processes.supervision.role import Role
-from xlaserve.processes.supervision.supervisor import Process, Watcher
+from xlaserve.processes.supervision.watcher import Watcher
 from xlaserve.telemetry import registry_snapshot
 from xlaserve.telemetry.counts import LoopCounter
 from xlaserve.telemetry.merged import Merged

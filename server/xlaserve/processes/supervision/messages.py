@@ -6,7 +6,7 @@ A message is a kind, the length of what follows, and that.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Final
 
@@ -29,14 +29,18 @@ class Kind(IntEnum):
     """Of the process: what follows is for the next one of its role to begin with, if this one ends."""
     SUCCEED = 4
     """Of the process: another one shall take its place, and begin with what follows. It is told the OUTCOME."""
-    NEWS = 5
+    RELOAD = 5
     """Of the process: it was told to read the configuration again, and leaves that to the one in its place."""
     ENDS = 8
-    """Of the process, the last: it ends because it was told to, or for a reason that it has logged."""
+    """Of the process, its last message: it ends because it was told to, or for a reason that it has logged."""
     ASK = 6
     """Of the supervisor: the metrics shall be shown."""
     OUTCOME = 7
     """Of the supervisor: what became of SUCCEED, in JSON."""
+
+
+OnMessage = Callable[[Kind, bytes], None]
+"""Handles a message, given its kind and content. Raises ValueError for content that can't be understood."""
 
 
 def encode(kind: Kind, content: bytes) -> bytes:
@@ -44,7 +48,7 @@ def encode(kind: Kind, content: bytes) -> bytes:
     return _HEAD.pack(kind, len(content)) + content
 
 
-class Reader:
+class MessageReader:
     """Finds messages in bytes as they come."""
 
     def __init__(self) -> None:

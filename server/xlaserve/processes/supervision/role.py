@@ -37,7 +37,7 @@ class Role:
     """At the end, those of a later stage end before those of an earlier one are told to."""
     stop_timeout_s: float = 30.0
     """How long it may take to end before it is killed."""
-    leaving_s: float | None = None
+    drain_s: float | None = None
     """How long a process that is told to leave, by SIGUSR2, may still serve those that are there; None for roles that
     are told to end."""
     restarts: RestartPolicy = field(default_factory=RestartPolicy)

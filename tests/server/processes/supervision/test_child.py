@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from xlaserve.processes.supervision import pulse
 from xlaserve.processes.supervision.child import Child
-from xlaserve.processes.supervision.messages import CHANNEL, Kind, Reader, encode
+from xlaserve.processes.supervision.messages import CHANNEL, Kind, MessageReader, encode
 
 PATIENCE_S = 30.0
 AT_ONCE_S = 0.5
@@ -46,7 +46,7 @@ class Parent:
         self.channel.settimeout(PATIENCE_S)
         self.pulse = pulse.create()
         self.child = Child("front 1", b"", {CHANNEL: channel.detach(), pulse.PULSE: self.pulse, "own": 7})
-        self._reader = Reader()
+        self._reader = MessageReader()
         self._heard: list[tuple[Kind, bytes]] = []
 
     def hear(self) -> tuple[Kind, bytes]:
@@ -162,14 +162,14 @@ def test_a_supervisor_that_does_not_read_holds_up_nobody_and_nothing_is_lost(par
     for number in range(4):
         parent.child.keep(bytes([number]) * MORE_THAN_FITS)
         parent.child.tell_ready({"number": number})
-    parent.child.pass_news()
+    parent.child.pass_reload()
     assert time.monotonic() - began < AT_ONCE_S
     time.sleep(1.5)
     heard: list[tuple[Kind, Any]] = []
-    while not heard or heard[-1][0] is not Kind.NEWS:
+    while not heard or heard[-1][0] is not Kind.RELOAD:
         kind, content = parent.hear()
         heard.append((kind, content[0] if kind is Kind.KEEP else content))
-    assert heard[-3:] == [(Kind.KEEP, 3), (Kind.READY, b'{"number": 3}'), (Kind.NEWS, b"")]
+    assert heard[-3:] == [(Kind.KEEP, 3), (Kind.READY, b'{"number": 3}'), (Kind.RELOAD, b"")]
     kept = [content for kind, content in heard if kind is Kind.KEEP]
     assert len(heard) <= 6, "as READY may be sent each time until one that is kept holds it up"
     assert len(kept) <= 2, "but for the one that holds it up, what was said again since is said once"

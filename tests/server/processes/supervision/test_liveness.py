@@ -11,8 +11,8 @@ import pytest
 
 from xlaserve.processes.supervision import pulse
 from xlaserve.processes.supervision.liveness import LOOK_S, SILENT_LOOKS, Liveness
+from xlaserve.processes.supervision.process import Process
 from xlaserve.processes.supervision.role import Role
-from xlaserve.processes.supervision.supervisor import Process
 
 FRONT = Role(name="front 1", target="")
 LIMIT_S = SILENT_LOOKS * LOOK_S

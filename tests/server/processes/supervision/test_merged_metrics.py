@@ -7,8 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from xlaserve.processes.supervision.merged_metrics import EVERY_S, PATIENCE_S, AllMetrics, Restarted
+from xlaserve.processes.supervision.process import Process
 from xlaserve.processes.supervision.role import Role
-from xlaserve.processes.supervision.supervisor import Process
 from xlaserve.telemetry import registry_snapshot
 from xlaserve.telemetry.counts import LoopCounter
 
