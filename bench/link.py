@@ -34,9 +34,10 @@ from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.model_engine import ModelEngine
 from xlaserve.engine.program import Warmed
 from xlaserve.models.sources.noop import CLASSES, NoopProgram
-from xlaserve.processes.link.engine_end import Host, Hosted
+from xlaserve.processes.link.engine_end.host import Host
+from xlaserve.processes.link.engine_end.hosted_models import Hosted
 from xlaserve.processes.link.engine_state import ModelSnapshot
-from xlaserve.processes.link.front_end import connect
+from xlaserve.processes.link.front_end.engine_link import connect
 from xlaserve.programs.tf.device import cpu_name
 
 BATCHES: Final = (1, 2, 4, 8, 16, 32)

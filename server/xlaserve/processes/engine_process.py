@@ -26,7 +26,8 @@ from xlaserve.processes.engine import Engine
 from xlaserve.processes.engine_replacement import EngineReplacement, Outcome, Start
 from xlaserve.processes.event_loop import in_background, run_loop
 from xlaserve.processes.handover import ClientOverrides
-from xlaserve.processes.link.engine_end import Host, Hosted
+from xlaserve.processes.link.engine_end.host import Host
+from xlaserve.processes.link.engine_end.hosted_models import Hosted
 from xlaserve.processes.published import About, Publisher
 from xlaserve.processes.spans import Tracing
 from xlaserve.processes.stopping import Stopping
@@ -265,7 +266,7 @@ class EngineProcess:
         """Ends this process once no front needs it any more."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_timeout_s):
-                await self._host.left()
+                await self._host.drained()
         self._stopping.begun.set()
 
     def _check_room(self) -> None:

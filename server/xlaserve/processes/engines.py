@@ -21,7 +21,7 @@ from xlaserve.processes import engine_process
 from xlaserve.processes.crashes import Crashes
 from xlaserve.processes.engine_replacement import Start
 from xlaserve.processes.handover import ClientOverrides
-from xlaserve.processes.link.engine_end import bound
+from xlaserve.processes.link.engine_end.host import bound
 from xlaserve.processes.supervision.process import Process, as_words
 from xlaserve.processes.supervision.role import Role
 from xlaserve.programs.tf.device import Share, shares, usable_cores

@@ -22,7 +22,7 @@ from xlaserve.models.triton_metrics import triton_metrics
 from xlaserve.models.version import Version
 from xlaserve.processes.event_loop import in_background, run_loop
 from xlaserve.processes.front import Front
-from xlaserve.processes.link.front_end import RemoteModel
+from xlaserve.processes.link.front_end.remote_model import RemoteModel
 from xlaserve.processes.link.spread import Spread
 from xlaserve.processes.mirror import Mirror
 from xlaserve.processes.passed_changes import OtherServer, taking

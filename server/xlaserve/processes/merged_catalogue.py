@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 class Remote(Part, Protocol):
     """A model in one of the engines."""
 
-    async def left(self) -> None:
+    async def drained(self) -> None:
         """Returns once all requests that this front has taken in for it are answered."""
 
 
@@ -203,5 +203,5 @@ def _sizes(model: Model) -> set[tuple[int, ...]]:
 
 
 async def _retire(part: Remote) -> None:
-    await part.left()
-    part.leave()
+    await part.drained()
+    part.release()

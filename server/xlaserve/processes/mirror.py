@@ -23,8 +23,8 @@ LOST: Final = "the process that ran it has ended; another one is starting"
 class Remote(ModelEngine, Protocol):
     """A model's engine in another process."""
 
-    def leave(self) -> None:
-        """Tells it that nothing here has any use for it."""
+    def release(self) -> None:
+        """Tells the engine that this front does not use the model any more."""
 
 
 class Mirror(Directory):
@@ -152,7 +152,7 @@ def _has_come(version: Version) -> bool:
 async def _retire(served: Served, engine: Remote) -> None:
     """Lets the engine end what takes no new requests, once nothing here uses it."""
     await served.left()
-    engine.leave()
+    engine.release()
 
 
 def _describe(version: Version, facts: Facts) -> None:

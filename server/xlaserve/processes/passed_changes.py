@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from xlaserve.errors import EngineLost, ModelNotFound, QueueFull, ShuttingDown
-from xlaserve.processes.link import front_end as link
 from xlaserve.processes.link.arena import PAGE_BYTES
-from xlaserve.processes.link.engine_end import MAX_QUESTIONS, Host
+from xlaserve.processes.link.engine_end.front_link import MAX_QUESTIONS
+from xlaserve.processes.link.engine_end.host import Host
+from xlaserve.processes.link.front_end import engine_link as link
 from xlaserve.wire.shared.backend import Backend
 
 REACH_S: Final = 10.0

@@ -16,7 +16,7 @@ from typing import Final, cast
 from xlaserve.admission.shared_counts import Kind, SharedCounts, Upgrade
 from xlaserve.errors import EngineLost, ModelNotFound, XlaserveError
 from xlaserve.models.version import Served, Version
-from xlaserve.processes.link import front_end as link
+from xlaserve.processes.link.front_end import engine_link as link
 from xlaserve.processes.merged_catalogue import Merging, Shown
 from xlaserve.processes.mirror import Mirror
 from xlaserve.processes.passed_changes import PassOn, refuse
@@ -395,7 +395,7 @@ async def _leave(linked: link.EngineLink, gone: Collection[Served]) -> None:
     """Ends the link to an engine once what it has of this front is answered; `gone` nobody finds any more."""
     try:
         await asyncio.gather(*(served.left() for served in gone))
-        await asyncio.gather(*(model.left() for model in [*linked.models.values()]))
+        await asyncio.gather(*(model.drained() for model in [*linked.models.values()]))
         await linked.answered()
     finally:
         linked.close()

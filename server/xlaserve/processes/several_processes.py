@@ -25,7 +25,7 @@ from xlaserve.processes.engines import DRAINING, LATER_S, Engines, folder_of_eng
 from xlaserve.processes.event_loop import in_background
 from xlaserve.processes.front import FLUSH_S
 from xlaserve.processes.handover import Predecessor, Successor, changes_are_made
-from xlaserve.processes.link.engine_end import bound
+from xlaserve.processes.link.engine_end.host import bound
 from xlaserve.processes.ready_file import ReadyFile
 from xlaserve.processes.reserved_ports import reserve
 from xlaserve.processes.supervision import linux

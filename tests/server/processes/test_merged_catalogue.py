@@ -24,16 +24,16 @@ class Run:
 
     def __init__(self) -> None:
         self.images = 0
-        self.leaves = 0
+        self.releases = 0
         self.empty = asyncio.Event()
 
     def outstanding_s(self) -> float:
         return 0.0
 
-    def leave(self) -> None:
-        self.leaves += 1
+    def release(self) -> None:
+        self.releases += 1
 
-    async def left(self) -> None:
+    async def drained(self) -> None:
         await self.empty.wait()
 
 
@@ -245,11 +245,11 @@ async def test_what_one_engine_ends_is_left_once_its_requests_are_answered() -> 
     world.merge()
     assert ending not in world.runs()
     await asyncio.sleep(0)
-    leaves = [ending.leaves]
+    leaves = [ending.releases]
     ending.empty.set()
     for _ in range(3):
         await asyncio.sleep(0)
-    assert [*leaves, ending.leaves] == [0, 1]
+    assert [*leaves, ending.releases] == [0, 1]
 
 
 async def test_what_all_engines_end_is_left_once_all_that_found_it_is_answered() -> None:
@@ -263,11 +263,11 @@ async def test_what_all_engines_end_is_left_once_all_that_found_it_is_answered()
     assert world.shows() == [("1", State.DRAINING)]
     assert len(cast(Any, served.engine).parts) == 2, "for a request that is still parsed"
     await asyncio.sleep(0)
-    assert [run.leaves for engine in world.engines.values() for run in engine.models.values()] == [0, 0]
+    assert [run.releases for engine in world.engines.values() for run in engine.models.values()] == [0, 0]
     served.leave()
     for _ in range(3):
         await asyncio.sleep(0)
-    assert [run.leaves for engine in world.engines.values() for run in engine.models.values()] == [1, 1]
+    assert [run.releases for engine in world.engines.values() for run in engine.models.values()] == [1, 1]
 
 
 async def test_a_version_that_failed_in_one_engine_serves_in_the_other() -> None:

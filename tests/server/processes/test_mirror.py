@@ -24,12 +24,12 @@ class Engine:
     """Runs nothing."""
 
     def __init__(self) -> None:
-        self.leaves = 0
-        self.left = asyncio.Event()
+        self.releases = 0
+        self.released = asyncio.Event()
 
-    def leave(self) -> None:
-        self.leaves += 1
-        self.left.set()
+    def release(self) -> None:
+        self.releases += 1
+        self.released.set()
 
 
 class World:
@@ -124,15 +124,15 @@ async def test_a_loading_that_ends_is_left_once_its_last_request_is_answered(wor
     world.take()
     assert world.engine() is world.engines[2]
     await asyncio.sleep(0)
-    assert not world.engines[1].leaves
+    assert not world.engines[1].releases
     here.leave()
-    await world.engines[1].left.wait()
+    await world.engines[1].released.wait()
     world.take()
     theirs.leave()
     await reloading
     world.take()
     await asyncio.sleep(0)
-    assert [world.engines[number].leaves for number in (1,)] == [1]
+    assert [world.engines[number].releases for number in (1,)] == [1]
     assert not world.mirror._retiring
 
 
@@ -197,7 +197,7 @@ async def test_all_requests_move_at_once_to_an_engine_in_the_place_of_another(wo
     assert not left.done()
     before.leave()
     await left
-    assert not world.engines[1].leaves, "its link ends, and with that it leaves all"
+    assert not world.engines[1].releases, "its link ends, and releases all with that"
 
 
 async def test_what_was_counted_of_versions_that_have_left_is_forgotten(world: World) -> None:

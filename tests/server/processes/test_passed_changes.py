@@ -13,7 +13,8 @@ import pytest_asyncio
 
 from xlaserve.errors import EngineLost, ModelFailed, ModelNotFound, QueueFull, ShuttingDown, XlaserveError
 from xlaserve.processes import passed_changes
-from xlaserve.processes.link.engine_end import MAX_QUESTIONS, bound
+from xlaserve.processes.link.engine_end.front_link import MAX_QUESTIONS
+from xlaserve.processes.link.engine_end.host import bound
 from xlaserve.processes.passed_changes import OtherServer, taking
 
 NAMED: Mapping[str, object] = {"name": "m"}

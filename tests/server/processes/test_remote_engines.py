@@ -18,7 +18,7 @@ from xlaserve.config import Mode
 from xlaserve.errors import EngineLost, ModelFailed, XlaserveError
 from xlaserve.models.version import State, Version
 from xlaserve.processes import remote_engines
-from xlaserve.processes.link import front_end as link
+from xlaserve.processes.link.front_end import engine_link as link
 from xlaserve.processes.mirror import Mirror
 from xlaserve.processes.passed_changes import PassOn, refuse
 from xlaserve.processes.published import Catalogue, Loading

@@ -37,6 +37,9 @@ TRIM_BYTES: Final = 2 * 2**20
 _BLOCK_BYTES: Final = 512
 """Of `st_blocks`."""
 
+MAX_INLINE_BYTES: Final = 2**20
+"""Pixels and outputs up to this size are copied on the event loop, in some 100 microseconds; others on a thread."""
+
 Memory = NDArray[np.uint8]
 """Bytes, `[n]`."""
 Layout = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]

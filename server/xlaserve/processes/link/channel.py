@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Final, cast
 
-from xlaserve.processes.link.link_records import Garbled, Reader, Record, pack
+from xlaserve.processes.link.link_records import Garbled, Record
+from xlaserve.processes.link.record_codec import RecordReader, pack
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class Channel(asyncio.Protocol):
 
     def __init__(
         self,
-        reader: Reader,
+        reader: RecordReader,
         receive: Callable[[Record], None],
         ended: Callable[[str], None],
         max_held_s: float = 0.0,

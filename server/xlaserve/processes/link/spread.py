@@ -27,7 +27,7 @@ class Part(ModelEngine, Protocol):
     def open_soon(self, resolution: Resolution) -> None:
         """Has it made ready for a resolution without buckets, if it takes it and was not asked before."""
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Tells it, once, that nothing here has any use for it."""
 
 
@@ -56,10 +56,10 @@ class Spread:
         """Brings new requests to these from now on."""
         self._parts = (*parts,)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Tells all parts that nothing here has any use for them."""
         for part in self._parts:
-            part.leave()
+            part.release()
 
     def admit(self, images: int, size_bytes: int, unmatched: Resolution | None = None) -> Ticket:
         """Does as `ModelEngine.admit`."""

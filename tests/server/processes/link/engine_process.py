@@ -16,7 +16,8 @@ from typing import Any
 import uvloop
 from tests.server.processes.link.models import Models
 
-from xlaserve.processes.link.engine_end import Host, Hosted, bound
+from xlaserve.processes.link.engine_end.host import Host, bound
+from xlaserve.processes.link.engine_end.hosted_models import Hosted
 
 
 def publish(host: Host, models: Models, closing: str = "") -> None:

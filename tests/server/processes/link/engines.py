@@ -17,7 +17,8 @@ from tests.server.processes.link.front_process import model_of
 from tests.server.processes.link.models import PATIENCE_S, Gate, Models
 
 from xlaserve.engine.model_engine import ModelEngine
-from xlaserve.processes.link.front_end import EngineLink, RemoteModel, connect
+from xlaserve.processes.link.front_end.engine_link import EngineLink, connect
+from xlaserve.processes.link.front_end.remote_model import RemoteModel
 from xlaserve.processes.link.spread import Spread
 
 

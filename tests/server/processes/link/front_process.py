@@ -12,7 +12,8 @@ from tests.server.processes.link.models import pictures
 
 from xlaserve.config import Mode
 from xlaserve.engine.batching.queue import Result
-from xlaserve.processes.link.front_end import EngineLink, RemoteModel, connect
+from xlaserve.processes.link.front_end.engine_link import EngineLink, connect
+from xlaserve.processes.link.front_end.remote_model import RemoteModel
 
 
 def model_of(link: EngineLink, name: str) -> RemoteModel:

@@ -9,7 +9,8 @@ import pytest_asyncio
 
 from xlaserve.processes.link import channel as channel_module
 from xlaserve.processes.link.channel import IDLE_TURNS, Channel
-from xlaserve.processes.link.link_records import Cancel, Garbled, Reader, Record, Released, pack
+from xlaserve.processes.link.link_records import Cancel, Garbled, Record, Released
+from xlaserve.processes.link.record_codec import RecordReader, pack
 
 
 class Transport(asyncio.Transport):
@@ -44,7 +45,7 @@ class Here:
         self.error: Exception | None = None
         self.transport = Transport()
         self.channel = Channel(
-            Reader.from_front(), self._receive, self.ended.append, max_held_s, clock=lambda: self.now
+            RecordReader.from_front(), self._receive, self.ended.append, max_held_s, clock=lambda: self.now
         )
         self.channel.connection_made(self.transport)
 

@@ -22,9 +22,11 @@ from xlaserve.config import Mode
 from xlaserve.engine.batching.queue import Result
 from xlaserve.errors import EngineLost, QueueFull
 from xlaserve.processes.link.arena import Arena
-from xlaserve.processes.link.engine_end import bound
-from xlaserve.processes.link.front_end import RemoteModel, connect
-from xlaserve.processes.link.link_records import HELLO, MODES, Cancel, Settled, Submit, pack, pack_hello, pack_trace
+from xlaserve.processes.link.engine_end.host import bound
+from xlaserve.processes.link.front_end.engine_link import connect
+from xlaserve.processes.link.front_end.remote_model import RemoteModel
+from xlaserve.processes.link.link_records import MODES, Cancel, Settled, Submit
+from xlaserve.processes.link.record_codec import HELLO, pack, pack_hello, pack_trace
 
 FAR = float("inf")
 

@@ -13,7 +13,7 @@ from tests.server.processes.link.front_process import ask
 from tests.server.processes.link.models import LARGE, MAP_SIDE, pictures
 
 from xlaserve.config import Mode
-from xlaserve.processes.link import front_end
+from xlaserve.processes.link.front_end import arena_memory
 
 MIB = 2**20
 
@@ -25,9 +25,9 @@ def shared_bytes(pid: int | str) -> int:
 
 
 async def test_a_burst_leaves_no_memory_behind_at_either_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_end, "TRIM_S", 0.3)
-    monkeypatch.setattr(front_end, "TRIM_STEP_S", 0.001)
-    monkeypatch.setattr(front_end, "KEPT_BYTES", MIB)
+    monkeypatch.setattr(arena_memory, "TRIM_S", 0.3)
+    monkeypatch.setattr(arena_memory, "TRIM_STEP_S", 0.001)
+    monkeypatch.setattr(arena_memory, "KEPT_BYTES", MIB)
     with EngineProcess(tmp_path / "socket") as process:
         engines = await EnginesElsewhere.connect(process)
         before, before_there = shared_bytes("self"), shared_bytes(process.pid)
@@ -53,8 +53,8 @@ async def test_a_burst_leaves_no_memory_behind_at_either_end(tmp_path: Path, mon
 
 
 async def test_memory_that_is_needed_again_and_again_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_end, "TRIM_S", 1.0)
-    monkeypatch.setattr(front_end, "KEPT_BYTES", MIB)
+    monkeypatch.setattr(arena_memory, "TRIM_S", 1.0)
+    monkeypatch.setattr(arena_memory, "KEPT_BYTES", MIB)
     with EngineProcess(tmp_path / "socket") as process:
         engines = await EnginesElsewhere.connect(process)
         images = pictures(*[7] * 8, size=LARGE)

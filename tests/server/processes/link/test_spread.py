@@ -23,7 +23,7 @@ class Engine:
         self.name = name
         self.images = 0
         self.told_s = outstanding_s
-        self.leaves = 0
+        self.releases = 0
         self.shown = Live()
         self.batches = {(Mode.XLA, 8, 8): 4}
         self.asked: list[tuple[int, int]] = []
@@ -56,8 +56,8 @@ class Engine:
     def live(self) -> Live:
         return self.shown
 
-    def leave(self) -> None:
-        self.leaves += 1
+    def release(self) -> None:
+        self.releases += 1
 
 
 def spread(*engines: Engine) -> Spread:
@@ -113,8 +113,8 @@ def test_new_requests_go_to_others_from_one_moment_on() -> None:
     model.use([cast(Part, after)])
     model.admit(1, 1)
     assert (before.images, after.images) == (1, 1)
-    model.leave()
-    assert (before.leaves, after.leaves) == (0, 1)
+    model.release()
+    assert (before.releases, after.releases) == (0, 1)
 
 
 def test_what_engines_have_to_do_is_added_up() -> None:

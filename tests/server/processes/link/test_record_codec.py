@@ -11,28 +11,30 @@ from xlaserve import errors
 from xlaserve.engine.trace_context import TraceContext
 from xlaserve.errors import ExecutionFailed, InvalidArgument, OverloadError, QueueFull, XlaserveError
 from xlaserve.processes.link.link_records import (
-    MAX_ASK_BYTES,
-    MAX_MESSAGE_LENGTH,
+    Answered,
     Ask,
     Cancel,
     Count,
     Counted,
     Failed,
     Garbled,
-    LayoutOf,
-    Left,
     Levels,
     Moved,
+    OutputLayout,
     Outstanding,
     Published,
-    Reader,
     Record,
     Refused,
     Released,
+    ReleaseModel,
     Settled,
     Submit,
     Succeeded,
-    Told,
+)
+from xlaserve.processes.link.record_codec import (
+    MAX_ASK_BYTES,
+    MAX_MESSAGE_LENGTH,
+    RecordReader,
     pack,
     pack_error,
     pack_hello,
@@ -43,24 +45,24 @@ from xlaserve.processes.link.link_records import (
 )
 
 SUBMIT = Submit(1, 4096, 150_528, 12.5, 3, 1, 224, 224, 2, 1, False, *pack_trace(None))
-OF_FRONTS: list[Record] = [
+FROM_FRONTS: list[Record] = [
     SUBMIT,
     Cancel(2**64 - 1),
     SUBMIT._replace(deadline=math.inf),
     Ask(5, b"[]"),
-    Left(3),
+    ReleaseModel(3),
     Counted(5, b"{}"),
     Moved(),
 ]
-OF_ENGINES: list[Record] = [
+FROM_ENGINES: list[Record] = [
     Settled(1, 2, 0.5, 0.25, 1e-6),
     Settled(1, 2, 0.5, 0.25, 1e-6, b"traced"),
     Failed(7, b"error"),
     Released(7),
-    LayoutOf(1, bytes(100)),
+    OutputLayout(1, bytes(100)),
     Published(9, bytes(100_000)),
     Outstanding(3, 0.125),
-    Told(5, b"{}"),
+    Answered(5, b"{}"),
     Refused(5, b"error"),
     Levels(b"levels"),
     Count(5),
@@ -68,9 +70,11 @@ OF_ENGINES: list[Record] = [
 ]
 
 
-@pytest.mark.parametrize(("reader", "records"), [(Reader.from_front, OF_FRONTS), (Reader.from_engine, OF_ENGINES)])
+@pytest.mark.parametrize(
+    ("reader", "records"), [(RecordReader.from_front, FROM_FRONTS), (RecordReader.from_engine, FROM_ENGINES)]
+)
 def test_records_come_as_they_were_sent_however_the_stream_is_cut(
-    reader: Callable[[], Reader], records: list[Record]
+    reader: Callable[[], RecordReader], records: list[Record]
 ) -> None:
     draw = random.Random(1)
     data = b"".join(map(pack, records * 5))
@@ -87,7 +91,7 @@ def test_records_come_as_they_were_sent_however_the_stream_is_cut(
 
 def test_a_large_tail_is_put_together_once_in_however_many_pieces_it_comes() -> None:
     record = Published(1, random.Random(1).randbytes(16 * 2**20))
-    data, reading = pack(record), Reader.from_engine()
+    data, reading = pack(record), RecordReader.from_engine()
     began = time.process_time()
     read = [one for at in range(0, len(data), 4096) for one in reading.feed(data[at : at + 4096])]
     assert time.process_time() - began < 0.5, "copied with every piece, it takes seconds"
@@ -95,25 +99,25 @@ def test_a_large_tail_is_put_together_once_in_however_many_pieces_it_comes() -> 
 
 
 def test_an_end_reads_only_what_the_other_may_send() -> None:
-    for record in OF_ENGINES:
+    for record in FROM_ENGINES:
         with pytest.raises(Garbled, match="no record is of kind"):
-            list(Reader.from_front().feed(pack(record)))
-    for record in OF_FRONTS:
+            list(RecordReader.from_front().feed(pack(record)))
+    for record in FROM_FRONTS:
         with pytest.raises(Garbled, match="no record is of kind"):
-            list(Reader.from_engine().feed(pack(record)))
+            list(RecordReader.from_engine().feed(pack(record)))
 
 
 def test_a_front_cannot_have_the_engine_wait_for_a_tail() -> None:
     data = bytearray(pack(Cancel(1)))
     data[4] = 1
     with pytest.raises(Garbled, match="of kind 2 with a tail of 1 bytes"):
-        list(Reader.from_front().feed(bytes(data)))
+        list(RecordReader.from_front().feed(bytes(data)))
 
 
 def test_a_front_cannot_ask_more_than_the_engine_would_hold() -> None:
     data = pack(Ask(1, bytes(MAX_ASK_BYTES + 1)))
     with pytest.raises(Garbled, match=f"of kind 9 with a tail of {MAX_ASK_BYTES + 1} bytes"):
-        list(Reader.from_front().feed(data))
+        list(RecordReader.from_front().feed(data))
 
 
 def test_any_bytes_are_records_or_garbled() -> None:
@@ -124,8 +128,8 @@ def test_any_bytes_are_records_or_garbled() -> None:
             data[0] = draw.choice((1, 2, 9, 13, 14, data[0]))
             data[4:8] = bytes(4) if draw.random() < 0.5 else data[4:8]
         try:
-            for record in Reader.from_front().feed(bytes(data)):
-                assert isinstance(record, (Submit, Cancel, Ask, Left, Counted))
+            for record in RecordReader.from_front().feed(bytes(data)):
+                assert isinstance(record, (Submit, Cancel, Ask, ReleaseModel, Counted))
         except Garbled:
             pass
 

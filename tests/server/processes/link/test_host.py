@@ -16,12 +16,15 @@ import pytest
 from tests.server.processes.link.models import PATIENCE_S
 
 from xlaserve.errors import QueueFull
-from xlaserve.processes.link import engine_end as host_module
-from xlaserve.processes.link import front_end
 from xlaserve.processes.link.arena import Arena
-from xlaserve.processes.link.engine_end import MAX_COUNTS, Host, bound
-from xlaserve.processes.link.front_end import MIN_ARENA_BYTES, connect
-from xlaserve.processes.link.link_records import Count, Counted, Reader, pack, pack_hello
+from xlaserve.processes.link.engine_end import host as host_module
+from xlaserve.processes.link.engine_end.front_link import MAX_COUNTS
+from xlaserve.processes.link.engine_end.host import Host, bound
+from xlaserve.processes.link.front_end import arena_memory
+from xlaserve.processes.link.front_end.arena_memory import MIN_ARENA_BYTES
+from xlaserve.processes.link.front_end.engine_link import connect
+from xlaserve.processes.link.link_records import Count, Counted
+from xlaserve.processes.link.record_codec import RecordReader, pack, pack_hello
 
 
 async def test_a_front_is_taken_in_although_an_earlier_one_could_not_be(
@@ -104,7 +107,7 @@ async def test_a_limit_of_files_or_addresses_leaves_an_arena_fewer(tmp_path: Pat
 async def test_the_arenas_of_all_fronts_fit_among_an_engine_s_addresses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(front_end, "machine_memory_bytes", lambda: 2**42)
+    monkeypatch.setattr(arena_memory, "machine_memory_bytes", lambda: 2**42)
     host = Host()
     host.listen(bound(tmp_path / "engine"))
     linked = [await connect(tmp_path / "engine") for _ in range(32)]  # and as many views, in this process
@@ -129,7 +132,7 @@ async def test_fronts_move_to_the_engine_that_takes_the_place_of_theirs(tmp_path
     await succeeding
     assert not await fronts[2].superseded()
     assert host.fronts == 2, "they may have something under way"
-    leaving = asyncio.create_task(host.left())
+    leaving = asyncio.create_task(host.drained())
     for linked in fronts:
         linked.close()
     await leaving
@@ -146,7 +149,7 @@ async def test_a_front_that_tells_nothing_is_not_asked_again_and_again(monkeypat
         await host.accept(there)
         for _ in range(3 * MAX_COUNTS):
             assert await host.count() == []
-        loop, reading = asyncio.get_running_loop(), Reader.from_engine()
+        loop, reading = asyncio.get_running_loop(), RecordReader.from_engine()
         asked: list[int] = []
 
         async def read() -> None:

@@ -1,0 +1,299 @@
+"""A model that an engine in another process runs, as its front sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from typing import Any, Self
+
+import numpy as np
+
+from xlaserve.config import Mode
+from xlaserve.engine.batching.image_admission import ImageAdmission
+from xlaserve.engine.batching.model_queues import Live
+from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, Result, Shape
+from xlaserve.engine.batching.unmatched import refusal
+from xlaserve.engine.buckets.demand import Resolution
+from xlaserve.engine.program import Images
+from xlaserve.engine.trace_context import TraceContext
+from xlaserve.errors import DeadlineUnreachable, InvalidArgument, QueueFull
+from xlaserve.processes.link.arena import Extent, Share, aligned
+from xlaserve.processes.link.engine_state import ModelSnapshot
+from xlaserve.processes.link.front_end.engine_calls import EngineCalls
+from xlaserve.processes.link.link_records import MODES, ReleaseModel, Submit
+from xlaserve.processes.link.record_codec import pack_trace
+
+
+class Openings:
+    """The resolutions without buckets that an engine is making one model ready for.
+
+    `ask` asks the engine to do so, and returns once the model is ready. All methods run on the event loop.
+    """
+
+    def __init__(self, ask: Callable[[Resolution], Coroutine[Any, Any, None]]) -> None:
+        self._ask = ask
+        self._asking: dict[Resolution, asyncio.Task[None]] = {}
+
+    def check(self, snapshot: ModelSnapshot, resolution: Resolution) -> None:
+        """Raises InvalidArgument where the model takes no images of a resolution. The engine checks again."""
+        if resolution in snapshot.output_bytes:
+            return
+        if snapshot.unmatched is None:
+            raise refusal(resolution, "a size that has buckets")
+        snapshot.unmatched.check(resolution, self._asking)
+
+    def begin(self, snapshot: ModelSnapshot, resolution: Resolution) -> asyncio.Task[None]:
+        """Asks the engine, unless it is asked already. Raises InvalidArgument."""
+        if (asking := self._asking.get(resolution)) is None:
+            self.check(snapshot, resolution)
+            asking = asyncio.create_task(self._ask(resolution), name=f"open {resolution}")
+            self._asking[resolution] = asking
+            asking.add_done_callback(lambda _: self._end(resolution))
+        return asking
+
+    def _end(self, resolution: Resolution) -> None:
+        asking = self._asking.pop(resolution)
+        if not asking.cancelled():
+            asking.exception()  # retrieved here, as there may be no caller left that awaits it
+
+
+class RemoteModel:
+    """A `ModelEngine` in another process, at the other end of the link that `calls` belong to."""
+
+    def __init__(self, calls: EngineCalls, snapshot: ModelSnapshot) -> None:
+        self.snapshot = snapshot
+        """The last snapshot of the model."""
+        self.admission = ImageAdmission(snapshot.title, 0, 0, self.outstanding_s)
+        """Images admitted by this front alone; the engine has its own count."""
+        self.submitted_images = 0
+        """Images of this front that are in the engine."""
+        self.submitted_bytes = 0
+        self.share = Share(snapshot.title, 0)
+        """The model's share of the arena."""
+        self._calls = calls
+        self._clock = time.perf_counter
+        self._outstanding_s = 0.0
+        self._told_at = 0.0
+        self._live = Live(in_flight_images_limit=snapshot.max_images)
+        self._is_released = False
+        self._openings = Openings(self._ask_to_open)
+        self._emptied: asyncio.Event | None = None
+        """Set once this front has no request to the model, where a call of `drained` waits for that."""
+        self.update(snapshot)
+
+    def update(self, snapshot: ModelSnapshot) -> None:
+        """Applies a new snapshot of the model."""
+        self.snapshot = snapshot
+        self.admission.max_images, self.admission.max_bytes = snapshot.max_images, snapshot.max_bytes
+        self.admission.is_closed = not snapshot.is_open
+        self.share.max_bytes = snapshot.share_bytes
+
+    def close(self) -> None:
+        """Admits no more requests: the engine no longer has the model."""
+        self.admission.is_closed = True
+
+    @property
+    def images(self) -> int:
+        """Images of the requests that this front has admitted and not answered."""
+        return self.admission.images
+
+    def release(self) -> None:
+        """Tells the engine, once, that this front does not use the model any more, so that the engine may end it."""
+        if not self._is_released:
+            self._is_released = True
+            self._calls.send(ReleaseModel(self.snapshot.id))
+
+    async def drained(self) -> None:
+        """Returns once all requests that this front has admitted are answered; it must admit no others meanwhile."""
+        while self.admission.images:
+            self._emptied = self._emptied or asyncio.Event()
+            await self._emptied.wait()
+
+    def answered(self, images: int, size_bytes: int) -> None:
+        """Counts a request as answered."""
+        self.admission.leave(images, size_bytes)
+        if self._emptied is not None and not self.admission.images:
+            self._emptied.set()
+
+    def update_outstanding(self, seconds: float) -> None:
+        """Notes the seconds in which the engine should have answered all that waits and runs there."""
+        self._outstanding_s, self._told_at = seconds, self._clock()
+
+    def update_live(self, live: Live) -> None:
+        """Notes the engine's load from all fronts."""
+        self._live = live
+        self.update_outstanding(live.outstanding_s)
+
+    def live(self) -> Live:
+        """Returns the load from all fronts, as the engine last told it; see `ModelEngine.live`."""
+        return self._live
+
+    def outstanding_s(self) -> float:
+        """Returns the seconds in which all that waits and runs should be answered, by the engine's last record."""
+        return max(0.0, self._told_at + self._outstanding_s - self._clock())
+
+    def largest(self, mode: Mode, height: int, width: int) -> int:
+        """Returns the most images of a shape that run in one batch, by the last snapshot; see `ModelEngine.largest`."""
+        return self.snapshot.largest.get((mode, height, width), 0)
+
+    def has(self, resolution: Resolution) -> bool:
+        """Returns whether the engine can run images of a resolution now."""
+        return resolution in self.snapshot.output_bytes
+
+    async def open(self, resolution: Resolution) -> None:
+        """Has the engine make the model ready for a resolution without buckets. Raises what `Ticket.open` raises."""
+        if not self.has(resolution):
+            # A request that is cancelled must not take the question with it, whose answer others wait for.
+            await asyncio.shield(self._openings.begin(self.snapshot, resolution))
+
+    def open_soon(self, resolution: Resolution) -> None:
+        """Has the engine make the model ready for a resolution that other engines are ready for, unless this engine
+        has tried already."""
+        unmatched = self.snapshot.unmatched
+        if unmatched is not None and resolution not in unmatched.opened:
+            with suppress(InvalidArgument):
+                self._openings.begin(self.snapshot, resolution)
+
+    async def _ask_to_open(self, resolution: Resolution) -> None:
+        height, width = resolution
+        await self._calls.ask("open", model=self.snapshot.id, height=height, width=width)
+
+    async def run_when_idle(self, pixels: Images, mode: Mode, deadline: float) -> Result:
+        """Runs a batch that no request waits for; see `ModelEngine.run_when_idle`.
+
+        Raises QueueFull as well where more than half of the model's share of the arena is in use.
+        """
+        if 2 * self._calls.arena.used_of(self.share) > self.share.max_bytes:
+            raise QueueFull(f"more than half of {self.share.max_bytes} bytes for images and outputs is in use")
+        with RemoteRequest(self, self._calls, 0, 0) as request:
+            return await request.run_when_idle(pixels, mode, deadline)
+
+    async def submit(
+        self,
+        extent: Extent,
+        shape: tuple[int, ...],
+        mode: Mode,
+        deadline: float,
+        *,
+        priority: int = DEFAULT_PRIORITY,
+        when_idle: bool = False,
+        trace: TraceContext | None = None,
+    ) -> Result:
+        """Has the engine run the pixels, of `shape`, at the beginning of an extent."""
+        images, height, width, channels = shape
+        submit = Submit(
+            self._calls.next_number(),
+            extent.offset,
+            len(extent.memory),
+            deadline,
+            self.snapshot.id,
+            images,
+            height,
+            width,
+            MODES.index(mode),
+            priority,
+            when_idle,
+            *pack_trace(trace),
+        )
+        return await self._calls.run(submit, extent, aligned(images * height * width * channels))
+
+    def admit(self, images: int, size_bytes: int, unmatched: Resolution | None = None) -> RemoteRequest:
+        """Admits a request; see `ModelEngine.admit`. The engine applies the limits for all fronts when it runs it."""
+        self._calls.check()
+        if unmatched is not None:
+            self._openings.check(self.snapshot, unmatched)
+        self.admission.admit(images, size_bytes)
+        return RemoteRequest(self, self._calls, images, size_bytes)
+
+    def check_encoded(
+        self, images: int, deadline: float, priority: int, *, shapes: Iterable[Shape], decode_s: float, decoding: int
+    ) -> None:
+        """Raises DeadlineUnreachable for images that can't be decoded, or run after all that waits, in time.
+
+        The engine checks again, with priorities and shapes too, once the images are there.
+        """
+        outstanding_s = self.outstanding_s()
+        if not decoding and not outstanding_s:
+            return
+        likely_s, slack_s = max(decode_s, outstanding_s), deadline - self._clock()
+        if likely_s > slack_s:
+            raise DeadlineUnreachable(
+                f"model {self.snapshot.title}: the deadline is in {max(0.0, slack_s):.3f} s, and the answer would take"
+                f" {likely_s:.3f} s with what waits already",
+                likely_s - slack_s,
+            )
+
+
+class RemoteRequest:
+    """A request that a front has admitted. It counts until the `with` that holds it ends."""
+
+    __slots__ = ("_buffers", "_calls", "_images", "_model", "_size_bytes")
+
+    def __init__(self, model: RemoteModel, calls: EngineCalls, images: int, size_bytes: int) -> None:
+        self._model = model
+        self._calls = calls
+        self._images = images
+        self._size_bytes = size_bytes
+        self._buffers: list[tuple[Images, Extent]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._buffers.clear()
+        self._model.answered(self._images, self._size_bytes)
+
+    def buffer(self, shape: tuple[int, int, int, int]) -> Images:
+        """Returns shared memory for pixels `[n, height, width, 3]`, with any content. Raises QueueFull, EngineLost, or
+        InvalidArgument for a size that the model does not take."""
+        images, height, width, channels = shape
+        self._calls.check()
+        size_bytes = images * height * width * channels
+        try:
+            room_bytes = self._model.snapshot.room_bytes(height, width, images)
+        except KeyError:
+            sizes = " or ".join(f"[n, {height}, {width}, 3]" for height, width in self._model.snapshot.output_bytes)
+            raise InvalidArgument("pixels", f"shape {sizes}", list(shape)) from None
+        extent = self._calls.arena.take(aligned(size_bytes) + room_bytes, self._model.share)
+        pixels = extent.memory[:size_bytes].reshape(shape)
+        self._buffers.append((pixels, extent))
+        return pixels
+
+    async def open(self, resolution: Resolution, mode: Mode) -> Mode:
+        """Makes the model ready for a resolution; see `Ticket.open`. Returns a mode by the engine's last snapshot."""
+        await self._model.open(resolution)
+        return mode if self._model.largest(mode, *resolution) else Mode.GRAPH
+
+    async def run(
+        self,
+        pixels: Images,
+        mode: Mode,
+        deadline: float,
+        priority: int = DEFAULT_PRIORITY,
+        trace: TraceContext | None = None,
+    ) -> Result:
+        """Runs pixels; see `Ticket.run`. Pixels that are no `buffer` are copied into one."""
+        count, height, width, channels = pixels.shape
+        extent = next((extent for buffer, extent in self._buffers if buffer is pixels), None)
+        if extent is None:
+            buffer = self.buffer((count, height, width, channels))
+            _, extent = self._buffers[-1]
+            await self._calls.copy(pixels, buffer)
+        model, size_bytes = self._model, pixels.nbytes
+        model.submitted_images += count
+        model.submitted_bytes += size_bytes
+        try:
+            return await model.submit(extent, pixels.shape, mode, deadline, priority=priority, trace=trace)
+        finally:
+            model.submitted_images -= count
+            model.submitted_bytes -= size_bytes
+
+    async def run_when_idle(self, pixels: Images, mode: Mode, deadline: float) -> Result:
+        """Runs a batch that no request waits for; see `ModelEngine.run_when_idle`."""
+        count, height, width, channels = pixels.shape
+        buffer = self.buffer((count, height, width, channels))
+        _, extent = self._buffers[-1]
+        await asyncio.to_thread(np.copyto, buffer, pixels)  # no request's copy is to wait for this one
+        return await self._model.submit(extent, pixels.shape, mode, deadline, when_idle=True)
