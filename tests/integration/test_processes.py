@@ -216,7 +216,7 @@ async def test_garbage_ends_the_process_that_says_it_and_no_other(caplog: pytest
         await until(lambda: supervisor.states["front 2"] is State.READY)
         assert launched.ends[0][:2] == ("front 1", -signal.SIGKILL)
         assert {name for name, _, _ in launched.ends} == {"front 1"}
-    assert "front 1: what it says can't be understood, and it is killed" in caplog.text
+    assert "front 1: the process is killed, as its messages can't be understood" in caplog.text
     said = [record for record in caplog.records if record.name == "xlaserve.processes.supervision.output"]
     assert said[-1].getMessage() == "F0000 Check failed: all is lost"
     assert {record.__dict__["role"] for record in said} == {"front 1"}
@@ -224,7 +224,7 @@ async def test_garbage_ends_the_process_that_says_it_and_no_other(caplog: pytest
 
 async def test_one_that_is_cut_off_from_its_supervisor_ends_with_an_error(caplog: pytest.LogCaptureFixture) -> None:
     assert await result(role("is_cut_off", restarts=RestartPolicy(most=0))) == 1
-    assert "the supervisor can't be spoken to any more, and this process ends" in caplog.text
+    assert "the connection to the supervisor is lost, and this process ends" in caplog.text
     assert "ended with status 1" in caplog.text
 
 
@@ -370,7 +370,7 @@ async def test_one_that_hangs_is_not_waited_for(caplog: pytest.LogCaptureFixture
         spare.suspend()
         prepared.last("front 1").send_signal(signal.SIGKILL)
         await until(lambda: all_are_ready(supervisor) and len(prepared.processes) == 2)
-        assert "front 1: starts afresh" in caplog.text
+        assert "front 1: starts in a fresh interpreter" in caplog.text
         assert not spare.is_running()
     prepared.launcher.close()
 
@@ -436,7 +436,7 @@ async def test_a_module_that_fails_is_told_of_by_the_process_that_needs_it(caplo
     launcher = Launcher()
     launcher.prepare(failing)
     await until(lambda: not launcher.prepare(failing))
-    assert "front 1: what was kept ready for its place ended with status 1" in caplog.text
+    assert "front 1: the spare process ended with status 1" in caplog.text
     caplog.clear()
     process = launcher(failing, lambda kind, content: None)
     async with asyncio.timeout(PATIENCE_S):

@@ -110,7 +110,8 @@ async def _serve(child: Child, orders: Orders) -> int:
             is_supervised=lambda: child.is_supervised,
         )
         engines.calls = front.calls
-        mirror.on_change = child.on_supervision = front.health.refresh
+        mirror.on_change = front.health.refresh
+        child.follow_supervision(front.health.refresh)
         if orders.waits and not await _until(mirror.ready(), stopping.begun):
             return 0
         metrics.add_gauges(lambda: _taken_in(mirror.versions()))

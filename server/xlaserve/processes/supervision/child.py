@@ -1,9 +1,9 @@
-"""A process of a role, as it sees itself.
+"""A process of a role, seen from within.
 
 python -P -m xlaserve.processes.supervision.child PARENT ORDERS MODULE
 
-PARENT is the number of the process that started it, ORDERS the descriptor of a socket over which that tells it what it
-is there for. If MODULE is not empty, it is imported, and each time that orders come another process is forked for them.
+PARENT is the number of the process that started this one, ORDERS the descriptor of a socket over which the orders of
+this process come. If MODULE is not empty, it is imported, and for all orders that come a process is forked.
 """
 
 from __future__ import annotations
@@ -40,40 +40,40 @@ log = logging.getLogger("xlaserve.processes.supervision.child")
 
 FAILED: Final = 1
 THREADS_END_S: Final = 5.0
-"""How long a thread may take to end that has nothing more to do."""
+"""How long the threads of an imported module may take to end."""
 CHUNK_BYTES: Final = 4096
 CLOSE_S: Final = 1.0
-"""How long the last messages may take to a supervisor that does not read."""
+"""How long `close` waits for a supervisor that does not read the last messages."""
 SILENT_BEATS: Final = 30
-"""A supervisor that asks for nothing for as many beats may hang: it asks for metrics every few seconds."""
+"""Beats without a question of the supervisor after which it may hang: it asks for metrics every few seconds."""
 REFRESH_TIMEOUT_S: Final = 0.25
-"""How long a look at the metrics waits for the event loop. Then it shows what was seen last."""
+"""How long the metrics wait for the event loop to refresh the gauges. Then the gauges stand as they were."""
 
 
 class Child:
-    """This process: its role's name, payload and descriptors, and what it says to its supervisor, from any thread.
+    """This process: its role's name, payload and descriptors, and its messages to the supervisor, from any thread.
 
-    Nothing here waits for the supervisor, or raises where it is gone. A message that it has not read yet gives way to a
-    later one of the same kind. Once it can't be spoken to any more, this process is told to end, by SIGTERM, so that
-    another takes its place.
+    Nothing here waits for the supervisor, or raises where that is gone. A message that is not sent yet is replaced by a
+    later one of the same kind. Once the connection is lost, this process is told to end, by SIGTERM, so that another
+    takes its place.
     """
 
     def __init__(self, name: str, payload: bytes, descriptors: Mapping[str, int]) -> None:
         self.name = name
         self.payload = payload
         self.descriptors = {key: number for key, number in descriptors.items() if key not in (CHANNEL, PULSE)}
-        """By names. What this process starts does not inherit them."""
+        """Descriptors by their names. Processes that this one starts do not inherit them."""
         self.is_cut_off = False
-        """Whether the supervisor can't be spoken to any more."""
+        """Whether the connection to the supervisor is lost."""
         self._pulse = Pulse(descriptors[PULSE])
         self._channel = socket.socket(fileno=descriptors[CHANNEL])
         self._unsent: dict[Kind, bytes] = {}
         """The last message of each kind, in the order in which they are sent."""
         self._is_sending = self._is_closing = False
         self._changed = threading.Condition()
-        """Of the three above."""
+        """The condition of `_unsent`, `_is_sending` and `_is_closing`."""
         self._showing = threading.Lock()
-        """Held while the metrics are read: what was read before others would look as if counts had fallen."""
+        """Held from reading the metrics until they are queued: sent in another order, counts would seem to fall."""
         self._shown = registry_snapshot.encode({})
         self._metrics: Callable[[], bytes] = lambda: self._shown
         self._refresh: Callable[[], Future[None]] | None = None
@@ -81,13 +81,12 @@ class Child:
         self._is_listening = False
         self._silent_beats = 0
         self.is_supervised = True
-        """Whether the supervisor asked lately. It is beats that count: none pass while this process is stopped."""
-        self.on_supervision: Callable[[], object] = lambda: None
-        """Called on the event loop when `is_supervised` has changed."""
-        threading.Thread(target=self._speak, name="to supervisor", daemon=True).start()
+        """Whether the supervisor has asked lately: in beats, of which none pass while this process is stopped."""
+        self._on_supervision: list[Callable[[], object]] = []
+        threading.Thread(target=self._send_messages, name="to supervisor", daemon=True).start()
 
     def beat(self) -> None:
-        """Shows from now on that the running event loop goes on. If it stops, the supervisor kills this process."""
+        """Counts the pulse of the running event loop from now on. If that stops, the supervisor kills this process."""
         self._pulse.beat()
         self._silent_beats += self._is_listening
         if self.is_supervised != (self._silent_beats < SILENT_BEATS):
@@ -96,41 +95,47 @@ class Child:
                 log.info("the supervisor asks for metrics again")
             else:
                 log.error("the supervisor has asked for nothing for %d s: it may hang", SILENT_BEATS * pulse.BEAT_S)
-            self.on_supervision()
+            for on_change in self._on_supervision:
+                on_change()
         asyncio.get_running_loop().call_later(pulse.BEAT_S, self.beat)
 
+    def follow_supervision(self, on_change: Callable[[], object]) -> None:
+        """Has `on_change` called, on the event loop, whenever `is_supervised` has changed."""
+        self._on_supervision.append(on_change)
+
     def tell_ready(self, about: Mapping[str, object] | None = None) -> None:
-        """Says that it does what it is there for, and what may be known of that."""
-        self._tell(Kind.READY, json.dumps(about or {}).encode())
+        """Tells the supervisor that this process is ready, with details in plain data of JSON."""
+        self._queue(Kind.READY, json.dumps(about or {}).encode())
 
     def show_metrics(self, registry: Collector, refresh: Callable[[], Future[None]]) -> None:
-        """Shows the supervisor what is in `registry` whenever it asks, after `refresh`; called on a thread of its own.
+        """Sends the metrics in `registry` whenever the supervisor asks for them, after a `refresh` of the gauges.
 
-        Shown so even while the event loop is busy, as over HTTP.
+        A thread of its own does so, and calls `refresh`: the metrics are sent even while the event loop is busy.
         """
         self._metrics, self._refresh = lambda: registry_snapshot.encode(registry_snapshot.take(registry)), refresh
         self._listen()
 
     def keep(self, content: bytes) -> None:
-        """Gives what the next process of this role is to begin with, where this one ends unasked."""
-        self._tell(Kind.KEEP, content)
+        """Gives the supervisor `content` for the next process of this role, if this one ends unasked."""
+        self._queue(Kind.KEEP, content)
 
     def ask_for_successor(self, content: bytes, on_outcome: Callable[[Any], object]) -> None:
-        """Has another process take this one's place, which begins with `content`. `on_outcome` is called on a thread of
-        its own with what came of it, as the supervisor's watcher tells it."""
+        """Asks for another process in this one's place, which begins with `content`.
+
+        `on_outcome` is called, on a thread of its own, with the outcome that the supervisor's watcher tells.
+        """
         self._on_outcome = on_outcome
         self._listen()
-        self._tell(Kind.SUCCEED, content)
+        self._queue(Kind.SUCCEED, content)
 
     def pass_reload(self) -> None:
-        """Leaves it to the process in this one's place to read the configuration again."""
-        self._tell(Kind.RELOAD, b"")
+        """Has the process in this one's place read the configuration again."""
+        self._queue(Kind.RELOAD, b"")
 
     def close(self) -> None:
-        """Shows the metrics for the last time, so that nothing that was counted is lost, says that this process ends,
-        and sends what is left."""
+        """Sends the metrics for the last time, so that no count is lost, the end of this process, and what is unsent."""
         self._tell_metrics()
-        self._tell(Kind.ENDS, b"")
+        self._queue(Kind.ENDS, b"")
         with self._changed:
             self._changed.wait_for(lambda: self.is_cut_off or not (self._unsent or self._is_sending), CLOSE_S)
             self._is_closing = True
@@ -139,12 +144,12 @@ class Child:
             self._channel.shutdown(socket.SHUT_RDWR)
 
     def _listen(self) -> None:
-        """Not before there is something to answer: a question is asked once."""
+        """Starts to receive messages. Not before they can be answered: the supervisor asks once."""
         if not self._is_listening:
             self._is_listening = True
-            threading.Thread(target=self._hear, name="supervisor", daemon=True).start()
+            threading.Thread(target=self._receive_messages, name="supervisor", daemon=True).start()
 
-    def _hear(self) -> None:
+    def _receive_messages(self) -> None:
         reader, reason = MessageReader(), "it has closed the channel"
         try:
             while received := self._channel.recv(CHUNK_BYTES):
@@ -169,21 +174,21 @@ class Child:
         self._tell_metrics()
 
     def _tell_metrics(self) -> None:
-        """Shows them, or what was shown last where they can't be read: who gets no answer does not ask again."""
+        """Queues the metrics, or the last ones where they can't be read: an unanswered supervisor asks no more."""
         with self._showing:
             try:
                 self._shown = self._metrics()
             except Exception:
                 log.exception("the metrics can't be shown")
-            self._tell(Kind.METRICS, self._shown)
+            self._queue(Kind.METRICS, self._shown)
 
-    def _tell(self, kind: Kind, content: bytes) -> None:
+    def _queue(self, kind: Kind, content: bytes) -> None:
         with self._changed:
             self._unsent.pop(kind, None)
             self._unsent[kind] = content
             self._changed.notify_all()
 
-    def _speak(self) -> None:
+    def _send_messages(self) -> None:
         try:
             while message := self._next():
                 self._channel.sendall(message)
@@ -191,7 +196,7 @@ class Child:
             self._cut_off(repr(error))
 
     def _next(self) -> bytes:
-        """Waits for a message and takes it; empty once there will be no more."""
+        """Waits for the next message and returns its bytes; empty once there will be no more."""
         with self._changed:
             self._is_sending = False
             self._changed.notify_all()
@@ -208,23 +213,23 @@ class Child:
                 return
             self.is_cut_off = True
             self._changed.notify_all()
-        log.error("the supervisor can't be spoken to any more, and this process ends: %s", reason)
+        log.error("the connection to the supervisor is lost, and this process ends: %s", reason)
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Does what the supervisor says, and ends with what that returns."""
+    """Waits for orders, runs the function that they name, and ends this process with the status that it returns."""
     *numbers, module = arguments
     parent, number = map(int, numbers)
-    if not linux.end_with(parent, signal.SIGKILL):  # which can't be put off: no orphan may keep a port
+    if not linux.end_with(parent, signal.SIGKILL):  # a signal that can't be blocked: no orphan may keep a port
         sys.exit(FAILED)
-    # Sent to have the configuration read again, which it may come too early for.
+    # SIGHUP has the configuration read again, and may come before there is a handler for it.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     supervisor = socket.socket(fileno=number)
     received = _forked_for(supervisor, parent, module) if module else receive(supervisor)
     supervisor.close()
     if not received:
-        sys.exit(0)  # nothing has become of it
+        sys.exit(0)  # the spare process was not needed
     orders = Orders.read(received)
     descriptors = dict(orders.descriptors)
     os.dup2(descriptors[STDERR], sys.stderr.fileno())
@@ -235,7 +240,7 @@ def main(arguments: Sequence[str]) -> None:
         try:
             os.sched_setaffinity(0, orders.cores)
         except OSError as error:
-            log.warning("it runs on any core, not on %s alone: %s", orders.cores, error.strerror)
+            log.warning("this process runs on any core, not on %s alone: %s", orders.cores, error.strerror)
     child = Child(orders.name, orders.payload, descriptors)  # its threads run where this one does
     status = _run(orders.target, child)
     child.close()
@@ -243,13 +248,15 @@ def main(arguments: Sequence[str]) -> None:
         status = status or FAILED
     log_writer.finish()
     sys.stderr.flush()
-    # Not sys.exit, which waits for what nothing can interrupt, such as a compilation.
+    # Not sys.exit, which waits for threads that nothing can interrupt, such as one that compiles.
     os._exit(status)
 
 
 def _forked_for(supervisor: socket.socket, parent: int, module: str) -> list[int]:
-    """Imports a module, and forks a process each time that orders come; returns in each of them with what it received,
-    and here once no more come."""
+    """Imports a module, and forks a process for all orders that come.
+
+    Returns the received descriptors in each forked process; here none, once no more orders come.
+    """
     priority = LowPriority()
     priority.begin()
     import_module(module)
@@ -270,7 +277,7 @@ def _forked_for(supervisor: socket.socket, parent: int, module: str) -> list[int
 
 
 def _expect_one_thread() -> None:
-    """Raises RuntimeError where there are others: what they hold at a fork would be held for ever there."""
+    """Raises RuntimeError where there are other threads: locks that they hold at a fork stay locked after it."""
     give_up_at = time.monotonic() + THREADS_END_S
     while len(threads := [*Path("/proc/self/task").iterdir()]) > 1:
         if time.monotonic() > give_up_at:
@@ -287,7 +294,7 @@ def _run(target: str, child: Child) -> int:
         log.error("%s", error)
         return NO_USE
     except Exception:
-        log.exception("it failed")
+        log.exception("this process failed")
         return FAILED
     return status
 

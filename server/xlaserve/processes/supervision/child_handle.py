@@ -1,4 +1,4 @@
-"""A process of a role, as its supervisor sees it."""
+"""A process of a role, seen from its supervisor."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ CHUNK_BYTES: Final = 64 * 1024
 
 
 class Launcher:
-    """Starts processes. For roles that have a spare it keeps one that forks them, ready whenever another is needed."""
+    """Starts the processes of roles. For roles that have a spare it keeps a spare process, which forks theirs."""
 
     def __init__(self, log_level: str = "info", log_format: Format = "human") -> None:
         self._logs: tuple[str, Format] = log_level, log_format
         self._spares: dict[str, Spare] = {}
-        """By the target of their roles."""
+        """Spare processes, by the target of their roles."""
 
     def __call__(self, role: Role, on_message: OnMessage) -> ChildProcess:
         """Starts the process of a role. Raises OSError."""
@@ -44,14 +44,15 @@ class Launcher:
             try:
                 return spare.fork(orders)
             except OSError as error:
-                log.warning("%s: starts afresh, as what was kept ready for its place did not: %s", orders.name, error)
+                log.warning(
+                    "%s: starts in a fresh interpreter, as the spare process did not fork: %s", orders.name, error
+                )
         return start(orders)
 
     def prepare(self, role: Role) -> bool:
-        """Keeps a process that forks others with this role's target, if it is to have one.
+        """Starts a spare process for a role's target, if the role is to have one and there is none.
 
-        Returns whether there is one, or none is to be. Where the one before has ended, it is left to the caller when to
-        try again.
+        Returns False where that failed, or where the spare process has ended: the caller decides when to try again.
         """
         if not role.has_spare:
             return True
@@ -59,16 +60,16 @@ class Launcher:
             try:
                 self._spares[role.target] = Spare(role.module)
             except OSError as error:
-                log.warning("%s: no other can be kept ready for its place: %s", role.name, error)
+                log.warning("%s: a spare process could not be started: %s", role.name, error)
                 return False
         elif (status := spare.status) is not None:
-            log.warning("%s: what was kept ready for its place ended with status %d", role.name, status)
+            log.warning("%s: the spare process ended with status %d", role.name, status)
             self._spares.pop(role.target).end()
             return False
         return True
 
     def close(self) -> None:
-        """Ends what was kept ready."""
+        """Ends all spare processes."""
         while self._spares:
             self._spares.popitem()[1].end()
 
@@ -76,8 +77,8 @@ class Launcher:
 class ChildProcess:
     """A running process. `on_message` is called with its messages; its stderr goes into the log.
 
-    It is killed when the thread ends that makes this object: make it on the main thread, on whose event loop the rest
-    happens. Raises OSError where the process can't be started.
+    The process is killed when the thread ends that makes this object: make it on the main thread, whose event loop runs
+    all the rest. Raises OSError where the process can't be started.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class ChildProcess:
         self._loop = asyncio.get_running_loop()
         self._reader = MessageReader()
         self.ended: asyncio.Future[int] = self._loop.create_future()
-        """Its status, negative for the signal that ended it; set after its last message was heard."""
+        """The exit status, negative for the signal that ended the process. Set after the last message was handled."""
         self._unsent = bytearray()
         with ExitStack() as ours, ExitStack() as theirs:
             self._channel, channel = socket.socketpair()
@@ -123,30 +124,30 @@ class ChildProcess:
 
     @property
     def output_closed(self) -> asyncio.Future[None]:
-        """Done once nothing more of its stderr will come, up to a second after its end."""
+        """Done once nothing more of the process's stderr will come, up to a second after its end."""
         return self._output.closed
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Sends it `number`, unless it has ended."""
+        """Sends the process a signal, unless it has ended."""
         if not self.ended.done():
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
     @property
     def beats(self) -> int:
-        """How often its event loop has shown that it goes on; 0 once it has ended."""
+        """How often the event loop of the process has counted; 0 once the process has ended."""
         return 0 if self.ended.done() else pulse.beats(self._pulse)
 
     def ask(self) -> None:
-        """Asks for its metrics; not again before it has shown them."""
+        """Asks for the metrics of the process; not to be called again before they have come."""
         self._send(Kind.ASK, b"")
 
     def tell(self, outcome: object) -> None:
-        """Tells it what became of its wish for a successor: plain data of JSON."""
+        """Tells the process what became of the successor that it asked for: plain data of JSON."""
         self._send(Kind.OUTCOME, json.dumps(outcome).encode())
 
     def _send(self, kind: Kind, content: bytes) -> None:
-        """Sends a message, what it has no room for as soon as it has read others. Nothing where it listens no more."""
+        """Sends a message, as soon as the socket has room for it; drops it where the process receives no more."""
         if self._channel.fileno() >= 0:
             self._unsent += encode(kind, content)
             self._flush()
@@ -156,7 +157,7 @@ class ChildProcess:
             del self._unsent[: self._channel.send(self._unsent)]
         except BlockingIOError:
             pass
-        except OSError:  # it has ended, or is about to
+        except OSError:  # the process has ended, or is about to
             self._unsent.clear()
         if self._unsent:
             self._loop.add_writer(self._channel.fileno(), self._flush)
@@ -164,7 +165,7 @@ class ChildProcess:
             self._loop.remove_writer(self._channel.fileno())
 
     def _receive(self) -> bool:
-        """Hears what has come, and returns whether there may be more."""
+        """Handles the messages that have come, and returns whether there may be more."""
         try:
             received = self._channel.recv(CHUNK_BYTES)
         except BlockingIOError:
@@ -175,7 +176,7 @@ class ChildProcess:
             for kind, content in self._reader.feed(received):
                 self._take(kind, content)
         except ValueError as error:
-            log.error("%s: what it says can't be understood, and it is killed: %s", self.role.name, error)
+            log.error("%s: the process is killed, as its messages can't be understood: %s", self.role.name, error)
             self.send_signal(signal.SIGKILL)
             received = b""
         if not received:
@@ -197,7 +198,9 @@ class ChildProcess:
     def _on_end(self) -> None:
         self._loop.remove_reader(self._pidfd)
         status = self._wait()
-        while self._channel.fileno() >= 0 and self._receive():  # bounded by what a socket holds: nobody writes any more
+        while (
+            self._channel.fileno() >= 0 and self._receive()
+        ):  # at most as much as a socket holds: the writer has ended
             pass
         self._close_channel()
         self._output.process_ended()

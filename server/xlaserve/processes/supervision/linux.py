@@ -1,4 +1,4 @@
-"""What a process asks of the Linux kernel: to end with another, to be another's child, and a name that `ps` shows."""
+"""System calls of Linux: to end with another process, to be another's child, and to have a name that `ps` shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 NAME_BYTES: Final = 15
-"""How much of a name the kernel keeps."""
+"""The bytes of a name that the kernel keeps."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
@@ -22,10 +22,10 @@ _ARG_START, _ARG_END = 48, 49
 
 
 def end_with(parent: int, number: signal.Signals) -> bool:
-    """Has the kernel send this process `number` when the thread ends that started it, and returns whether it is there.
+    """Has the kernel send this process a signal when the thread that started it ends.
 
-    It holds for this process and what it becomes, not for what it starts. `parent` is the number of the process that
-    this one was started by. False where that has ended already, so that nothing would ever come.
+    The setting outlasts exec, and processes that this one starts do not inherit it. `parent` is the number of the
+    process that started this one. Returns False where that has ended already, so that no signal would ever come.
     """
     _prctl(_PR_SET_PDEATHSIG, number)
     return os.getppid() == parent
@@ -33,9 +33,9 @@ def end_with(parent: int, number: signal.Signals) -> bool:
 
 @contextmanager
 def adopting() -> Iterator[None]:
-    """Has this process be the parent of all that its children start and leave behind meanwhile. Raises OSError.
+    """Makes this process the parent of all orphans among its descendants (a subreaper) meanwhile. Raises OSError.
 
-    Not longer than for what it waits for: of the others nobody would notice the end.
+    To be held no longer than needed: no one waits for the end of other orphans.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -45,9 +45,10 @@ def adopting() -> Iterator[None]:
 
 
 def fork_sibling() -> int | None:
-    """Forks. The new process is a child of what started this one, if that is `adopting`.
+    """Forks a process that is a child of this one's parent, if the parent is `adopting`.
 
-    Returns None here, and there the number of a process in between, which has ended. Raises OSError.
+    Returns None in this process, and in the new one the number of a process in between, which has ended. Raises
+    OSError.
     """
     if middle := os.fork():
         if os.waitstatus_to_exitcode(os.waitpid(middle, 0)[1]):
@@ -57,14 +58,14 @@ def fork_sibling() -> int | None:
     ended = os.pidfd_open(middle)
     if os.fork():
         os._exit(0)
-    select.select([ended], [], [])  # until it has left its child to another
+    select.select([ended], [], [])  # until the process in between has ended, so that the parent has adopted this one
     os.close(ended)
     return middle
 
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """Has `ps` show `name` as the command meanwhile. Call it on the main thread, whose name is that of the process."""
+    """A block in which `ps` shows `name` as the command. Main thread only: its name is the name of the process."""
     before = Path("/proc/self/comm").read_text().rstrip("\n")
     _set_name(name)
     try:
@@ -76,7 +77,7 @@ def named(name: str) -> Iterator[None]:
 def set_title(title: str, name: str) -> None:
     """Has `ps` show `title` in place of the command line, as far as there is room for it, and `name` as the command."""
     _set_name(name)
-    # What follows the command's name in brackets, which may have brackets and spaces of its own.
+    # The fields after the command's name in brackets, which may have brackets and spaces of its own.
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     start, end = (int(fields[field - 3]) for field in (_ARG_START, _ARG_END))
     text = title.encode()[: end - start - 1]

@@ -1,4 +1,4 @@
-"""The metrics of all processes, kept fresh in the one that shows them."""
+"""The metrics of all processes, merged and kept fresh in the supervisor, which shows them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from xlaserve.telemetry.resources import SUPERVISOR
 log = logging.getLogger(__name__)
 
 EVERY_S: Final = 5.0
-"""How often processes are asked while nobody looks: what one that is killed has counted since is lost."""
+"""How often processes are asked while nobody looks. The counts of a killed process since then are lost."""
 PATIENCE_S: Final = 0.4
-"""How long `refresh` waits for those that do not answer. What they showed last is shown."""
+"""How long `refresh` waits for processes that do not answer. Their last metrics are shown."""
 
 
 class Restarted(Watcher):
-    """Counts in `registry` the processes that ended without having been told to."""
+    """Counts, in `registry`, processes that ended unasked."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._is_stopping = False
@@ -38,79 +38,79 @@ class Restarted(Watcher):
         )
 
     def stopping(self) -> None:
-        """Ends are no restarts any more."""
+        """Counts no ends any more: they are no restarts."""
         self._is_stopping = True
 
     def began(self, role: Role, process: Process) -> None:
-        """Shows the role from now on."""
+        """Shows the role's count from now on."""
         self._restarts.labels(role.name)
 
     def ended(self, role: Role, process: Process, status: int, was_ready: bool) -> None:
-        """Counts it, unless it has ended in order."""
+        """Counts an end with another status than 0."""
         if status and not self._is_stopping:
             self._restarts.labels(role.name).inc()
 
 
 class AllMetrics(Watcher):
-    """Asks processes for their metrics and merges what they show, beside `own`, this process's."""
+    """Asks processes for their metrics and merges them with `own`, the metrics of this process."""
 
     def __init__(self, own: Collector) -> None:
         self.merged = Merged()
-        """To be registered where metrics are shown."""
+        """The merged metrics, a collector."""
         self._own = own
         self._processes: dict[int, Process] = {}
-        """By process number."""
+        """Running processes, by their numbers."""
         self._filling: dict[str, int] = {}
-        """By role, the process that fills it."""
+        """The number of the process that fills each role, by the role's name."""
         self._answering: set[int] = set()
-        """Those that have shown something: others may not have begun to answer."""
+        """Numbers of processes that are ready or have answered before: others may not be able to answer yet."""
         self._awaited: dict[int, asyncio.Future[None]] = {}
-        """Done once the process of this number has answered."""
+        """Questions by the number of the process, done once that has answered."""
 
     def began(self, role: Role, process: Process) -> None:
-        """It will be asked from now on."""
+        """Asks the process from now on; its gauges are not shown until it fills its role."""
         self._processes[process.pid] = process
         self.merged.stand_aside(process.pid, is_aside=True)
 
     def filled(self, role: Role, process: Process) -> None:
-        """Shows the gauges of this one, and of no other of its role."""
+        """Shows the gauges of this process, and of no other of its role."""
         if (before := self._filling.get(role.name)) in self._processes and before is not None:
             self.merged.stand_aside(before, is_aside=True)
         self._filling[role.name] = process.pid
         self.merged.stand_aside(process.pid, is_aside=False)
 
     def became_ready(self, role: Role, process: Process) -> None:
-        """It answers from now on."""
+        """Waits for answers of the process from now on."""
         self._processes[process.pid] = process
         self._answering.add(process.pid)
 
     def showed(self, role: Role, process: Process, metrics: bytes) -> None:
-        """Merges them. Raises ValueError where they can't be read."""
+        """Merges the metrics. Raises ValueError where they can't be read."""
         try:
             self.merged.update(process.pid, role.name, registry_snapshot.decode(metrics))
-        finally:  # or it would not be asked again
+        finally:  # else the process would not be asked again
             self._answering.add(process.pid)
             self._settle(process.pid)
 
     def ended(self, role: Role, process: Process, status: int, was_ready: bool) -> None:
-        """Keeps what it had counted."""
+        """Keeps the counts of the process."""
         self._processes.pop(process.pid, None)
         self._answering.discard(process.pid)
         self.merged.ended(process.pid)
         self._settle(process.pid)
 
     async def refresh(self) -> None:
-        """Returns once all that answer have shown what they have counted, or have not in time."""
+        """Returns once all processes that can answer have sent their metrics, or `PATIENCE_S` have passed."""
         self.merged.update(os.getpid(), SUPERVISOR, registry_snapshot.take(self._own))
         for pid, process in self._processes.items():
-            if pid not in self._awaited:  # one question at a time: more than a socket holds would be lost
+            if pid not in self._awaited:  # one question at a time, so that they do not pile up
                 self._awaited[pid] = asyncio.get_running_loop().create_future()
                 process.ask()
         if awaited := [answer for pid, answer in self._awaited.items() if pid in self._answering]:
             await asyncio.wait(awaited, timeout=PATIENCE_S)
 
     async def follow(self) -> None:
-        """Refreshes again and again, for ever."""
+        """Refreshes once in `EVERY_S`, for ever."""
         while True:
             try:
                 await self.refresh()

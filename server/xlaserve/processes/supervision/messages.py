@@ -1,6 +1,6 @@
-"""What a process and its supervisor tell each other, over a stream socket.
+"""The messages between a process and its supervisor, over a stream socket.
 
-A message is a kind, the length of what follows, and that.
+A message is a kind, the length of its content, and the content.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from enum import IntEnum
 from typing import Final
 
 CHANNEL: Final = "xlaserve.channel"
-"""The descriptor of that socket, beside those of a role."""
+"""The name of the socket's descriptor, beside the descriptors of a role."""
 MAX_BYTES: Final = 64 * 2**20
-"""Of a message; more is an error of the sender."""
+"""Bound of a message; more is an error of the sender."""
 
 _HEAD: Final = struct.Struct("<BI")
 
 
 class Kind(IntEnum):
-    """What a message says."""
+    """The kind of a message, and its sender."""
 
     READY = 1
-    """Of the process: it does what it is there for; what follows is JSON about it."""
+    """From the process: it is ready. The content is JSON: details of the process."""
     METRICS = 2
-    """Of the process: what follows is a snapshot of its metrics."""
+    """From the process: the content is a snapshot of its metrics."""
     KEEP = 3
-    """Of the process: what follows is for the next one of its role to begin with, if this one ends."""
+    """From the process: the content is for the next process of its role to begin with, if this one ends."""
     SUCCEED = 4
-    """Of the process: another one shall take its place, and begin with what follows. It is told the OUTCOME."""
+    """From the process: another is to take its place, and to begin with the content. OUTCOME answers."""
     RELOAD = 5
-    """Of the process: it was told to read the configuration again, and leaves that to the one in its place."""
+    """From the process: the process in its place is to read the configuration again, as this one was told to."""
     ENDS = 8
-    """Of the process, its last message: it ends because it was told to, or for a reason that it has logged."""
+    """From the process, its last message: it ends because it was told to, or for a reason that it has logged."""
     ASK = 6
-    """Of the supervisor: the metrics shall be shown."""
+    """From the supervisor: the process is to send its METRICS."""
     OUTCOME = 7
-    """Of the supervisor: what became of SUCCEED, in JSON."""
+    """From the supervisor: the outcome of SUCCEED, in JSON."""
 
 
 OnMessage = Callable[[Kind, bytes], None]
@@ -44,18 +44,18 @@ OnMessage = Callable[[Kind, bytes], None]
 
 
 def encode(kind: Kind, content: bytes) -> bytes:
-    """Returns a message."""
+    """Returns a message as bytes."""
     return _HEAD.pack(kind, len(content)) + content
 
 
 class MessageReader:
-    """Finds messages in bytes as they come."""
+    """Finds messages in a stream of bytes."""
 
     def __init__(self) -> None:
         self._unread = bytearray()
 
     def feed(self, received: bytes) -> Iterator[tuple[Kind, bytes]]:
-        """Yields the messages that are complete now. Raises ValueError for what is none."""
+        """Yields the messages that are complete now. Raises ValueError for bytes that are no message."""
         self._unread += received
         while len(self._unread) >= _HEAD.size:
             kind, length = _HEAD.unpack_from(self._unread)

@@ -1,4 +1,4 @@
-"""What a process is there for, as its supervisor tells it over a stream socket, with descriptors."""
+"""The orders of a process, which its supervisor sends over a stream socket, with descriptors."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Final, NamedTuple
 from xlaserve.telemetry.logs import Format
 
 SPARE: Final = "spare"
-"""The name of a process that has imported what others need, and forks them as orders come."""
+"""The name of a process that has imported the modules of others, and forks these as orders come."""
 READY: Final = b"r"
-"""Said by such a process once it can do that."""
+"""The message of a spare process that is ready to fork."""
 STDERR: Final = "xlaserve.stderr"
-"""The descriptor of its stderr, beside those of a role."""
+"""The name of the descriptor for stderr, beside the descriptors of a role."""
 MAX_DESCRIPTORS: Final = 253
-"""How many the kernel sends at once (SCM_MAX_FD)."""
+"""The most descriptors that the kernel sends at once (SCM_MAX_FD)."""
 
 
 class Orders(NamedTuple):
-    """What a process is there for: see `Role`."""
+    """The orders of a process; see `Role`."""
 
     name: str
     target: str
     payload: bytes
     cores: Sequence[int]
     log: tuple[str, Format]
-    """The level and the format of its log."""
+    """The level and the format of the process's log."""
     descriptors: Mapping[str, int]
-    """By names, as they are numbered here."""
+    """Descriptors by their names, as they are numbered in the process that has the orders."""
 
     def send(self, to: socket.socket) -> None:
-        """Raises OSError."""
+        """Sends the orders and their descriptors. Raises OSError."""
         places = {name: place for place, name in enumerate(self.descriptors)}
         with os.fdopen(os.memfd_create("xlaserve"), "w+b") as file:
             pickle.dump(tuple(self._replace(descriptors=places)), file)
@@ -42,7 +42,7 @@ class Orders(NamedTuple):
 
     @classmethod
     def read(cls, received: Sequence[int]) -> Orders:
-        """Returns those that came with the descriptors `received`, and closes the first of them, which it reads."""
+        """Returns the orders that came with the descriptors `received`, the first of which is read and closed."""
         file, *numbers = received
         with os.fdopen(file, "rb") as opened:
             orders = cls(*pickle.load(opened))

@@ -1,4 +1,4 @@
-"""What a process writes on stderr, as lines of the server's log."""
+"""The stderr of a process, as lines of the server's log."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MAX_LINE_BYTES: Final = 64 * 1024
 """Longer lines are broken."""
 CHUNK_BYTES: Final = 64 * 1024
 MOST_AT_ONCE: Final = 16
-"""Chunks that are read at the end of a process before it is said that it has ended."""
+"""The most chunks that are read at the end of a process before it counts as ended."""
 LAST_LINES_S: Final = 1.0
-"""How long after its end what it has started may still write."""
+"""How long after the end of a process its descendants may still write."""
 
 
 class Lines:
-    """Finds lines in bytes as they come."""
+    """Finds lines in a stream of bytes."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -37,7 +37,7 @@ class Lines:
             yield from _pieces(piece)
 
     def end(self) -> Iterator[str]:
-        """Yields what is left."""
+        """Yields the last line, if it has no end."""
         rest, self._rest = self._rest, b""
         if rest:
             yield from _pieces(rest)
@@ -65,7 +65,7 @@ class Output:
         self._loop.add_reader(pipe, self._read)
 
     def process_ended(self) -> None:
-        """Reads what is there, and goes on for a while where something that the process has started may still write."""
+        """Reads what is there, and goes on for `LAST_LINES_S` where a descendant of the process may still write."""
         for _ in range(MOST_AT_ONCE):
             if not self._read():
                 break

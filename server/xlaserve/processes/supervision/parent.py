@@ -1,11 +1,11 @@
-"""The parent of a server that is one process: passes on what is said to either, and starts it again after a crash.
+"""The parent of a server that is one process: passes on signals and messages, and starts it again after a crash.
 
 python -I -S parent.py SERVER CHANNEL COMMAND...
 
-SERVER is the number of that process, a child of this one. CHANNEL is the descriptor of a datagram socket over which it
-says what is for the service manager, who listens to this process only, and ENDS before it ends by itself. Where it ends
-in another way, COMMAND takes the place of this program. Nothing of the server is imported here, as this process takes
-memory for as long as that one serves.
+SERVER is the number of the server's process, a child of this one. CHANNEL is the descriptor of a datagram socket over
+which the server sends messages for the service manager, which accepts them from this process only, and ENDS before it
+ends by itself. Where it ends in another way, COMMAND takes the place of this program. Nothing of the server is imported
+here, as this process takes memory for as long as the server runs.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from contextlib import suppress
 from types import FrameType
 
 ENDED = "ENDED_BEFORE_XLASERVE"
-"""The environment variable that tells COMMAND the status of the process, and 1 if that was ready before, else 0."""
+"""The environment variable that tells COMMAND the exit status of the server, and 1 if it was ready before, else 0."""
 CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
 )
-"""Signals that a process ends by itself with."""
+"""Signals with which a process ends by an error of its own."""
 TOLD = frozenset({*CRASHES, signal.SIGKILL})
-"""Signals whose process could not say that it ends, so that COMMAND has to."""
+"""Signals after which COMMAND has to log the end, as the process could not."""
 ENDS = b"ENDS=1"
-"""The message of a server that ends by itself and has said why."""
+"""The message of a server that ends by itself and has logged the reason."""
 STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
 PASSED = frozenset({*STOPS, signal.SIGHUP})
 """Signals that are for the server."""
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
                 is_ending = True
                 continue
             is_ready = is_ready or b"READY=1" in message
-            with suppress(OSError):  # nobody listens, or not any more
+            with suppress(OSError):  # there is no service manager, or none any more
                 service_manager.send(message)
     status = os.waitstatus_to_exitcode(os.waitpid(int(server), 0)[1])
     # For COMMAND, once it can act on them: the first process of a container has no default action for them. What has
@@ -72,12 +72,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def exit_status(status: int) -> int:
-    """Returns the status of a process, negative for a signal, as shells give it to who started them."""
+    """Returns the exit status of a process, negative for a signal, as shells return it: 128 and the signal's number."""
     return status if status >= 0 else 128 - status
 
 
 def _reap() -> None:
-    """Waits for processes that were left to this one, if it is the first of a container: COMMAND knows none of them."""
+    """Waits for orphans that have ended, where this process is a container's first: COMMAND knows none of them."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,4 +1,4 @@
-"""When a process that has ended is started again, and when there is no use in it any more."""
+"""The delay after which a process that has ended is started again, and the limit of restarts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Counts the ends of a role's processes within the last `window_s`.
+    """The delays between restarts, by the number of ends of a role's processes within the last `window_s`.
 
-    After the first `at_once` of them another is started at once, after the next in `first_wait_s`, and then in twice
-    as long each time, `longest_wait_s` at most. After more than `most` nothing is started any more. Waits are shortened
-    by up to the share `jitter`, so that processes that end together don't come back together.
+    After each of the first `at_once` ends another process is started at once, after the next in `first_wait_s`, and
+    then in twice as long each time, `longest_wait_s` at most. After more than `most` ends no process is started any
+    more. Delays are shortened by up to the share `jitter`, so that processes that end together do not start together.
 
-    One that was ready for at least `longest_wait_s` is replaced at once, and the waits begin anew: it does not end more
-    often than others are started. Towards `most` it counts like any other.
+    A process that was ready for at least `longest_wait_s` is replaced at once, and the delays begin anew. Its end
+    counts towards `most` like any other.
     """
 
     window_s: float = 60.0
@@ -36,18 +36,18 @@ class Restarts:
         self.policy = policy
         self._draw = draw
         self._ends: deque[float] = deque()
-        """When, in seconds."""
+        """The times of ends, in seconds."""
         self._ready_since: float | None = None
         self._lasted_until = -math.inf
-        """When the last one ended that was ready for long."""
+        """The time of the last end of a process that was ready for `longest_wait_s`."""
 
     def became_ready(self, now: float) -> None:
-        """The process is ready, or another that has taken its place, or says so again."""
+        """Notes that a process fills the role and is ready. Later calls before its end change nothing."""
         if self._ready_since is None:
             self._ready_since = now
 
     def wait_s(self, now: float) -> float | None:
-        """One has ended: returns in how many seconds to start another, None for not at all."""
+        """Counts an end, and returns the delay before the next start, in seconds; None for no start at all."""
         policy, ends = self.policy, self._ends
         ends.append(now)
         while ends[0] <= now - policy.window_s:

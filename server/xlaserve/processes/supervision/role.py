@@ -1,4 +1,4 @@
-"""What a process of the server is there for."""
+"""The roles of a server's processes."""
 
 from __future__ import annotations
 
@@ -10,49 +10,50 @@ from typing import Final
 from xlaserve.processes.supervision.restarts import RestartPolicy
 
 NO_USE: Final = 78
-"""EX_CONFIG of sysexits.h: the status of a process that would end in the same way if it was started again."""
+"""EX_CONFIG of sysexits.h: the exit status of a process that would end in the same way if it was started again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """A process that is to be there always."""
+    """A function that some process of the server always runs."""
 
     name: str
-    """Such as `front 2`: in the log, in metrics and in `ps`."""
+    """The name in the log, in metrics and in `ps`, such as `front 2`."""
     target: str
-    """MODULE:FUNCTION, called with a `child.Child`; what it returns is the exit status."""
+    """MODULE:FUNCTION. The function is called with a `child.Child`, and returns the exit status."""
     payload: bytes | Callable[[], bytes] = b""
-    """Given to it as it is, such as settings: not on the command line, where everybody could read them. A function is
-    called for each process."""
+    """Bytes for the process, such as its settings: not on the command line, where everybody could read them. A function
+    is called for each process."""
     descriptors: Mapping[str, int] = field(default_factory=dict)
-    """What every process of this role inherits, by names: sockets that listen."""
+    """Descriptors that every process of the role inherits, by their names: sockets that listen."""
     connect: Callable[[], Mapping[str, int]] = dict
-    """Opens what only the next process has, such as an end of a socketpair. It is closed here once that has started."""
+    """Opens descriptors for the next process alone, such as an end of a socketpair. They are closed here once it has
+    started."""
     has_spare: bool = False
-    """Whether a process is kept that has imported its modules and forks the next one when that is needed. Of roles with
-    the same target there is one."""
+    """Whether a spare process is kept, which has imported the target's module and forks the next process when it is
+    needed. Roles with the same target share one."""
     cores: frozenset[int] = frozenset()
-    """The only ones that it runs on; empty for all."""
+    """The only cores that the process runs on; empty for all."""
     stage: int = 0
-    """At the end, those of a later stage end before those of an earlier one are told to."""
+    """At the end, processes of a later stage end before those of an earlier one are told to."""
     stop_timeout_s: float = 30.0
-    """How long it may take to end before it is killed."""
+    """How long the process may take to end before it is killed."""
     drain_s: float | None = None
-    """How long a process that is told to leave, by SIGUSR2, may still serve those that are there; None for roles that
-    are told to end."""
+    """How long a process that is told to drain, by SIGUSR2, may still serve its clients; None for roles that can't
+    drain and are told to end."""
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
 
     @property
     def module(self) -> str:
-        """That of the target."""
+        """The module of the target."""
         return self.target.partition(":")[0]
 
 
 class State(StrEnum):
-    """Where the process of a role is."""
+    """The state of a role."""
 
     STARTING = "starting"
     READY = "ready"
     WAITING = "waiting"
-    """It has ended, and will be started again."""
+    """The process has ended, and another will be started."""
     ENDED = "ended"

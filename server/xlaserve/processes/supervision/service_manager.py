@@ -1,4 +1,4 @@
-"""Tells the service manager how the server is: systemd, or whatever else speaks the protocol of sd_notify(3)."""
+"""The service manager, which is told how the server is: systemd, or any other with the protocol of sd_notify(3)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ WATCHDOG_PID: Final = "WATCHDOG_PID"
 class ServiceManager:
     """The service manager that `environment` names; without one every method does nothing.
 
-    Nothing here raises: a server serves, whether or not somebody listens. While it `is_silent` nothing is said: the
-    service manager listens to another process. `channel` leads to a process that passes on what is sent there.
+    Nothing here raises: a server serves whether or not its messages arrive. While `is_silent` none is sent: the service
+    manager accepts them from another process. `channel` leads to a process that passes messages on.
     """
 
     def __init__(
@@ -38,32 +38,32 @@ class ServiceManager:
         self._watchdog_s = _watchdog_s(environment)
 
     def tell_status(self, status: str) -> None:
-        """Shows `status`, one line for people."""
+        """Sends `status`, one line for people."""
         self._send(f"STATUS={status}")
 
     def tell_ready(self, status: str) -> None:
-        """Says that start-up or a reload has finished."""
+        """Tells that start-up or a reload has finished."""
         self._send("READY=1", f"STATUS={status}")
 
     def tell_reloading(self) -> None:
-        """Says that the configuration is being read again; `tell_ready` ends it."""
+        """Tells that the configuration is being read again, until `tell_ready`."""
         self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}", "STATUS=reloading")
 
     def tell_restarting(self) -> None:
-        """Says that the server starts again after a crash, and needs some time until it says that it is alive."""
+        """Tells that the server starts again after a crash, which takes some time until the next sign of life."""
         self._send("WATCHDOG=1", "STATUS=starting again after a crash")
 
     def tell_stopping(self) -> None:
-        """Says that the server will end."""
+        """Tells that the server will end."""
         self._send("STOPPING=1", "STATUS=stopping")
 
     def tell_main(self, pid: int) -> None:
-        """Has it take process `pid` for the service from now on."""
+        """Tells that the service is process `pid` from now on. This process sends nothing more."""
         self._send(f"MAINPID={pid}")
         self.is_silent = True
 
     async def watch(self) -> None:
-        """Says that the event loop is alive, for ever, twice as often as the service manager wants to hear it."""
+        """Tells that the event loop is alive, twice in the time that the service manager allows, for ever."""
         if self._socket is None or self._watchdog_s is None:
             return
         while True:
@@ -71,7 +71,7 @@ class ServiceManager:
             await asyncio.sleep(self._watchdog_s / 2)
 
     def close(self) -> None:
-        """Says nothing more."""
+        """Closes the socket: nothing more is sent."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -81,7 +81,7 @@ class ServiceManager:
             return
         try:
             self._socket.send("\n".join(lines).encode())
-        except OSError as error:  # it does not listen any more, or does not keep up
+        except OSError as error:  # the service manager receives no more, or does not keep up
             log.warning("the service manager was not told %s: %s", lines[0], error.strerror)
 
 
@@ -101,7 +101,7 @@ def _connect(address: str) -> socket.socket | None:
 
 
 def _watchdog_s(environment: Mapping[str, str]) -> float | None:
-    """Returns within what time the service manager wants to hear of this process."""
+    """Returns the time within which the service manager wants a sign of life of this process; None for no limit."""
     period_us, pid = environment.get(WATCHDOG_US, ""), environment.get(WATCHDOG_PID, "")
     if not period_us.isdecimal() or int(period_us) == 0 or pid not in ("", str(os.getpid())):
         return None

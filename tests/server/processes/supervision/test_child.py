@@ -1,4 +1,4 @@
-"""What a process says to a supervisor that reads when the test does."""
+"""The messages of a process to a supervisor that reads when the test does."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from xlaserve.processes.supervision.messages import CHANNEL, Kind, MessageReader
 
 PATIENCE_S = 30.0
 AT_ONCE_S = 0.5
-"""What takes some microseconds, on a busy machine."""
+"""Bound of a call that takes some microseconds, on a busy machine."""
 MORE_THAN_FITS = 8 * 2**20
 """Bytes: more than a socket holds."""
 
 
 @pytest.fixture
 def kill(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """In place of `os.kill`."""
+    """A mock in place of `os.kill`."""
     kill = Mock()
     monkeypatch.setattr(os, "kill", kill)
     return kill
@@ -213,7 +213,7 @@ async def test_a_silent_supervisor_is_noticed_until_it_asks_again(
 ) -> None:
     monkeypatch.setattr(pulse, "BEAT_S", 0.001)
     changes: asyncio.Queue[bool] = asyncio.Queue()
-    parent.child.on_supervision = lambda: changes.put_nowait(parent.child.is_supervised)
+    parent.child.follow_supervision(lambda: changes.put_nowait(parent.child.is_supervised))
     parent.child.beat()
     await asyncio.sleep(0.1)
     assert changes.empty(), "it is not expected to ask before there is something to show"
