@@ -133,7 +133,7 @@ class Child:
         self._queue(Kind.RELOAD, b"")
 
     def close(self) -> None:
-        """Sends the metrics for the last time, so that no count is lost, the end of this process, and what is unsent."""
+        """Sends the last metrics, so that no count is lost, then that this process ends, and all that is unsent."""
         self._tell_metrics()
         self._queue(Kind.ENDS, b"")
         with self._changed:
