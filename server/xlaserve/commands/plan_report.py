@@ -10,7 +10,7 @@ from rich.table import Table
 from xlaserve.commands.measured import Measured
 from xlaserve.planning.load import Load
 from xlaserve.planning.measured_profile import Profile
-from xlaserve.planning.search import MODEL_ERROR, TRIES, Error, Found, Slo
+from xlaserve.planning.search import MODEL_ERROR, TRIES, ErrorBounds, Found, Slo
 from xlaserve.planning.simulation import Outcome
 from xlaserve.telemetry import console
 
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
     measured: Measured
     variants: list[Variant]
     best: Variant
-    error: Error | None
+    error: ErrorBounds | None
     """None where no number of servers is enough."""
 
 

@@ -42,7 +42,7 @@ def create() -> int:
     return file
 
 
-class Load:
+class LoadRecord:
     """A load that is under way, and its steps: on any thread, and several at the same time."""
 
     def __init__(self, memory: mmap.mmap, start: int) -> None:
@@ -97,7 +97,7 @@ class UnderWay:
         return run
 
     @contextmanager
-    def loading(self, key: bytes) -> Iterator[Load]:
+    def loading(self, key: bytes) -> Iterator[LoadRecord]:
         """Records the load of a version for as long as it takes."""
         try:
             start = self._free.pop()
@@ -105,7 +105,7 @@ class UnderWay:
             start = self._take(0)
         self._memory[start : start + KEY_BYTES] = key
         try:
-            yield Load(self._memory, start)
+            yield LoadRecord(self._memory, start)
         finally:
             self._memory[start : start + KEY_BYTES] = _NOTHING
             self._free.append(start)

@@ -36,7 +36,7 @@ from xlaserve.config import Decoding, Grey16, PixelRange, Settings, Window
 from xlaserve.errors import ImageTooLarge, InvalidArgument, InvalidImage, RequestError
 from xlaserve.images.file_kinds import kind_of
 from xlaserve.images.frame import Frame
-from xlaserve.images.jpeg import Box, JpegFile
+from xlaserve.images.jpeg import JpegFile, Region
 from xlaserve.images.orientation import TURNS, orientation
 
 _STEP: Final = 1 << 20
@@ -105,7 +105,7 @@ class _Opened(NamedTuple):
     width: int
     """Pixels, as the header states them."""
     height: int
-    box: Box | None
+    box: Region | None
     """The part of the decoded pixels that is the image; None where that is the whole."""
 
 
@@ -296,7 +296,7 @@ def _check_size(width: int, height: int, limits: ImageLimits) -> int:
     return height * width
 
 
-def _shrink(image: ImageFile, place: Place) -> Box | None:
+def _shrink(image: ImageFile, place: Place) -> Region | None:
     """Has a JPEG decoded to fewer pixels, and returns the part of them that it covers. None for other files."""
     if not isinstance(image, JpegFile):
         return None

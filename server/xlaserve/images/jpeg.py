@@ -6,7 +6,7 @@ import struct
 
 from PIL.JpegImagePlugin import JpegImageFile
 
-Box = tuple[float, float, float, float]
+Region = tuple[float, float, float, float]
 """Left, top, right and bottom, in pixels."""
 
 _LONGEST_SCAN_HEADER = 14  # of four components
@@ -34,7 +34,7 @@ class JpegFile(JpegImageFile):
     def _read_dpi_from_exif(self) -> None:
         """Does nothing: the DPI is not needed, and the TIFF parser writes warnings about a client's data."""
 
-    def shrink_on_load(self, width: int, height: int) -> Box | None:
+    def shrink_on_load(self, width: int, height: int) -> Region | None:
         """Has the decoder halve both sides as long as at least `width` x `height` pixels remain, three times at most.
 
         Returns the part of the decoded pixels that is the image, as sides are rounded up to whole pixels. None where

@@ -100,7 +100,7 @@ class Rows:
         """The model in whose queue it waits."""
 
 
-class Forecast(NamedTuple):
+class DecodeForecast(NamedTuple):
     """The expected time until images are decoded."""
 
     expected_s: float
@@ -183,12 +183,12 @@ class Turns:
             return rows, row, partial(model.charge, expected_s)
         return None
 
-    def expect(self, name: Hashable, count: int, threads: int) -> Forecast:
+    def expect(self, name: Hashable, count: int, threads: int) -> DecodeForecast:
         """Returns the forecast for `count` more images of the model `name` on so many threads."""
         model = self._models.setdefault(name, _Model())
         others = len(self._busy) - (model in self._busy)
         rounds = max(1.0, (model.waiting + count) / threads)
-        return Forecast(rounds * model.cost_s * (1 + others), model.waiting, model.wait_margin)
+        return DecodeForecast(rounds * model.cost_s * (1 + others), model.waiting, model.wait_margin)
 
     def drop(self, rows: Rows) -> None:
         """Takes `rows` out, if they still wait."""
@@ -273,7 +273,7 @@ class DecodingThreads:
                 forecast.wait_margin.observe(forecast.expected_s, self._clock() - began)
         return rows.made
 
-    def expect(self, model: Hashable, count: int) -> Forecast:
+    def expect(self, model: Hashable, count: int) -> DecodeForecast:
         """Returns the forecast for `count` more images of `model`."""
         with self._changed:
             return self._turns.expect(model, count, self.count)

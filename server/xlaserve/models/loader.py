@@ -26,7 +26,7 @@ from xlaserve.engine.causes import failing_on_exit
 from xlaserve.engine.niceness import yield_to_traffic
 from xlaserve.engine.program import AnySize, Executable, IsLowered, Sealed
 from xlaserve.engine.trace_context import TracedBatch
-from xlaserve.engine.under_way import Load, UnderWay
+from xlaserve.engine.under_way import LoadRecord, UnderWay
 from xlaserve.engine.warmup.auto_buckets import Programs, warm_up_auto
 from xlaserve.engine.warmup.background import Background
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
@@ -96,7 +96,7 @@ class Loader:
         with self.under_way.loading(version.key) as load:
             return await self._load(version, load, others_serve=others_serve)
 
-    async def _load(self, version: Version, load: Load, *, others_serve: bool) -> Served:
+    async def _load(self, version: Version, load: LoadRecord, *, others_serve: bool) -> Served:
         settings = version.settings
         began = time.perf_counter()
         model, verifier, programs = await self._prepare_and_warm_up(version, load, others_serve=others_serve)
@@ -129,7 +129,7 @@ class Loader:
         return served
 
     async def _prepare_and_warm_up(
-        self, version: Version, load: Load, *, others_serve: bool
+        self, version: Version, load: LoadRecord, *, others_serve: bool
     ) -> tuple[Model, Verifier, Programs]:
         """Returns the model, what verified its programs, and the programs without which it is not ready."""
         preparing: AbstractAsyncContextManager[CompileCache | None] = nullcontext()
@@ -157,7 +157,7 @@ class Loader:
         for advice in slower(settings, programs, on_cpu=self.on_cpu):
             version.warn(advice)
 
-    async def _measure_decoding(self, version: Version, load: Load, model: Model, programs: Programs) -> None:
+    async def _measure_decoding(self, version: Version, load: LoadRecord, model: Model, programs: Programs) -> None:
         """Logs how far answers are from those to images that are decoded exactly."""
         mode, limits = version.settings.effective_default_mode, ImageLimits.of(self.settings)
         at_it = load.at(f"running mode {mode}")
@@ -259,7 +259,7 @@ class Loader:
     def _warm_up(
         self,
         version: Version,
-        load: Load,
+        load: LoadRecord,
         model: Model,
         buckets: Iterable[Bucket],
         *,

@@ -85,7 +85,7 @@ def fewest(profile: Profile, load: Load, slo: Slo, most: int, simulate: Callable
     return Found(enough, tried)
 
 
-class Error(NamedTuple):
+class ErrorBounds(NamedTuple):
     """The error of a simulated percentile and of a number of servers."""
 
     least_s: float
@@ -97,7 +97,7 @@ class Error(NamedTuple):
 
 def error(
     profile: Profile, load: Load, slo: Slo, servers: int, *, most: int, costs: float, simulate: Simulate
-) -> Error:
+) -> ErrorBounds:
     """Returns the error of the result that `servers` are enough, where costs may be off by the part `costs`."""
     cheap, dear = (profile.scaled(1 - costs), profile.scaled(1 + costs)) if costs else (profile, profile)
     at_worst = Slo(slo.percent, slo.limit_s / (1 + MODEL_ERROR))
@@ -105,4 +105,4 @@ def error(
     least_s, most_s = (
         [simulate(one, servers, seed).percentile_s(slo.percent) for seed in range(TRIES)] for one in (cheap, dear)
     )
-    return Error(min(least_s) * (1 - MODEL_ERROR), max(most_s) * (1 + MODEL_ERROR), surely.servers)
+    return ErrorBounds(min(least_s) * (1 - MODEL_ERROR), max(most_s) * (1 + MODEL_ERROR), surely.servers)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from xlaserve.engine.batching.lanes import Lanes, Share
-from xlaserve.engine.batching.queue import PATIENCE_S, Job, Line, Queue, Shape
+from xlaserve.engine.batching.queue import PATIENCE_S, Job, PriorityLine, Queue, Shape
 from xlaserve.errors import DeadlineExceeded, DeadlineUnreachable
 
 FAR: Final = 100
@@ -113,7 +113,7 @@ class Forecast:
         planner = queue.costs.planner
         return slack_s > FAR * planner.batch_s * (2 + queue.images // planner.best)
 
-    def _expected_s(self, queue: Queue, line: Line, images: int, now: float) -> float:
+    def _expected_s(self, queue: Queue, line: PriorityLine, images: int, now: float) -> float:
         """Returns the seconds in which the first `images` images of a line should be answered.
 
         Meanwhile other priorities, resolutions and modes get their shares, and so do other models.
@@ -140,7 +140,7 @@ class Forecast:
         )
 
 
-def _meanwhile(other: Line, line: Line, images: int) -> float:
+def _meanwhile(other: PriorityLine, line: PriorityLine, images: int) -> float:
     """Returns the number of images of an `other` priority that are taken while `images` of `line` are.
 
     That is no more than its weight allows, and otherwise the images that wait, or as many as lately.

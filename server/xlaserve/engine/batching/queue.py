@@ -37,7 +37,7 @@ WEIGHTS: Final = {1: 4, 2: 2, 3: 1}
 DEFAULT_PRIORITY: Final = 2
 PATIENCE_S: Final = 10.0
 EARLIER: Final = 1 / 32
-"""The part by which each batch reduces the weight of earlier batches in `Line.lately`."""
+"""The part by which each batch reduces the weight of earlier batches in `PriorityLine.lately`."""
 
 
 class BatchRows(NamedTuple):
@@ -104,7 +104,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class Line:
+class PriorityLine:
     """The jobs of one priority, the next one first."""
 
     weight: int
@@ -149,7 +149,9 @@ class Queue:
 
     shape: Shape
     costs: Costs
-    lines: Mapping[int, Line] = field(default_factory=lambda: {key: Line(weight) for key, weight in WEIGHTS.items()})
+    lines: Mapping[int, PriorityLine] = field(
+        default_factory=lambda: {key: PriorityLine(weight) for key, weight in WEIGHTS.items()}
+    )
     """The lines by priority."""
     images: int = 0
     planned_at: float = -math.inf
@@ -198,7 +200,7 @@ class Queue:
                 self.lines[job.priority].jobs.popleft()
         return pieces
 
-    def _divided(self, images: int) -> dict[Line, int]:
+    def _divided(self, images: int) -> dict[PriorityLine, int]:
         """Divides the next `images` images among the lines, charges the lines, and returns the images of each."""
         waiting = [line for line in self.lines.values() if line.images]
         counts = dict.fromkeys(waiting, 0)

@@ -23,8 +23,8 @@ CONSTANT: Final = {2: (127, 127, 127), 4: (0, 0, 0), 6: (255, 255, 255), 8: (200
 batches of 2, 3, 4 and 8 there is another image behind one of each kind, whose answer then takes its place. Their own
 answers are not compared: some networks answer them with rounding errors, a thousand times as large as otherwise."""
 
-Rows = NDArray[np.intp]
-"""Rows of a batch, or places of images in a sample."""
+RowIndices = NDArray[np.intp]
+"""RowIndices of a batch, or places of images in a sample."""
 
 
 class Sample:
@@ -109,12 +109,12 @@ def make_images(count: int, height: int, width: int) -> Images:
     return images
 
 
-def compared_rows(images: Rows) -> Rows:
+def compared_rows(images: RowIndices) -> RowIndices:
     """Returns the rows of `images`, places in a sample, whose answers are compared: all but those of one colour."""
     return np.flatnonzero(~np.isin(images, list(CONSTANT)))
 
 
-def other_mates(rows: Rows, images: int) -> Rows:
+def other_mates(rows: RowIndices, images: int) -> RowIndices:
     """Returns the places in a batch, whose `rows` are of `images` different images, that make up another batch: half of
     them, at other places.
 
@@ -122,7 +122,7 @@ def other_mates(rows: Rows, images: int) -> Rows:
     are compared.
     """
     batch = len(rows)
-    places: Rows = 2 * np.arange(batch)[::-1] % (2 * max(1, min(batch, images) // 2))
+    places: RowIndices = 2 * np.arange(batch)[::-1] % (2 * max(1, min(batch, images) // 2))
     return places if len(compared_rows(rows[places])) else places + 1
 
 
@@ -131,6 +131,6 @@ def joined(batches: list[Outputs]) -> Outputs:
     return tuple(np.concatenate(outputs) for outputs in zip(*batches, strict=True))
 
 
-def rows_of(outputs: Outputs, rows: Rows) -> Outputs:
+def rows_of(outputs: Outputs, rows: RowIndices) -> Outputs:
     """Returns these rows of each output."""
     return tuple(output[rows] for output in outputs)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs, WrongRowsError, run_batch
 from xlaserve.engine.warmup.difference import Comparing, Difference, by_row, compare
-from xlaserve.engine.warmup.sample import Rows, Sample, compared_rows, joined, other_mates, rows_of
+from xlaserve.engine.warmup.sample import RowIndices, Sample, compared_rows, joined, other_mates, rows_of
 from xlaserve.errors import ModelFailed
 
 log = logging.getLogger(__name__)
@@ -237,7 +237,7 @@ class Verifier:
         return Verified(difference, dependence, not_finite, fault, is_dependent=fault is None)
 
     def _fault(
-        self, bucket: Bucket, executable: Executable, probes: list[tuple[Rows, Outputs]], most: float
+        self, bucket: Bucket, executable: Executable, probes: list[tuple[RowIndices, Outputs]], most: float
     ) -> Fault | None:
         """Returns the defect of a program whose answers to an image differ; None where the model itself answers so.
 
@@ -262,7 +262,7 @@ class Verifier:
         return None
 
     def _is_dependent(
-        self, bucket: Bucket, rows: Rows, answers: list[Outputs], alone: Outputs | None, most: float
+        self, bucket: Bucket, rows: RowIndices, answers: list[Outputs], alone: Outputs | None, most: float
     ) -> bool:
         """Returns whether the model's rows depend on each other, by the reference's `answers` to a batch and to its
         images among others."""
@@ -281,12 +281,12 @@ class Verifier:
         except WrongRowsError as error:
             raise ModelFailed(self._fault_of_rows(error).text) from error
 
-    def _difference(self, wanted: Outputs, got: Outputs, images: Rows) -> Difference:
+    def _difference(self, wanted: Outputs, got: Outputs, images: RowIndices) -> Difference:
         """Returns the difference of the answers to `images` that are compared."""
         rows = compared_rows(images)
         return compare(rows_of(wanted, rows), rows_of(got, rows), self._task)
 
-    def _apart(self, wanted: Outputs, got: Outputs, images: Rows) -> NDArray[np.float64]:
+    def _apart(self, wanted: Outputs, got: Outputs, images: RowIndices) -> NDArray[np.float64]:
         """Returns the difference of the answer to each of `images`; NaN for images that are not compared."""
         apart = np.full(len(images), np.nan)
         if len(rows := compared_rows(images)):
@@ -303,7 +303,7 @@ def _largest(apart: NDArray[np.float64]) -> float:
     return float(np.max(apart, initial=0.0, where=~np.isnan(apart)))
 
 
-def _not_finite(answers: Outputs, order: Rows) -> int:
+def _not_finite(answers: Outputs, order: RowIndices) -> int:
     """Returns how many of the images, which stand in this `order`, were answered with NaN or infinity."""
     finite = [np.isfinite(output).reshape(len(order), -1).all(axis=1) for output in answers]
     return len(set(order[~np.logical_and.reduce(finite)]))
