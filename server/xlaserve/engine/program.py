@@ -62,7 +62,7 @@ def run_batch(executable: Callable[[Images], Outputs], images: Images) -> Output
     """Runs `images` and returns the outputs, each of which has one row for each image.
 
     Every run whose outputs are used goes through here, whatever the mode: with a row too few or too many, clients would
-    get each other's answers. Raises WrongRowsError, and what the executable raises.
+    get each other's answers. Raises WrongRowsError, and the errors of the executable.
     """
     outputs = executable(images)
     for index, output in enumerate(outputs):

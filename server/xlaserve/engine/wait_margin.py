@@ -10,16 +10,17 @@ each other differ, so that many are needed."""
 NEWEST_ERROR: Final = 1 / 32
 """The part of the mean deviation that the newest request makes: a mean that lags behind costs a wider margin first."""
 FIRST: Final = 8
-"""The first requests count for more: as if so many had taken what was expected."""
+"""Requests that the mean starts with, as if they had taken the expected time; the first real ones thus count for
+more."""
 MARGIN: Final = 4.0
 """Mean deviations that are added to the mean, so that few requests take longer than is likely."""
 MIN_MARGIN: Final = 0.05
 """The least margin, as a part of the expected time: deviations are measured over a shorter time than some requests
 wait."""
 GRACE_S: Final = 0.005
-"""Added to both sides of a ratio: delays of the event loop count for little where what is expected is short, too."""
+"""Added to both sides of a ratio: delays of the event loop count for little where the expected time is short, too."""
 MAX_RATIO: Final = 8.0
-"""A request counts as having taken so many times longer, or shorter, than expected at most."""
+"""The largest ratio, and the inverse of the least, with which a request counts."""
 
 
 class WaitMargin:

@@ -159,7 +159,7 @@ def decode(
 def check_pixels(array: NDArray[np.generic], pixel_range: PixelRange = PixelRange.LEVELS) -> NDArray[np.uint8]:
     """Returns pixels `[n, height, width, 3]` as uint8: uint8 as it is, others copied, float16 and float32 rounded.
 
-    `pixel_range` is that of float16 and float32; the others are from 0 to 255.
+    `pixel_range` applies to float16 and float32; other types are from 0 to 255.
 
     Raises InvalidArgument for another shape or type, for no images, for values out of their range, and for floats that
     are said to be from 0 to 255 but hold fractions of at most 1: every image would be black.
@@ -215,7 +215,7 @@ class _Reader(io.BytesIO):
 def _open(data: bytes, limits: ImageLimits, hold: Hold, shrink_to: Place | None) -> Iterator[_Opened]:
     """Yields the image with its header read and its size checked; anything that Pillow raises becomes InvalidImage.
 
-    With `shrink_to`, a JPEG will be decoded to fewer pixels, where those suffice for the size that this gives it.
+    With `shrink_to`, a JPEG will be decoded to fewer pixels, where those suffice for the size that `shrink_to` gives.
 
     Opens Pillow's plugins directly: `Image.open` compares images with a bound that is global to the process, and warns.
     """

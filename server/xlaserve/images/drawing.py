@@ -133,7 +133,7 @@ def _shortened(draw: ImageDraw.ImageDraw, font: Font, text: str, width: float) -
 
 
 def _plain(letter: str) -> str:
-    """Returns a letter as Pillow's own font has it: without its accent, a question mark for those of other scripts."""
+    """Returns a letter that Pillow's own font has: without its accent, a question mark for letters of other scripts."""
     base = unicodedata.normalize("NFKD", letter)[0]
     return base if base.isascii() and base.isprintable() else "?"
 

@@ -45,6 +45,6 @@ class JpegFile(JpegImageFile):
 
 
 def _is_scan_header(header: bytes, components: int) -> bool:
-    """Returns whether `header` ends as that of a scan of so many components does."""
+    """Returns whether `header` ends with the header of a scan of this many components."""
     length = 6 + 2 * components
     return header[-length:].startswith(struct.pack(">HB", length, components))

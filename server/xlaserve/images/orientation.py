@@ -56,7 +56,7 @@ _XMP_VALUE_LENGTH: Final = 19
 def orientation(info: Mapping[Any, Any]) -> int:
     """Returns the orientation from 1, which is upright, to 8; 1 where there is none that can be read.
 
-    `info` is what Pillow's plug-ins found in a JPEG, PNG or WebP file.
+    `info` is the metadata of a JPEG, PNG or WebP file as Pillow's plug-ins read it.
     """
     exif = info.get(_EXIF)
     if exif is None and _RAW_PROFILE in info:

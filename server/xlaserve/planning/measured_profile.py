@@ -75,7 +75,7 @@ class Profile:
         return replace(self, costs={bucket: Cost(*(factor * s for s in cost)) for bucket, cost in self.costs.items()})
 
     def with_lanes(self, lanes: int) -> Self:
-        """Returns a server with so many of its lanes."""
+        """Returns a server with `lanes` of its lanes."""
         costs, planned = (
             {bucket: Cost(cost.alone_s, cost.at(lanes, self.lanes)) for bucket, cost in of.items()}
             for of in (self.costs, self.planned)

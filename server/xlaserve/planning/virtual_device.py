@@ -103,7 +103,7 @@ class Device(Worker):
         self._start()
 
     def _advance(self) -> None:
-        """Reduces what is left of the batches by the time since the number that run last changed."""
+        """Advances the batches by the time since the number that run last changed."""
         now = self.loop.time()
         for running in self._running:
             running.left -= (now - self._counted_at) / self._cost_s(running.batch)

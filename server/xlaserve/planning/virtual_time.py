@@ -11,14 +11,14 @@ from typing import Any
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop whose time stands still while anything can happen, and then jumps to the next timer.
 
-    It knows nothing of threads: what they would do later looks to it as if nothing would ever happen. Times that are
+    Work of threads is not known to it: a loop that waits for a thread alone raises RuntimeError. Times that are
     to meet exactly should be multiples of a power of two.
     """
 
     def __init__(self) -> None:
         self.now = 0.0
         self.when_quiet: list[Callable[[], None]] = []
-        """Called each time when everything has been done and time is about to move."""
+        """Functions called whenever nothing is ready and time is about to advance."""
         super().__init__(_Selector(self))
 
     def time(self) -> float:

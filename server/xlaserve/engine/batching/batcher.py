@@ -230,7 +230,7 @@ class Batcher:
             await asyncio.sleep(IDLE_POLL_S)
 
     async def drain(self, timeout_s: float) -> None:
-        """Admits nothing more, lets what was admitted finish for at most `timeout_s`, fails the rest, and ends."""
+        """Admits no more requests, lets admitted ones finish for at most `timeout_s`, fails the rest, and ends."""
         self.admission.is_closed = True
         self._queues.max_delay_s = 0.0  # no more images will come
         self._changed.set()

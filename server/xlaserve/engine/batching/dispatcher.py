@@ -1,4 +1,4 @@
-"""Batches under way: taken from a model's queues as the plan says, handed to the worker, and their jobs settled.
+"""Dispatch of batches: taken from a model's queues by the plan, handed to the worker, and their jobs settled.
 
 The jobs of every batch settle exactly once, whatever fails between the queue and the answer.
 """
@@ -45,7 +45,7 @@ class Dispatcher:
     on_retired: Callable[[Mode, list[Bucket]], object]
     on_rerun: Callable[[], object]
     is_closed: bool = field(default=False, init=False)
-    """Whether no batch starts any more."""
+    """Whether `close` was called, after which no batch runs again."""
     _oversized: deque[tuple[Queue, Sequence[Piece]]] = field(default_factory=deque, init=False)
     """Parts of batches that the device's memory did not hold, which are to run again."""
 
@@ -58,7 +58,7 @@ class Dispatcher:
         return bool(self._oversized)
 
     def close(self) -> None:
-        """Runs no batch again; those that run end and settle their jobs."""
+        """Drops the parts of batches that are to run again. Batches that run already end and settle their jobs."""
         self.is_closed = True
         self._oversized.clear()
 

@@ -12,9 +12,9 @@ from xlaserve.engine.batching.worker import Batch, Run, Worker
 async def run_in_lane(
     batch: Batch, lanes: Lanes, worker: Worker, on_end: Callable[[Run | BaseException], object]
 ) -> Run:
-    """Runs `batch` in a lane that was acquired for it. Raises what its executable raises.
+    """Runs `batch` in a lane that was acquired for it. Raises the errors of its executable.
 
-    When the batch ends `on_end` is called and the lane given back, even if nobody waits for it any more.
+    When the batch ends `on_end` is called and the lane given back, even if its caller was cancelled.
     """
     loop = asyncio.get_running_loop()
     ran: asyncio.Future[Run | BaseException] = loop.create_future()
@@ -46,7 +46,8 @@ class IdleRuns:
         self._ended = asyncio.Event()
 
     async def run(self, batch: Batch) -> Run | None:
-        """Runs `batch` if nothing else runs or waits for a lane; None otherwise. Raises what its executable raises."""
+        """Runs `batch` if nothing else runs or waits for a lane; None otherwise. Raises the errors of its
+        executable."""
         if not self._lanes.acquire_idle():
             return None
         self._running += 1

@@ -24,7 +24,7 @@ class ImageAdmission:
     """Returns the seconds in which all images in flight should leave."""
     images: int = 0
     size_bytes: int = 0
-    """Bytes of those images, encoded and decoded."""
+    """Bytes of the images in flight, encoded and decoded."""
     is_closed: bool = False
     """Whether no more requests are admitted."""
 

@@ -28,8 +28,8 @@ class Lanes:
 
     In addition to the batches in the `count` lanes, `ahead` more may be in flight, one for each device that has some of
     the lanes, so that they are gathered while the others run. These places are only given to full batches: any other
-    would gain by waiting for more images until a lane is free. They let nobody jump the queue: while a batch that is
-    not full is next, they stay empty.
+    would gain by waiting for more images until a lane is free. No batch overtakes another by them: while a batch
+    that is not full is next, they stay empty.
     """
 
     def __init__(self, count: int, ahead: int = 1, *, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -93,7 +93,7 @@ class Lanes:
             self.grant()
             await turn
         except BaseException:
-            if turn.done() and not turn.cancelled():  # granted, and nobody is left to give it back
+            if turn.done() and not turn.cancelled():  # granted, but the caller will not release it
                 self._place(-1)
             raise
         finally:
@@ -101,7 +101,7 @@ class Lanes:
             loop.call_soon(self.grant)
 
     def try_acquire(self, share: Share) -> bool:
-        """Returns whether `share` got a lane at once, since one is free and nobody waits for it."""
+        """Acquires a lane for `share` if one is free and no share waits; returns whether it did."""
         if self._waiting or self._in_flight >= self.count:
             return False
         share.virtual_s = self._virtual_s = max(share.virtual_s, self._virtual_s)
@@ -109,7 +109,7 @@ class Lanes:
         return True
 
     def acquire_idle(self) -> bool:
-        """Returns whether it took a lane, as none is in use and nobody waits for one. One `release` gives it back."""
+        """Acquires a lane if none is in use and no share waits; returns whether it did. Followed by one `release`."""
         if self._waiting or self._in_flight:
             return False
         self._place(1)

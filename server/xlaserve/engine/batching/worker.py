@@ -126,7 +126,7 @@ class Worker:
             batch, done = submitted
             try:
                 result: Run | BaseException = self.run(batch)
-            except BaseException as error:  # even SystemExit: nobody else would tell those who wait
+            except BaseException as error:  # even SystemExit, as nothing else would settle the jobs
                 result = error
             done(result)
             del submitted, batch, done, result  # which hold a request's images
@@ -139,7 +139,7 @@ class Worker:
 
 
 def gather(rows: Sequence[Images], buffer: Images) -> None:
-    """Copies `rows` one after the other into `buffer` and pads what remains with the last row.
+    """Copies `rows` one after the other into `buffer` and pads the remaining rows with the last one.
 
     A real row rather than zeros: it takes as long as any image, and adds no infinity of its own.
     """

@@ -65,7 +65,8 @@ class Limits:
 
     buckets: int
     memory_bytes: float = math.inf
-    """Held by all programs, plus what the largest takes while it runs: others run in its place, not with it."""
+    """Memory held by all programs, plus the memory of the largest run: programs run instead of each other, not
+    together."""
 
     def admit(self, chosen: Sequence[Candidate]) -> bool:
         """Returns whether a set keeps to the limits. Where a set does not, no larger one does."""
@@ -74,15 +75,15 @@ class Limits:
 
 
 def powers_of_two(most: int) -> tuple[int, ...]:
-    """Returns the set that is taken where nobody measures."""
+    """Returns the default set of buckets: the powers of two up to `most`."""
     return tuple(2**exponent for exponent in range(most.bit_length()))
 
 
 def in_order_of_use(batches: Iterable[int]) -> tuple[int, ...]:
-    """Returns batch sizes such that wherever measuring them is broken off, those that came first make a good set.
+    """Returns batch sizes in an order of which every beginning is a good set, so that measuring may stop at any point.
 
-    The smallest first, without which a single image is slow, then the largest, then always the one that is farthest,
-    by ratio, from those before it.
+    The smallest is first, without which a single image is slow, then the largest, then always the size that is
+    farthest, by ratio, from all before it.
     """
     left = sorted(set(batches))
     ordered = [left.pop(0)] if left else []

@@ -20,7 +20,7 @@ PADDING_PRICE: Final = 0.1
 """A padded batch counts as dearer by the ratio of its padding to its images, and by this at most."""
 
 NEAR_TIE: Final = 0.05
-"""Where all lanes are busy a plan with larger batches may cost so much more than the cheapest."""
+"""The part by which a plan with larger batches may cost more than the cheapest, where all lanes are busy."""
 
 MIN_PLANNED: Final = 256
 """Tables go up to this many images at least. A plan for more begins with batches of the best bucket."""

@@ -49,7 +49,7 @@ def report(
     most_batch: int | None = None,
     most_buckets: int,
 ) -> Report:
-    """Returns the sets for `demand`. `measured_s` are the loaded costs by batch, of those present at least.
+    """Returns the sets for `demand`. `measured_s` are the loaded costs by batch, of the present buckets at least.
 
     Candidates go up to `most_batch`, by default the largest that was measured; larger ones have no known cost and are
     left out.

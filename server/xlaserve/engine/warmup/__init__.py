@@ -1,4 +1,4 @@
-"""Before a program serves: it is compiled, checked against a reference, timed, and written to the ledger.
+"""Warm-up: programs compiled, verified against a reference, timed, and written to the ledger before they serve.
 
-Also beside traffic, for models that are loaded again and sizes that nobody configured.
+Also beside traffic, for models that are loaded again and resolutions without configured buckets.
 """

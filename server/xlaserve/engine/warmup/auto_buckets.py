@@ -46,9 +46,9 @@ def warm_up_auto(
 ) -> Programs:
     """Measures the candidates `buckets` in the default mode, and returns the chosen ones, compiled in all modes.
 
-    `demands` are those that were recorded; a resolution without gets `demand.even`. Costs are compared once they are
-    `corrected`. Blocks. Raises what `warm` and that raise, and ModelFailed where `max_memory_mib` is too little for any
-    candidate.
+    `demands` are the recorded ones; a resolution without a record gets `demand.even`. Costs are compared once they are
+    `corrected`. Blocks. Raises the errors of `warm` and `corrected`, and ModelFailed where `max_memory_mib` is too
+    little for any candidate.
     """
     settings, modes, default_mode = model.auto_buckets, model.compiled_modes, model.effective_default_mode
     measured_modes = modes if default_mode is Mode.AUTO else (default_mode,)

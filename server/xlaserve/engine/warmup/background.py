@@ -1,4 +1,4 @@
-"""Resolutions that nobody configured: served in graph mode at once, while their buckets compile beside the traffic.
+"""Resolutions without configured buckets: served in graph mode at once, while their buckets compile beside the traffic.
 
 No request waits for a trace or a compilation. The graph takes any size and was made at warm-up; what the first requests
 of a resolution wait for is a run or two of it, on a lane like any batch, which show whether the network can take such

@@ -52,7 +52,7 @@ class BesideTraffic:
         """Compiles, verifies, times and records a program. Raises the error of any of these steps.
 
         Beside traffic, programs take longer than at rest. So a `known` program, whose cost was measured at rest, is
-        timed now as well: the ratio of both times now is that of their costs.
+        timed now as well: the ratio of both times now is the ratio of their costs.
         """
         loop = asyncio.get_running_loop()
         compilation, verified, images = await loop.run_in_executor(self.compiling, self._compile_one, mode, bucket)
@@ -92,7 +92,7 @@ class BesideTraffic:
             return compilation, verified, noise(bucket)
 
     async def time(self, executable: Executable, bucket: Bucket, images: Images) -> float:
-        """Returns the median seconds of a few runs, each in its turn on a lane. Raises what the executable raises."""
+        """Returns the median seconds of a few runs, each in its turn on a lane. Raises the errors of the executable."""
         batch = Batch(self.noted(executable), bucket, [images])
         seconds = []
         for _ in range(MIN_RUNS):

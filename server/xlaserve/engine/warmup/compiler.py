@@ -68,10 +68,10 @@ def warm_up(
     """Compiles `program` for every mode and bucket, the smallest bucket first, verifies each, times and returns them.
 
     A mode that fails is left out where `leave_out` allows it, but not all modes: then the first one's error is raised.
-    Each step is noted with `at`.
+    Each step is recorded with `at`.
 
     With several `threads`, that many of XLA's programs compile at the same time. All are timed afterwards, when no
-    compilation takes processors from them. Blocks. Raises ShuttingDown once `stop` is set, and what a program raises.
+    compilation takes processors from them. Blocks. Raises ShuttingDown once `stop` is set, and the errors of programs.
     """
     smallest_first = sorted(buckets, key=lambda bucket: (math.prod(bucket), bucket))
     wanted = [(mode, bucket) for mode in modes for bucket in smallest_first]

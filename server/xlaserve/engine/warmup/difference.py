@@ -60,7 +60,7 @@ class Difference:
 
     @property
     def badness(self) -> tuple[float, float]:
-        """A sort key, greater for what is further away."""
+        """A sort key, greater for a larger difference."""
         return self.largest, -(1.0 if self.agreement is None else self.agreement)
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ def relative(wanted: NDArray[Any], got: NDArray[Any]) -> float:
 def by_row(wanted: Outputs, got: Outputs) -> NDArray[np.float64]:
     """Returns for each row how far it is from the right one; of several outputs, the largest difference.
 
-    Of floats this is `relative`, of integers the share of those that are not the same.
+    For floats this is `relative`, for integers the share of elements that differ.
     """
     rows = np.zeros(len(wanted[0]))
     for theirs, ours in zip(wanted, got, strict=True):

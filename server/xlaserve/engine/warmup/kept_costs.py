@@ -25,7 +25,8 @@ from xlaserve.errors import ShuttingDown
 log = logging.getLogger(__name__)
 
 MARGIN: Final = 1.5
-"""Above noise (ADR 12), and below what it takes to share the processors with one other program."""
+"""The factor by which a cost is proven too high: above noise (ADR 12), and below the factor by which one other program
+on the same processors slows a run."""
 WRONG: Final = (
     "model %s: the compile cache's cost of %s %s is %.1f times too high, as a run of %.2f ms shows; %s timed again"
 )
@@ -42,9 +43,9 @@ def excess(cost: Cost, fastest_s: float, lanes: int) -> float:
 def corrected(
     programs: Mapping[tuple[Mode, Bucket], Warmed], timer: Timer, ledger: Ledger, lanes: int, stop: threading.Event
 ) -> dict[tuple[Mode, Bucket], Warmed]:
-    """Returns the programs, those of a resolution timed again where one's kept cost is proven wrong.
+    """Returns the programs, timed again for each resolution where a kept cost is proven wrong.
 
-    Blocks. Raises ShuttingDown once `stop` is set, and what a program raises.
+    Blocks. Raises ShuttingDown once `stop` is set, and the errors of programs.
     """
     right = dict(programs)
     for size in dict.fromkeys(bucket[1:] for _, bucket in programs):

@@ -30,7 +30,8 @@ RowIndices = NDArray[np.intp]
 class Sample:
     """`images` images of each resolution of a model, and the answers of its `reference` to them, made when needed.
 
-    `buckets` are those that the reference may be made for. `warn` is called where the reference can't run. Not locked.
+    `buckets` are the sizes that the reference may be made for. `warn` is called where the reference can't run. Not
+    locked.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Sample:
         return self._answered[size]
 
     def answers(self, images: Images) -> Outputs:
-        """Returns the reference's answers to `images` as one batch. Raises what the reference raises."""
+        """Returns the reference's answers to `images` as one batch. Raises the errors of the reference."""
         assert self._reference is not None
         return run_batch(self._reference, images)
 
