@@ -207,7 +207,10 @@ class Batcher:
         return queue.costs.largest if queue else 0
 
     async def run_when_idle(self, pixels: Images, mode: Mode, deadline: float) -> Result:
-        """Runs a batch that no request waits for; see `ModelEngine.run_when_idle`. A drain does not wait for it."""
+        """Runs a batch that no request waits for; see `ModelEngine.run_when_idle`.
+
+        A drain does not wait for a batch that has not begun.
+        """
         images, height, width, _ = pixels.shape
         while True:
             if self.admission.is_closed:

@@ -78,10 +78,8 @@ class Dispatcher:
         except Exception as error:
             run = error
         ended = self.clock()
-        execute_s = ended - began
         queues = self.queues
-        queues.catch_up(queue)
-        queues.charge(queue, execute_s)
+        queues.charge_empty(queue, ended - began)
         note(queues.demand[height, width], images, images)
         self.lanes.release()
         traced: TracedBatch | None = None
@@ -90,7 +88,7 @@ class Dispatcher:
         self.reports.report(mode, bucket, images, run, traced)
         if isinstance(run, Run):
             spans = () if traced is None else (traced,)
-            return Result([BatchRows(range(images), run.outputs)], Timings(execute_s=execute_s), spans)
+            return Result([BatchRows(range(images), run.outputs)], Timings(execute_s=ended - began), spans)
         raise ExecutionFailed(f"model {self.model} could not run this batch") from run
 
     def start_batch(self) -> bool:

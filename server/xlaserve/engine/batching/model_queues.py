@@ -84,7 +84,7 @@ class ModelQueues:
         """Puts `job` into its queue."""
         queue = job.queue
         if not queue.images:
-            self.catch_up(queue)
+            queue.virtual_s = max(queue.virtual_s, self._virtual_s)  # served next; idle time earns no credit
         queue.append(job)
 
     def due(self) -> float:
@@ -96,10 +96,6 @@ class ModelQueues:
         due = [queue for queue in self.by_shape.values() if queue.due(self.max_delay_s) <= now]
         return min(due, key=lambda queue: (queue.virtual_s, queue.planned_at), default=None)
 
-    def catch_up(self, queue: Queue) -> None:
-        """Brings an empty queue's virtual time up to the model's: it is served next, but idle time earns no credit."""
-        queue.virtual_s = max(queue.virtual_s, self._virtual_s)
-
     def begin(self, queue: Queue, expected_s: float) -> None:
         """Charges a batch of `queue` that begins with the seconds that it is expected to take."""
         self._virtual_s = max(self._virtual_s, queue.virtual_s)
@@ -109,6 +105,11 @@ class ModelQueues:
         """Charges `queue` and the model's share of the device with seconds of a lane; negative ones correct others."""
         self.share.virtual_s += seconds
         queue.virtual_s += seconds
+
+    def charge_empty(self, queue: Queue, seconds: float) -> None:
+        """Charges `queue`, in which nothing waited, with a batch that has run; idle time earned no credit."""
+        self.share.virtual_s += seconds
+        queue.virtual_s = max(queue.virtual_s, self._virtual_s) + seconds
 
     def _is_next_full(self) -> bool:
         queue = self.next(self._clock())
