@@ -197,7 +197,7 @@ import os, sys
 for folder in sys.argv[1:]:
     with open(f"{folder}/cgroup.procs", "w") as group:
         group.write(str(os.getpid()))
-from xlaserve import control_groups
+from xlaserve.engine import control_groups
 from xlaserve.engine.memory import usable_memory_bytes
 print(usable_memory_bytes(), control_groups.processors())
 """
