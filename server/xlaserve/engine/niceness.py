@@ -32,7 +32,7 @@ Times = Mapping[str, tuple[float, float]]
 def yield_to_traffic() -> None:
     """Makes the calling thread run at NICE, and the threads that it starts."""
     if sys.platform == "linux":  # where a thread has a priority of its own
-        _be_nice(threading.get_native_id())
+        _lower_priority(threading.get_native_id())
 
 
 def lower(process: int, *, only_when_idle: bool) -> None:
@@ -41,13 +41,13 @@ def lower(process: int, *, only_when_idle: bool) -> None:
     Beside a process at NICE, requests to other models had a p99 2.1 times as high as alone on two cores, beside one
     that runs only when idle 1.7 times; a mere loop of that kind makes it 1.6 times (`python -m bench --only reload`).
     """
-    if only_when_idle and _tells_waits():
+    if only_when_idle and _counts_waits():
         try:
             os.sched_setscheduler(process, os.SCHED_IDLE, os.sched_param(0))
             return
         except OSError as error:
             log.debug("the scheduler does not take SCHED_IDLE: %s", error.strerror)
-    _be_nice(process)
+    _lower_priority(process)
 
 
 def hasten(process: int) -> None:
@@ -58,7 +58,7 @@ def hasten(process: int) -> None:
     _schedule(process, os.SCHED_OTHER)
 
 
-def _be_nice(process: int) -> None:
+def _lower_priority(process: int) -> None:
     try:
         os.setpriority(os.PRIO_PROCESS, process, os.getpriority(os.PRIO_PROCESS, process) + NICE)
     except OSError as error:
@@ -81,10 +81,10 @@ class LowPriority:
 
     def begin(self) -> None:
         """Begins low priority; called before other threads are started."""
-        if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER or not _can_return():
+        if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER or not _may_raise_priority():
             return
         self._nice, self._has_begun = os.getpriority(os.PRIO_PROCESS, 0), True
-        if _tells_waits():
+        if _counts_waits():
             _schedule(os.getpid(), os.SCHED_IDLE)
             threading.Thread(target=self._watch, name="priority", daemon=True).start()
         else:
@@ -112,7 +112,7 @@ class LowPriority:
                 return
 
 
-def _can_return() -> bool:
+def _may_raise_priority() -> bool:
     """Returns whether a thread may have its priority raised again; tries it on one."""
     returned = []
 
@@ -179,7 +179,7 @@ class Starvation:
         return waited_s > STARVATION_WINDOW_S / 2 and ran_s < MIN_SHARE * waited_s
 
 
-def _tells_waits() -> bool:
+def _counts_waits() -> bool:
     """Returns whether the kernel counts how long threads wait; otherwise starvation could not be detected."""
     try:
         return any(map(int, SCHEDSTAT.read_text().split()))  # without its statistics, Linux gives zeros

@@ -32,7 +32,8 @@ DRIFT: Final = 0.1
 REPLAN_S: Final = 1.0
 """Seconds between two plans at least: it takes the event loop a millisecond or two."""
 
-DOUBT: Final = 0.95
+CHEAPEST_FACTOR: Final = 0.95
+"""The factor of `Costs.lower_cheapest`."""
 
 
 class Turn(NamedTuple):
@@ -68,7 +69,7 @@ class Costs:
     def add(self, warmed: Mapping[int, Cost]) -> None:
         """Adds buckets, or replaces them, and plans with them."""
         self._warmed.update(warmed)
-        self._turns.update({bucket: self._seed(bucket) for bucket in warmed})
+        self._turns.update({bucket: self._initial_turn(bucket) for bucket in warmed})
         self._recent.update({bucket: Recent(cost, self._lanes) for bucket, cost in warmed.items()})
         self._seen -= warmed.keys()
         self._known -= warmed.keys()
@@ -146,31 +147,35 @@ class Costs:
             self._planned_at = now
         if now - self._planned_at >= REPLAN_S and _has_moved(turns, self._planned[bucket]):
             self._planned_at = now
-            self._guess()
+            self._estimate_unseen()
             self._plan()
 
-    def doubt(self) -> None:
+    def lower_cheapest(self) -> None:
         """Lowers `cheapest_s` until the next batch: a request was refused for a cost that may have changed."""
-        self.cheapest_s *= DOUBT
+        self.cheapest_s *= CHEAPEST_FACTOR
 
-    def _guess(self) -> None:
+    def _estimate_unseen(self) -> None:
         """Estimates again the cost of buckets that have not run since the last plan.
 
         Otherwise a bucket that was slow for a while would never be tried again. The buckets that ran show how the
         machine has changed since warm-up. Where they take longer, the cause may be those buckets alone, so half of it
         counts.
         """
-        changes = [[now / then for now, then in zip(self._turns[b], self._seed(b), strict=True)] for b in self._seen]
+        changes = [
+            [now / then for now, then in zip(self._turns[b], self._initial_turn(b), strict=True)] for b in self._seen
+        ]
         factors = [statistics.geometric_mean(ends) for ends in zip(*changes, strict=True)]
         factors = [min(factor, math.sqrt(factor)) for factor in factors]
         for bucket in self._turns.keys() - self._seen:
-            guess = Cost(*(seconds * factor for seconds, factor in zip(self._seed(bucket), factors, strict=True)))
+            guess = Cost(
+                *(seconds * factor for seconds, factor in zip(self._initial_turn(bucket), factors, strict=True))
+            )
             if bucket in self._known:
                 guess = Cost(*map(statistics.geometric_mean, zip(guess, self._turns[bucket], strict=True)))
             self._turns[bucket] = guess
         self._seen.clear()
 
-    def _seed(self, bucket: int) -> Cost:
+    def _initial_turn(self, bucket: int) -> Cost:
         alone_s, loaded_s = self._warmed[bucket]
         return Cost(alone_s + OVERHEAD_S, loaded_s + OVERHEAD_S)
 

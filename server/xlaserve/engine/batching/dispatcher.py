@@ -154,7 +154,7 @@ class Dispatcher:
         first = (takewhile(lambda job: job.rank < soonest, line.jobs) for line in queue.lines.values())
         late = [job for jobs in first for job in jobs if job.deadline < soonest]
         if any(job.deadline >= now for job in late):
-            queue.costs.doubt()
+            queue.costs.lower_cheapest()
         fail(late, DeadlineExceeded, f"model {self.model}: the deadline passed while the request waited")
 
     def _finish(self, taken: TakenBatch, run: Run | BaseException) -> None:

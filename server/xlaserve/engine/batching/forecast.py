@@ -119,7 +119,7 @@ class Forecast:
         Meanwhile other priorities, resolutions and modes get their shares, and so do other models.
         """
         planner = queue.costs.planner
-        others = (_meanwhile(other, line, images) for other in queue.lines.values() if other is not line)
+        others = (_taken_meanwhile(other, line, images) for other in queue.lines.values() if other is not line)
         total = images + math.ceil(sum(others))
         own_s = planner.seconds(total)
         work_s = own_s + sum(
@@ -140,7 +140,7 @@ class Forecast:
         )
 
 
-def _meanwhile(other: PriorityLine, line: PriorityLine, images: int) -> float:
+def _taken_meanwhile(other: PriorityLine, line: PriorityLine, images: int) -> float:
     """Returns the number of images of an `other` priority that are taken while `images` of `line` are.
 
     That is no more than its weight allows, and otherwise the images that wait, or as many as lately.

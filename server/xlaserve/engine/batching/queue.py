@@ -185,7 +185,7 @@ class Queue:
 
     def take(self, images: int, now: float) -> list[Piece]:
         """Takes the next `images` images out of the queue."""
-        counts = self._divided(images)
+        counts = self._divide(images)
         pieces = [piece for line, count in counts.items() for piece in line.first(count)]
         # From here on nothing can fail, so that no image is taken and in no piece.
         self.planned_at = now
@@ -200,7 +200,7 @@ class Queue:
                 self.lines[job.priority].jobs.popleft()
         return pieces
 
-    def _divided(self, images: int) -> dict[PriorityLine, int]:
+    def _divide(self, images: int) -> dict[PriorityLine, int]:
         """Divides the next `images` images among the lines, charges the lines, and returns the images of each."""
         waiting = [line for line in self.lines.values() if line.images]
         counts = dict.fromkeys(waiting, 0)

@@ -115,7 +115,7 @@ def compared_rows(images: RowIndices) -> RowIndices:
     return np.flatnonzero(~np.isin(images, list(CONSTANT)))
 
 
-def other_mates(rows: RowIndices, images: int) -> RowIndices:
+def other_batch(rows: RowIndices, images: int) -> RowIndices:
     """Returns the places in a batch, whose `rows` are of `images` different images, that make up another batch: half of
     them, at other places.
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs, WrongRowsError, run_batch
 from xlaserve.engine.warmup.difference import Comparing, Difference, by_row, compare
-from xlaserve.engine.warmup.sample import RowIndices, Sample, compared_rows, joined, other_mates, rows_of
+from xlaserve.engine.warmup.sample import RowIndices, Sample, compared_rows, joined, other_batch, rows_of
 from xlaserve.errors import ModelFailed
 
 log = logging.getLogger(__name__)
@@ -223,7 +223,7 @@ class Verifier:
         probes = [(rows, got[suspect])]
         dependence = 0.0
         if bucket.batch > 1 and self._batch_dependence != "allow":
-            places = other_mates(rows, len(images))
+            places = other_batch(rows, len(images))
             probes.append((rows[places], executable(images[rows[places]])))
             apart = self._apart(rows_of(got[suspect], places), probes[1][1], rows[places])
             dependence = _largest(apart)
@@ -267,7 +267,7 @@ class Verifier:
         """Returns whether the model's rows depend on each other, by the reference's `answers` to a batch and to its
         images among others."""
         batch, moved = answers
-        places = other_mates(rows, self._sample.size)
+        places = other_batch(rows, self._sample.size)
         apart = [self._apart(rows_of(batch, places), moved, rows[places])]
         if alone is not None:
             apart.append(self._apart(rows_of(alone, rows), batch, rows))

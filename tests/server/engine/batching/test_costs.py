@@ -121,7 +121,7 @@ def test_what_was_measured_too_slow_refuses_requests_only_until_one_is_tried() -
     costs = Costs({1: Cost(1.0, 1.0)}, LANES)
     refused = 0
     while costs.cheapest_s > 0.1:
-        costs.doubt()
+        costs.lower_cheapest()
         refused += 1
     assert refused < 50
     Traffic(costs).run(1, 0.02 + OVERHEAD_S)
