@@ -234,8 +234,8 @@ async def test_an_outcome_reaches_a_process_that_does_not_read_yet_however_large
     class Telling(Watcher):
         def asked_for_successor(self, role: Role, process: Process, content: bytes) -> None:
             for size in sizes:
-                process.tell("x" * size)
-                process.ask()
+                process.tell_outcome("x" * size)
+                process.ask_for_metrics()
 
     async with supervised(role("tells_outcomes", stop_timeout_s=1), watchers=(Telling(),)) as (supervisor, _):
         await until(lambda: supervisor.about.get("front 1", {}).get("sizes") == sizes)

@@ -192,7 +192,7 @@ class Server(Watcher):
             log.exception("%s: another process could not be started", role.name)
             reason = "another process could not be started; the server's log says why"
         if not self._is_stopping:  # else all changes end with that
-            process.tell({**told, "reason": reason})
+            process.tell_outcome({**told, "reason": reason})
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         task = in_background(work)

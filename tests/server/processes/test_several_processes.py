@@ -297,7 +297,7 @@ class Asking:
     def itself(self) -> Process:
         return cast(Process, self)
 
-    def tell(self, outcome: object) -> None:
+    def tell_outcome(self, outcome: object) -> None:
         self.told.set_result(outcome)
 
 

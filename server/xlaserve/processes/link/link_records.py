@@ -161,7 +161,7 @@ class Levels(NamedTuple):
     """The load of models that have run something, and the engine's data about itself."""
 
     tail: bytes
-    """A pickled pair: what `ModelEngine.live` returns, by model; and plain data."""
+    """A pickled pair: the value of `ModelEngine.live` by model, and plain data."""
 
 
 Record = (

@@ -158,12 +158,12 @@ class Child:
                     if kind is Kind.OUTCOME:
                         self._on_outcome(json.loads(content))
                     else:
-                        self._show()
+                        self._answer()
         except Exception as error:
             reason = repr(error)
         self._cut_off(reason)
 
-    def _show(self) -> None:
+    def _answer(self) -> None:
         try:
             if self._refresh is not None:
                 self._refresh().result(REFRESH_TIMEOUT_S)

@@ -138,12 +138,12 @@ class ChildProcess:
         """How often the event loop of the process has counted; 0 once the process has ended."""
         return 0 if self.ended.done() else pulse.beats(self._pulse)
 
-    def ask(self) -> None:
+    def ask_for_metrics(self) -> None:
         """Asks for the metrics of the process; not to be called again before they have come."""
-        self._send(Kind.ASK, b"")
+        self._send(Kind.ASK_METRICS, b"")
 
-    def tell(self, outcome: object) -> None:
-        """Tells the process what became of the successor that it asked for: plain data of JSON."""
+    def tell_outcome(self, outcome: object) -> None:
+        """Sends the process the outcome of its wish for a successor: plain data of JSON."""
         self._send(Kind.OUTCOME, json.dumps(outcome).encode())
 
     def _send(self, kind: Kind, content: bytes) -> None:
@@ -174,7 +174,7 @@ class ChildProcess:
             received = b""
         try:
             for kind, content in self._reader.feed(received):
-                self._take(kind, content)
+                self._handle(kind, content)
         except ValueError as error:
             log.error("%s: the process is killed, as its messages can't be understood: %s", self.role.name, error)
             self.send_signal(signal.SIGKILL)
@@ -183,7 +183,7 @@ class ChildProcess:
             self._close_channel()
         return bool(received)
 
-    def _take(self, kind: Kind, content: bytes) -> None:
+    def _handle(self, kind: Kind, content: bytes) -> None:
         try:
             self._on_message(kind, content)
         except ValueError as error:

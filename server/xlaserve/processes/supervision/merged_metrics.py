@@ -84,7 +84,7 @@ class AllMetrics(Watcher):
         self._processes[process.pid] = process
         self._answering.add(process.pid)
 
-    def showed(self, role: Role, process: Process, metrics: bytes) -> None:
+    def sent_metrics(self, role: Role, process: Process, metrics: bytes) -> None:
         """Merges the metrics. Raises ValueError where they can't be read."""
         try:
             self.merged.update(process.pid, role.name, registry_snapshot.decode(metrics))
@@ -105,7 +105,7 @@ class AllMetrics(Watcher):
         for pid, process in self._processes.items():
             if pid not in self._awaited:  # one question at a time, so that they do not pile up
                 self._awaited[pid] = asyncio.get_running_loop().create_future()
-                process.ask()
+                process.ask_for_metrics()
         if awaited := [answer for pid, answer in self._awaited.items() if pid in self._answering]:
             await asyncio.wait(awaited, timeout=PATIENCE_S)
 

@@ -33,7 +33,7 @@ class Kind(IntEnum):
     """From the process: the process in its place is to read the configuration again, as this one was told to."""
     ENDS = 8
     """From the process, its last message: it ends because it was told to, or for a reason that it has logged."""
-    ASK = 6
+    ASK_METRICS = 6
     """From the supervisor: the process is to send its METRICS."""
     OUTCOME = 7
     """From the supervisor: the outcome of SUCCEED, in JSON."""

@@ -65,7 +65,7 @@ class Output:
         self._loop.add_reader(pipe, self._read)
 
     def process_ended(self) -> None:
-        """Reads what is there, and goes on for `LAST_LINES_S` where a descendant of the process may still write."""
+        """Reads all that has come, and goes on for `LAST_LINES_S` where a descendant of the process may still write."""
         for _ in range(MOST_AT_ONCE):
             if not self._read():
                 break

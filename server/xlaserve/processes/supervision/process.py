@@ -33,11 +33,11 @@ class Process(Protocol):
     def send_signal(self, number: signal.Signals) -> None:
         """Sends the process a signal, unless it has ended."""
 
-    def ask(self) -> None:
+    def ask_for_metrics(self) -> None:
         """Asks for the metrics of the process; not to be called again before they have come."""
 
-    def tell(self, outcome: object) -> None:
-        """Tells the process what became of the successor that it asked for: plain data of JSON."""
+    def tell_outcome(self, outcome: object) -> None:
+        """Sends the process the outcome of its wish for a successor: plain data of JSON."""
 
 
 Launch = Callable[[Role, OnMessage], Process]

@@ -19,7 +19,7 @@ KILL_S: Final = 10.0
 
 
 class RoleProcess:
-    """A process that `launch` starts for a role, and what it has said of itself.
+    """A process that `launch` starts for a role, with the details that it has told.
 
     `on_message` is called with each of its messages. Raises OSError where the process can't be started.
     """

@@ -234,13 +234,13 @@ class SupervisedRole:
     def _on_message(self, sender: RoleProcess, kind: Kind, content: bytes) -> None:
         """Handles a message. Raises ValueError for content that can't be understood."""
         try:
-            self._take(sender, kind, content)
+            self._handle(sender, kind, content)
         except ValueError:
             raise
         except Exception as error:
             self._give_up(error)
 
-    def _take(self, sender: RoleProcess, kind: Kind, content: bytes) -> None:
+    def _handle(self, sender: RoleProcess, kind: Kind, content: bytes) -> None:
         process, is_current = sender.process, sender is self._current
         match kind:
             case Kind.READY if sender is not self._successor and not is_current:
@@ -255,7 +255,7 @@ class SupervisedRole:
                     self._became_ready(sender)
             case Kind.METRICS:
                 for watcher in self._watchers:
-                    watcher.showed(self.role, process, content)
+                    watcher.sent_metrics(self.role, process, content)
             case Kind.KEEP:
                 sender.kept = content
                 self._tell_kept()

@@ -24,7 +24,7 @@ class Watcher:
     def asked_for_successor(self, role: Role, process: Process, content: bytes) -> None:
         """The process wants another one in its place, which is to begin with `content`.
 
-        The process waits for the outcome (`Process.tell`), even where others have taken its place meanwhile.
+        The process waits for the outcome (`Process.tell_outcome`), even where others have taken its place meanwhile.
         """
 
     def keeps(self, role: Role, process: Process, content: bytes) -> None:
@@ -36,7 +36,7 @@ class Watcher:
     def reloading(self) -> None:
         """Processes are about to be told to read the configuration again."""
 
-    def showed(self, role: Role, process: Process, metrics: bytes) -> None:
+    def sent_metrics(self, role: Role, process: Process, metrics: bytes) -> None:
         """The process has sent its metrics. Raises ValueError where they can't be understood."""
 
     def ended(self, role: Role, process: Process, status: int, was_ready: bool) -> None:

@@ -183,7 +183,7 @@ async def test_what_waits_for_a_front_that_was_killed_leaves_the_queue_at_once(p
 
 
 class RawFront:
-    """A front that sends what a test likes."""
+    """A front whose bytes a test chooses."""
 
     def __init__(self, path: Path, greeting: bytes | None = None, max_jobs: int = 100) -> None:
         arena, self.used_bytes = Arena(2**20), 0

@@ -111,7 +111,7 @@ def looks(message: tuple[Kind, bytes]) -> float:
 def test_what_is_said_does_not_wait_for_metrics_that_are_read(parent: Parent) -> None:
     slow = Slow()
     parent.child.show_metrics(slow, done)
-    parent.channel.sendall(encode(Kind.ASK, b""))
+    parent.channel.sendall(encode(Kind.ASK_METRICS, b""))
     assert slow.begun.wait(PATIENCE_S)
     began = time.monotonic()
     parent.child.keep(b"kept")
@@ -124,7 +124,7 @@ def test_what_is_said_does_not_wait_for_metrics_that_are_read(parent: Parent) ->
 def test_a_question_that_comes_before_there_are_metrics_is_answered_once_there_are(parent: Parent) -> None:
     slow = Slow()
     slow.may_go_on.set()
-    parent.channel.sendall(encode(Kind.ASK, b""))
+    parent.channel.sendall(encode(Kind.ASK_METRICS, b""))
     parent.child.tell_ready()
     assert parent.hear() == (Kind.READY, b"{}")
     time.sleep(0.05)
@@ -136,7 +136,7 @@ def test_a_question_is_answered_though_the_metrics_can_not_be_read(parent: Paren
     collector = Mock(collect=Mock(side_effect=[MemoryError, []]))
     parent.child.show_metrics(collector, done)
     for _ in range(2):  # who has no answer does not ask again
-        parent.channel.sendall(encode(Kind.ASK, b""))
+        parent.channel.sendall(encode(Kind.ASK_METRICS, b""))
         assert parent.hear() == (Kind.METRICS, b"[]")
     assert collector.collect.call_count == 2
 
@@ -144,7 +144,7 @@ def test_a_question_is_answered_though_the_metrics_can_not_be_read(parent: Paren
 def test_metrics_that_were_read_earlier_are_shown_earlier(parent: Parent) -> None:
     slow = Slow()
     parent.child.show_metrics(slow, done)
-    parent.channel.sendall(encode(Kind.ASK, b""))
+    parent.channel.sendall(encode(Kind.ASK_METRICS, b""))
     assert slow.begun.wait(PATIENCE_S)
     closing = threading.Thread(target=parent.child.close)
     closing.start()
@@ -220,5 +220,5 @@ async def test_a_silent_supervisor_is_noticed_until_it_asks_again(
     parent.child.show_metrics(CollectorRegistry(), done)
     async with asyncio.timeout(PATIENCE_S):
         assert not await changes.get()
-        parent.channel.sendall(encode(Kind.ASK, b""))
+        parent.channel.sendall(encode(Kind.ASK_METRICS, b""))
         assert await changes.get()

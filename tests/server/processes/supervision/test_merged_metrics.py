@@ -31,7 +31,7 @@ class FakeProcess:
     def itself(self) -> Process:
         return cast(Process, self)
 
-    def ask(self) -> None:
+    def ask_for_metrics(self) -> None:
         self.asked += 1
         if self.answers_s is not None:
             asyncio.get_running_loop().call_later(self.answers_s, self.answer)
@@ -41,7 +41,7 @@ class FakeProcess:
         Gauge("level", "A level.", registry=self._registry).set(level)
 
     def answer(self) -> None:
-        self._metrics.showed(FRONT, self.itself, registry_snapshot.encode(registry_snapshot.take(self._registry)))
+        self._metrics.sent_metrics(FRONT, self.itself, registry_snapshot.encode(registry_snapshot.take(self._registry)))
 
 
 @pytest.fixture

@@ -40,10 +40,10 @@ class FakeProcess:
         elif number in (SIGTERM, SIGUSR2) and self.stop_s is not None:
             asyncio.get_running_loop().call_later(self.stop_s, self.end, 0)
 
-    def ask(self) -> None:
+    def ask_for_metrics(self) -> None:
         self.asked += 1
 
-    def tell(self, outcome: object) -> None:
+    def tell_outcome(self, outcome: object) -> None:
         raise AssertionError("its watcher tells it")
 
     def end(self, status: int) -> None:
@@ -53,7 +53,7 @@ class FakeProcess:
 
 
 class World(Watcher):
-    """A supervisor whose processes are fakes, and what it was seen to do."""
+    """A supervisor of fake processes, and the events that it told."""
 
     def __init__(self, *roles: Role, watchers: Sequence[Watcher] = (), draw: float = 0.0) -> None:
         self.loop = asyncio.get_running_loop()
@@ -95,7 +95,7 @@ class World(Watcher):
         self.kept.append(content)
 
     async def succession(self) -> tuple[FakeProcess, FakeProcess, asyncio.Task[str]]:
-        """Returns a process that is ready, one that is to take its place, and what comes of that."""
+        """Returns a process that is ready, one that is to take its place, and the outcome of that."""
         old = await self.last()
         old.hear(Kind.READY, b"{}")
         succeeding = asyncio.create_task(self.supervisor.succeed(ENGINE, lambda about: str(about.get("reason", ""))))

@@ -68,7 +68,7 @@ class Host:
         return len(self._links)
 
     def publish(self, models: Iterable[Hosted], details: object = None) -> None:
-        """Has fronts use these models from now on, and no others. What they sent to others already fails."""
+        """Has fronts use these models from now on, and no others. Jobs of others that are on their way fail."""
         self._models.publish(models, details)
         record = self._models.record()
         for link in self._links:

@@ -122,8 +122,10 @@ class EngineLink:
         return not self._lost_as
 
     def move(self) -> None:
-        """Tells the engine that this front sends its new requests to another one. `on_models` is called no more; what
-        is under way goes on."""
+        """Tells the engine that this front sends its new requests to another one.
+
+        `on_models` is called no more. Jobs that are under way go on.
+        """
         self.channel.send(Moved())
         self._moved.set()
 
@@ -158,13 +160,13 @@ class EngineLink:
             case OutputLayout(number, tail):
                 self._calls.add_layout(number, pickle.loads(tail))
             case Published(_, tail):
-                self._take(pickle.loads(tail))
+                self._update_models(pickle.loads(tail))
             case Outstanding(model, seconds):
                 if model in self._models:
                     self._models[model].update_outstanding(seconds)
             case Levels(tail):
                 levels, self.about = pickle.loads(tail)
-                self._take_levels(levels)
+                self._update_levels(levels)
             case Succeeded():
                 self._superseded.set()
             case Count(number):
@@ -174,12 +176,12 @@ class EngineLink:
             case Refused(number, tail):
                 self._calls.refuse(number, tail)
 
-    def _take_levels(self, levels: Mapping[int, Live]) -> None:
+    def _update_levels(self, levels: Mapping[int, Live]) -> None:
         for number, live in levels.items():
             if (model := self._models.get(number)) is not None:
                 model.update_live(live)
 
-    def _take(self, snapshot: Snapshot) -> None:
+    def _update_models(self, snapshot: Snapshot) -> None:
         for gone in self._models.keys() - {model.id for model in snapshot.models}:
             self._models.pop(gone).close()
         for model_snapshot in snapshot.models:
