@@ -51,9 +51,9 @@ from xlaserve.processes.engine import Engine
 Engine._settle = lambda self: time.sleep(0.5)  # as where TensorFlow is imported
 """
 IMPATIENT = """
-from xlaserve.processes.supervision import liveness, metrics, pulse
+from xlaserve.processes.supervision import liveness, merged_metrics, pulse
 
-liveness.LOOK_S = pulse.BEAT_S = metrics.EVERY_S = 0.1
+liveness.LOOK_S = pulse.BEAT_S = merged_metrics.EVERY_S = 0.1
 """
 """Has what hangs be killed after 3 s, and be told of if nobody can kill it."""
 
