@@ -39,10 +39,9 @@ from xlaserve.programs.watch.compile_watch import CompileWatch
 from xlaserve.programs.watch.stderr_tap import StderrTap
 from xlaserve.programs.watch.xla_log import XlaCompilation
 from xlaserve.telemetry import gpus
-from xlaserve.telemetry.departures import Departures
 from xlaserve.telemetry.failures import Failure, Failures
 from xlaserve.telemetry.findings import Findings, Pair
-from xlaserve.telemetry.metrics import EXPECTED, SERVING, Metrics, build_info, counter, gauge
+from xlaserve.telemetry.metrics import EXPECTED, SERVING, Metrics, SeriesRetention, build_info, counter, gauge
 from xlaserve.telemetry.tally import Counted
 from xlaserve.telemetry.version_metrics import Statistics
 
@@ -111,7 +110,7 @@ class Engine:
         if xla_events is not None:
             xla_events.restore_environment()
             xla_events.listen(self._watch.read)
-        self._departures = Departures(metrics.forget)
+        self._series_retention = SeriesRetention(metrics.forget)
         self.repository = Repository(
             settings=settings,
             loader=self._make_loader(worker, on_crash, tracing, under_way),
@@ -308,7 +307,7 @@ class Engine:
 
     def see_versions(self) -> None:
         """Notes which versions there are: metrics of others are forgotten after a while."""
-        self._departures.see((version.name, version.settings.version) for version in self.repository.index())
+        self._series_retention.update((version.name, version.settings.version) for version in self.repository.index())
 
     def _load_model(self, settings: ModelSettings, prepared: CompileCache | None = None) -> catalog.Model:
         if catalog.uses_tensorflow(settings) and not self._has_tensorflow:

@@ -13,8 +13,7 @@ from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.models.directory import Directory
 from xlaserve.models.version import Served, State, Version
 from xlaserve.processes.published import Catalogue, Facts, Loading
-from xlaserve.telemetry.departures import Departures
-from xlaserve.telemetry.metrics import Metrics
+from xlaserve.telemetry.metrics import Metrics, SeriesRetention
 from xlaserve.telemetry.version_metrics import ModelTelemetry
 
 LOST: Final = "the process that ran it has ended; another one is starting"
@@ -46,7 +45,7 @@ class Mirror(Directory):
         self._lost: set[str] = set()
         """Models whose engine has ended, until the next one has them ready or has failed to."""
         self._retiring: dict[int, asyncio.Task[None]] = {}
-        self._departures = Departures(metrics.forget)
+        self._series_retention = SeriesRetention(metrics.forget)
 
     @property
     def is_ready(self) -> bool:
@@ -107,7 +106,7 @@ class Mirror(Directory):
 
     def see_versions(self) -> None:
         """Notes which versions there are: metrics of others are forgotten after a while."""
-        self._departures.see((version.name, version.settings.version) for version in self.index())
+        self._series_retention.update((version.name, version.settings.version) for version in self.index())
 
     def lose(self) -> None:
         """Shows that the engine has ended. Requests still find what served: it tells them that the engine is lost.

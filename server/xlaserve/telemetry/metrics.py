@@ -1,13 +1,14 @@
 """Prometheus metrics, in one explicit registry.
 
 Labels are bounded: a model's name and a version become labels only once they are in the repository, a mode and a status
-come from their enumerations; series of versions that left are forgotten (`departures`). All counts but those of
-compilations are written on the event loop.
+come from their enumerations; the series of versions that have left the repository are removed after a while
+(`SeriesRetention`). All counts but those of compilations are written on the event loop.
 """
 
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -33,6 +34,15 @@ BACKGROUND: Final = "background"
 EXPECTED: Final = "expected"
 SERVING: Final = "serving"
 COMPILE_SECONDS: Final = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+SERIES_KEPT_S: Final = 15 * 60.0
+"""Seconds for which the series of a version that has left are still shown: far longer than the scrape interval of any
+usual Prometheus server, so that their last values are scraped."""
+MAX_VERSIONS_KEPT: Final = 32
+"""Versions of all models that have left and whose series are still shown; of more, the first to leave is forgotten."""
+
+VersionKey = tuple[str, str]
+"""The name of a model and the number of a version."""
 
 MetricT = TypeVar("MetricT", LoopCounter, LoopHistogram, Counter, Histogram)
 
@@ -218,6 +228,33 @@ class _Gauges(Collector):
 
     def collect(self) -> Iterable[Metric]:
         return self._read
+
+
+class SeriesRetention:
+    """Calls `forget` for each version that has left the repository and not come back for SERIES_KEPT_S.
+
+    `clock` counts seconds.
+    """
+
+    def __init__(self, forget: Callable[[str, str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._forget = forget
+        self._clock = clock
+        self._present: set[VersionKey] = set()
+        self._left_at: dict[VersionKey, float] = {}
+        """The clock's time at which each version left, in order of leaving."""
+
+    def update(self, present: Iterable[VersionKey]) -> None:
+        """Notes which versions are in the repository now, and forgets those that left too long ago."""
+        now, before, self._present = self._clock(), self._present, {*present}
+        self._left_at.update(dict.fromkeys(sorted(before - self._present), now))
+        for key in self._present & self._left_at.keys():
+            del self._left_at[key]
+        while self._left_at:
+            first = next(iter(self._left_at))
+            if len(self._left_at) <= MAX_VERSIONS_KEPT and now - self._left_at[first] < SERIES_KEPT_S:
+                break
+            del self._left_at[first]
+            self._forget(*first)
 
 
 def gauge_family(name: str, help_text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:

@@ -15,9 +15,8 @@ from xlaserve.errors import ModelFailed, ModelNotFound, ModelNotReady
 from xlaserve.models.version import State
 from xlaserve.processes.mirror import LOST, Mirror, Remote
 from xlaserve.processes.published import Catalogue, Publisher
-from xlaserve.telemetry.departures import MAX_KEPT
 from xlaserve.telemetry.findings import Findings, Pair
-from xlaserve.telemetry.metrics import Metrics
+from xlaserve.telemetry.metrics import MAX_VERSIONS_KEPT, Metrics
 
 
 class Engine:
@@ -204,7 +203,7 @@ async def test_what_was_counted_of_versions_that_have_left_is_forgotten(world: W
     shown = world.catalogue()
     (one,) = shown.loadings
     facts = pickle.loads(one.facts)
-    for number in range(1, MAX_KEPT + 3):
+    for number in range(1, MAX_VERSIONS_KEPT + 3):
         settings = facts.settings.model_copy(update={"version": str(number)})
         there = one._replace(number=number + 1, facts=pickle.dumps(facts._replace(settings=settings)))
         world.take(shown._replace(loadings=(there,)))
@@ -212,7 +211,7 @@ async def test_what_was_counted_of_versions_that_have_left_is_forgotten(world: W
     world.mirror.see_versions()
     counted = {sample.labels["version"] for sample in next(iter(world.metrics.compilations.collect())).samples}
     assert "1" not in counted
-    assert str(MAX_KEPT + 2) in counted
+    assert str(MAX_VERSIONS_KEPT + 2) in counted
 
 
 async def test_what_was_found_of_a_shadow_is_forgotten_once_another_loading_takes_its_place(
