@@ -23,7 +23,7 @@ from xlaserve.commands.command import EXECUTION, Command, Invocation
 from xlaserve.config import Mode, Precision
 from xlaserve.errors import ConfigError, ModelFailed, RequestError
 from xlaserve.images.decoder import ImageLimits
-from xlaserve.inspection.words import seconds
+from xlaserve.inspection.explanation import seconds
 from xlaserve.programs.openvino import calibration as record
 from xlaserve.programs.openvino import openvino_program, quantize
 from xlaserve.programs.tf.device import check_temporary_folder

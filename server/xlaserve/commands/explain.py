@@ -17,8 +17,7 @@ from xlaserve.commands.command import EXECUTION, Command, Invocation
 from xlaserve.config import Mode
 from xlaserve.errors import ConfigError
 from xlaserve.inspection import dump, graph, html_page
-from xlaserve.inspection.explanation import GROUP_COLUMNS, Explanation, Row
-from xlaserve.inspection.words import amount, seconds
+from xlaserve.inspection.explanation import GROUP_COLUMNS, Explanation, Row, amount, seconds
 from xlaserve.programs.tf.device import check_temporary_folder
 from xlaserve.telemetry import console
 

@@ -16,7 +16,7 @@ from xlaserve.commands.command import EXECUTION, Command, Invocation
 from xlaserve.config import Mode
 from xlaserve.engine.warmup.compiler import measure, noise
 from xlaserve.errors import ConfigError
-from xlaserve.inspection.words import amount, seconds
+from xlaserve.inspection.explanation import amount, seconds
 from xlaserve_proto import admin_pb2, admin_pb2_grpc
 
 ANSWER_S: Final = 120.0

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
 
-from xlaserve.inspection.explanation import GROUP_COLUMNS, Explanation, Row
-from xlaserve.inspection.words import amount, seconds
+from xlaserve.inspection.explanation import GROUP_COLUMNS, Explanation, Row, amount, seconds
 
 HEAVIEST: Final = 25
 _STYLE: Final = """

@@ -9,7 +9,7 @@ from xlaserve.config import Bucket, Precision
 from xlaserve.engine.program import Compilation
 from xlaserve.engine.warmup.compiler import measure, noise
 from xlaserve.errors import ModelFailed
-from xlaserve.inspection.words import seconds
+from xlaserve.inspection.explanation import seconds
 from xlaserve.models.catalog import Model
 from xlaserve.programs.openvino.openvino_program import Layer, version
 from xlaserve.programs.tf.device import Device

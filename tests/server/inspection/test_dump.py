@@ -6,7 +6,6 @@ import pytest
 
 from xlaserve.inspection import buffers, dump
 from xlaserve.inspection.buffers import Memory
-from xlaserve.inspection.words import amount, seconds
 
 ASSIGNMENT = """BufferAssignment:
 allocation 0: size 5120000, parameter 261, shape |f32[1280,1000]| at ShapeIndex {}:
@@ -57,14 +56,3 @@ def test_xla_is_asked_besides_what_the_environment_asks(monkeypatch: pytest.Monk
 
         assert os.environ["XLA_FLAGS"].startswith(f"--xla_cpu_use_xnnpack=true --xla_dump_to={folder} ")
     assert not folder.exists()
-
-
-def test_figures_are_short() -> None:
-    assert [amount(value, "B") for value in (0, 999, 1000, 2.55e6, 7e9)] == [
-        "0 B",
-        "999 B",
-        "1.0 kB",
-        "2.5 MB",
-        "7.0 GB",
-    ]
-    assert [seconds(value) for value in (2e-6, 0.0035, 12)] == ["2.0 µs", "3.50 ms", "12.00 s"]

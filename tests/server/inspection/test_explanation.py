@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import math
 
-from xlaserve.inspection.explanation import Explanation
+from xlaserve.inspection.explanation import Explanation, amount, seconds
 from xlaserve.inspection.roofline import Machine
 
 
@@ -51,3 +51,14 @@ def test_the_roof_is_memory_below_the_balance_and_arithmetic_above(explained: Ex
     assert machine.balance == 10
     flops = explained.rows[2].cost
     assert machine.bound_s(flops) == max(flops.flops / 100, flops.bytes / 10)
+
+
+def test_figures_are_short() -> None:
+    assert [amount(value, "B") for value in (0, 999, 1000, 2.55e6, 7e9)] == [
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "2.5 MB",
+        "7.0 GB",
+    ]
+    assert [seconds(value) for value in (2e-6, 0.0035, 12)] == ["2.0 µs", "3.50 ms", "12.00 s"]
