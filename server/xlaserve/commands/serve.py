@@ -39,7 +39,7 @@ def run(invocation: Invocation) -> int:
             if settings.watch_compilations and any(map(catalog.uses_tensorflow, settings.models)):
                 tap = stack.enter_context(StderrTap())
             stack.enter_context(log_writer.without_waiting())
-            progress = stack.enter_context(console.WarmUp(settings))
+            progress = stack.enter_context(console.WarmUpProgress(settings))
             app = App(
                 settings,
                 read_settings=lambda: invocation.load().model_copy(update=own),

@@ -43,7 +43,7 @@ def run(invocation: Invocation) -> int:
     async def warm() -> int:
         from xlaserve.processes.engine import Engine  # noqa: PLC0415
 
-        with console.WarmUp(settings) as progress:
+        with console.WarmUpProgress(settings) as progress:
             engine = Engine(settings, Metrics(), on_record=progress.record)
             await engine.repository.load_all()
         versions = engine.repository.index()

@@ -158,7 +158,7 @@ class EngineProcess:
             required = listings.keys() & orders.taken_over.serving
         # Beside one that serves, what is to be loaded may be tried: it ends nothing but this process.
         tried = _to_load(start) if start is not None and orders.is_beside else frozenset()
-        progress = console.WarmUp(orders.settings)
+        progress = console.WarmUpProgress(orders.settings)
         self._on_loaded = progress.end
         self._engine = Engine(
             orders.settings,
@@ -351,7 +351,7 @@ class EngineProcess:
     def _front_has_gone(self, last: Any) -> None:
         versions = self._publisher.numbered()
         there = {(version.name, version.settings.version) for version in versions.values()}
-        self._gone = tally.of(tally.added(self._gone, tally.lasting(last)), versions, there)
+        self._gone = tally.select(tally.added(self._gone, tally.lasting(last)), versions, there)
 
     async def _profile(self, seconds: float) -> object:
         recording = await self._engine.profile(seconds)

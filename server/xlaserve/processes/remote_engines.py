@@ -28,7 +28,7 @@ from xlaserve.telemetry import tally
 from xlaserve.telemetry.failures import Failure, Failures
 from xlaserve.telemetry.findings import Findings, Pair
 from xlaserve.telemetry.metrics import Metrics
-from xlaserve.telemetry.tally import Counted, ShadowOf
+from xlaserve.telemetry.tally import Counted, ShadowKey
 from xlaserve.telemetry.version_metrics import Statistics
 from xlaserve.wire.shared.call import Calls
 
@@ -301,16 +301,16 @@ class RemoteEngines:
         counted = Counted.here(self._metrics)
         return tally.tally(counted, statistics, self._own_in_flight, failures, self._shadows_of(here))
 
-    def _shadows_of(self, here: Mapping[int, Version]) -> dict[int, dict[ShadowOf, Findings]]:
+    def _shadows_of(self, here: Mapping[int, Version]) -> dict[int, dict[ShadowKey, Findings]]:
         """Returns what this front has found of the shadows of loadings, by their numbers."""
-        found: defaultdict[int, dict[ShadowOf, Findings]] = defaultdict(dict)
+        found: defaultdict[int, dict[ShadowKey, Findings]] = defaultdict(dict)
         numbers = {version: number for number, version in here.items()}
         for number, version in here.items():
             for pair, findings in version.shadows.items():
                 with suppress(ModelNotFound):
                     other = self.directory.find(version.name, pair.shadow_version)
                     if other in numbers:
-                        found[number][ShadowOf(pair.mode, numbers[other], pair.shadow_mode)] = findings
+                        found[number][ShadowKey(pair.mode, numbers[other], pair.shadow_mode)] = findings
         return found
 
     async def load(self, name: str) -> None:

@@ -23,9 +23,10 @@ LEVELS: Final = {
     "UNAVAILABLE": logging.WARNING,
     "DEADLINE_EXCEEDED": logging.WARNING,
 }
-"""By status: errors of the server, and what it could not serve in time. The rest is the clients' doing: info."""
+"""Log level by status: ERROR for faults of the server, WARNING for requests that it could not serve in time. All other
+statuses are caused by clients and logged at INFO."""
 MAX_TEXT_LENGTH: Final = 128
-"""Characters of what clients call things."""
+"""Characters of a name or text from a client that a line shows."""
 
 _STAGES_TEXT: Final = " ".join(f"{stage}=%.6f" for stage in STAGES)
 _seconds_of: Final = attrgetter(*STAGES)
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class AccessLog:
-    """Writes the lines that the setting `access_log` asks for. Floods are bounded, for each level by itself."""
+    """Writes a line for each request, as the setting `access_log` chooses; each level has its own limit of lines."""
 
     def __init__(
         self, lines: Literal["off", "errors", "all"] = "errors", clock: Callable[[], float] = time.monotonic
@@ -46,10 +47,10 @@ class AccessLog:
 
     def answered(self, method: str, model: str, version: str, mode: Mode, *, images: int, timings: Timings) -> None:
         """Writes a line for a request that succeeded."""
-        what, text = _answered(method, model, version, mode)
+        fields, text = _answered(method, model, version, mode)
         seconds = _seconds_of(timings)
         text = f"{text} images={images} {_STAGES_TEXT % seconds}"
-        _write(logging.INFO, {**what, "images": images, **dict(zip(STAGES, seconds, strict=True))}, text)
+        _write(logging.INFO, {**fields, "images": images, **dict(zip(STAGES, seconds, strict=True))}, text)
 
     def failed(
         self,
@@ -66,12 +67,12 @@ class AccessLog:
         if level < self._least_level or not log.isEnabledFor(level) or not self._bounds[level].admits(status):
             return
         timed = {} if seconds is None else {"total_s": seconds}
-        what = {"method": method, "status": status, "model": model[:MAX_TEXT_LENGTH], "version": version}
-        fields = {name: value for name, value in (what | timed | {"reason": reason}).items() if value != ""}
+        call = {"method": method, "status": status, "model": model[:MAX_TEXT_LENGTH], "version": version}
+        fields = {name: value for name, value in (call | timed | {"reason": reason}).items() if value != ""}
         _write(level, fields, _text(fields))
 
     def flush(self) -> None:
-        """Says now how many lines were left out."""
+        """Logs now how many lines the limits left out."""
         for bound in self._bounds.values():
             bound.tell()
 
@@ -79,8 +80,8 @@ class AccessLog:
 @lru_cache(maxsize=1024)
 def _answered(method: str, model: str, version: str, mode: Mode) -> tuple[Mapping[str, object], str]:
     """Returns the fields that all answers of a method by one program share, and their text."""
-    what = {"method": method, "status": "OK", "model": model, "version": version, "mode": str(mode)}
-    return MappingProxyType(what), _text(what)
+    fields = {"method": method, "status": "OK", "model": model, "version": version, "mode": str(mode)}
+    return MappingProxyType(fields), _text(fields)
 
 
 @lru_cache(maxsize=1024)
@@ -90,20 +91,20 @@ def _caller(name: str) -> tuple[str, str]:
     return name, f" caller={shown(name)}" if name else ""
 
 
-def _write(level: int, what: Mapping[str, object], text: str) -> None:
-    """Writes the line `text`, of the fields `what`, with who called and what names the call."""
+def _write(level: int, about: Mapping[str, object], text: str) -> None:
+    """Writes the line `text`, of the fields `about`, with the caller and the ids of the request."""
     if not log.isEnabledFor(level):
         return
     name, caller = _caller(CURRENT.get().name)
     text += caller
-    fields = dict(what)
+    fields = dict(about)
     if name:
         fields["caller"] = name
     request = request_context.current()
     if request is not None and request.message_id:
         fields["message_id"] = message_id = request.message_id[:MAX_TEXT_LENGTH]
         text += f" message_id={shown(message_id)}"
-    # Not `log.log`: who called it would be looked for on the stack, which costs as much as the line itself.
+    # Not `log.log`: it walks the stack to find its caller, which costs as much as the line itself.
     extra = fields | request_context.log_fields()
     log.handle(log.makeRecord(log.name, level, __file__, 0, text, (), None, extra=extra))
 

@@ -1,4 +1,4 @@
-"""What the commands show: the progress of a warm-up, the ledger, tables and JSON."""
+"""Output of the commands: the progress of a warm-up, the ledger, tables and JSON."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from xlaserve.engine.warmup.ledger import Entry
 log = logging.getLogger(__name__)
 
 
-class WarmUp:
-    """Shows the warm-up of all models: a bar on a terminal, log lines elsewhere and for what is loaded later."""
+class WarmUpProgress:
+    """Shows the warm-up of all models: a bar on a terminal; log lines elsewhere, and for models that are loaded
+    later."""
 
     def __init__(self, settings: Settings) -> None:
         self._total = sum(model.most_programs for model in settings.models)
@@ -27,7 +28,7 @@ class WarmUp:
         self._has_ended = False
         self._bar: Progress | None = None
         self._log: list[tuple[logging.StreamHandler[TextIO], TextIO]] = []
-        """Where log lines went before there was a bar."""
+        """Log handlers and the streams that they wrote to before there was a bar."""
         console = Console(stderr=True)
         if console.is_terminal and settings.log_format == "human":
             columns = (TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -36,7 +37,7 @@ class WarmUp:
 
     def __enter__(self) -> Self:
         if self._bar:
-            self._bar.start()  # redirects sys.stderr, so that what is written there appears above it
+            self._bar.start()  # redirects sys.stderr, so that lines written there appear above the bar
             self._log = [(one, one.stream) for one in logging.getLogger().handlers if _writes_stream(one)]
             for handler, _ in self._log:
                 handler.setStream(sys.stderr)
@@ -46,7 +47,7 @@ class WarmUp:
         self.end()
 
     def end(self) -> None:
-        """Takes the bar away; some models may have failed."""
+        """Removes the bar; some models may have failed."""
         self._has_ended = True
         if self._bar:
             for handler, stream in self._log:
@@ -78,7 +79,7 @@ def _writes_stream(handler: logging.Handler) -> TypeGuard[logging.StreamHandler[
 
 
 def stdout(width: int, *, markup: bool = True) -> Console:
-    """Returns what prints on stdout, `width` columns wide where that is no terminal."""
+    """Returns a console that prints on stdout, `width` columns wide where stdout is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else width, highlight=False, markup=markup)
 
 

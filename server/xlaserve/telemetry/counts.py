@@ -1,7 +1,7 @@
 """Counters and histograms for the event loop: plain numbers, which are formatted when /metrics is read.
 
-prometheus-client's own take a lock and half a dozen calls for each observation, together some fifteen microseconds a
-request. These are written by one thread only.
+prometheus-client's own metrics take a lock and half a dozen calls for each observation, together some fifteen
+microseconds a request. The metrics of this module are written by one thread only.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ class Distribution:
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self.exemplars: dict[int, Exemplar] = {}
-        """The last traced observation of some of `counts`, by its index."""
+        """The last observation that was part of a sampled trace, by its index in `counts`."""
         self.counts = [0] * (len(bounds) + 1)
-        """Observations up to each bound and above the one before; the last number is of those above all bounds."""
+        """Observations in each bucket: up to its bound and above the bound before; the last bucket is above all
+        bounds."""
         self.total = 0.0
 
     def observe(self, value: float, trace_id: str | None = None) -> None:
-        """Counts `value`, which was observed in the trace of this id."""
+        """Counts `value`; where it belongs to a sampled trace, `trace_id` makes it the exemplar of its bucket."""
         index = bisect_left(self._bounds, value)
         self.counts[index] += 1
         self.total += value
@@ -69,15 +70,16 @@ class LoopCounter(Collector):
 
     @property
     def series(self) -> Mapping[tuple[str, ...], Count]:
-        """What was counted, by label values."""
+        """The series, by label values."""
         return self._series
 
     def remove_by_labels(self, labels: Mapping[str, str]) -> None:
-        """Removes the series that have these labels; who holds one counts in vain."""
+        """Removes the series that have these labels. A removed series can still be counted in, but is no longer
+        shown."""
         _remove(self._series, self._labels, labels)
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        """Returns what was counted."""
+        """Returns the counter with all its series."""
         family = CounterMetricFamily(self._name, self._help_text, labels=self._labels)
         for values, count in self._series.copy().items():
             family.add_metric(values, count.value)
@@ -110,18 +112,19 @@ class LoopHistogram(Collector):
 
     @property
     def series(self) -> Mapping[tuple[str, ...], Distribution]:
-        """What was observed, by label values."""
+        """The series, by label values."""
         return self._series
 
     def remove_by_labels(self, labels: Mapping[str, str]) -> None:
-        """Removes the series that have these labels; who holds one observes in vain."""
+        """Removes the series that have these labels. A removed series can still be observed in, but is no longer
+        shown."""
         _remove(self._series, self._labels, labels)
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
-        """Returns what was observed; of label values without observations, nothing."""
+        """Returns the histogram with all series that have observations."""
         family = HistogramMetricFamily(self._name, self._help_text, labels=self._labels)
         for values, series in self._series.copy().items():
-            if not any(series.counts):  # some twenty lines that say nothing, for each version that nobody has called
+            if not any(series.counts):  # some twenty lines of zeros for each version that was never called
                 continue
             exemplars = series.exemplars.copy()
             buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
@@ -132,7 +135,7 @@ class LoopHistogram(Collector):
 
 
 def _remove(series: dict[tuple[str, ...], Any], names: Sequence[str], labels: Mapping[str, str]) -> None:
-    """/metrics may be reading the series, on another thread."""
-    for values in [*series]:
+    """Removes the series that have these labels."""
+    for values in [*series]:  # a copy, since another thread may be reading the series for /metrics
         if labels.items() <= dict(zip(names, values, strict=True)).items():
             del series[values]

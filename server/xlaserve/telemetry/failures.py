@@ -13,7 +13,7 @@ from xlaserve.telemetry import request_context
 from xlaserve.telemetry.access_log import LEVELS, MAX_TEXT_LENGTH
 
 KEPT: Final = 20
-"""Failures that are kept of the server's own, and as many of those that clients caused."""
+"""Failures of the server that are kept, and failures caused by clients that are kept."""
 MAX_REASON_LENGTH: Final = 300
 
 
@@ -21,20 +21,21 @@ class Failure(NamedTuple):
     """A request that failed. Its texts may be a client's."""
 
     at_s: float
-    """When, in seconds since the epoch."""
+    """Time of the failure, in seconds since the epoch."""
     method: str
     status: str
     reason: str
     model: str
-    """As the client named it; empty where no model was asked for, or before that was known."""
+    """The model's name as the client sent it; empty where the request names no model, or failed before it was read."""
     caller: str
     request_id: str
     total_s: float | None
-    """What it took, where that was measured."""
+    """Seconds from arrival to failure, where they were measured."""
 
 
 class Failures:
-    """Keeps the last failures: a flood of what clients did wrong leaves those of the server in their place."""
+    """The last failures of the server and the last failures caused by clients, kept apart so that a flood of wrong
+    requests pushes out none of the server's."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -42,17 +43,17 @@ class Failures:
         self._of_clients: deque[Failure] = deque(maxlen=KEPT)
 
     def __iter__(self) -> Iterator[Failure]:
-        """Yields them, the newest first."""
+        """Yields all failures, the newest first."""
         both = reversed(self._of_server), reversed(self._of_clients)
         return merge(*both, key=lambda failure: failure.at_s, reverse=True)
 
     @property
     def kept(self) -> tuple[list[Failure], list[Failure]]:
-        """Those of the server and those of clients, the newest last."""
+        """Failures of the server, then failures caused by clients; in each list the newest last."""
         return [*self._of_server], [*self._of_clients]
 
     def note(self, method: str, status: str, reason: str, *, model: str = "", seconds: float | None = None) -> None:
-        """Keeps one, of the call that is answered here."""
+        """Adds a failure of the call that the current task answers."""
         request = request_context.current()
         kept = self._of_server if status in LEVELS else self._of_clients
         kept.append(

@@ -1,4 +1,4 @@
-"""What comparing answers with those of another version or mode has shown."""
+"""Results of comparing answers with those of a shadow: another version, or another mode."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from xlaserve.config import Mode
 
 KEPT_PAIRS: Final = 256
+"""Pairs of batches whose ratio of times is kept."""
 
 
 class Likeness(NamedTuple):
@@ -25,7 +26,7 @@ class Likeness(NamedTuple):
 
 @dataclass(slots=True)
 class Mean:
-    """The mean of what was added."""
+    """The mean of numbers that are added one by one."""
 
     count: int = 0
     total: float = 0.0
@@ -37,12 +38,12 @@ class Mean:
 
     @property
     def value(self) -> float | None:
-        """The mean; None of nothing."""
+        """The mean; None where no number was added."""
         return self.total / self.count if self.count else None
 
 
 class Pair(NamedTuple):
-    """What is compared."""
+    """A mode that answers, and the version and mode that its answers are compared with."""
 
     mode: Mode
     """The mode that answered."""
@@ -51,29 +52,29 @@ class Pair(NamedTuple):
 
 
 class TimeRatio(NamedTuple):
-    """Of two batches of the same images, of which the second is the shadow's."""
+    """The time of the shadow's batch over the time of the batch that answered, both of the same images."""
 
     at_s: float
-    """When they were compared, in seconds since the epoch."""
+    """Time of the comparison, in seconds since the epoch."""
     ratio: float
-    """The seconds that the second took over those of the first."""
+    """Seconds of the shadow's batch over seconds of the other."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """What comparing the answers of two versions or modes has shown, since the one that answered was loaded."""
+    """Results of comparing one pair, since the version that answers was loaded."""
 
     agreement: Mean = field(default_factory=Mean)
-    """By image, as in Likeness."""
+    """Mean over images of `Likeness.agreement`; `iou` likewise."""
     iou: Mean = field(default_factory=Mean)
     largest_difference: float | None = None
     time_ratios: deque[TimeRatio] = field(default_factory=lambda: deque(maxlen=KEPT_PAIRS))
-    """Of the latest pairs of batches."""
+    """Ratios of the latest KEPT_PAIRS pairs of batches."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """Requests that were drawn but not compared, by the reason."""
+    """Number of requests that were drawn for the shadow but not compared, by reason."""
 
     def add(self, found: Likeness) -> None:
-        """Adds what one image showed."""
+        """Adds the comparison of one image."""
         self.agreement.add(found.agreement)
         if found.iou is not None:
             self.iou.add(found.iou)

@@ -1,4 +1,4 @@
-"""The machine's GPUs as NVIDIA's driver reports them, with all that anyone does on them."""
+"""Utilisation, memory and power of the machine's GPUs, from NVIDIA's driver; work of other processes counts too."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Gpus(Collector):
         return len(self._gpus)
 
     def levels(self) -> list[dict[str, float | str]]:
-        """Returns what each GPU tells now, by the names of the metrics without `xlaserve_gpu_`. Blocks."""
+        """Returns the current values of each GPU, by the names of the metrics without `xlaserve_gpu_`. Blocks."""
         levels: dict[str, dict[str, float | str]] = {index: {"name": name} for index, name, _ in self._gpus}
         for family in self.collect():
             for sample in family.samples:
@@ -82,7 +82,7 @@ class Gpus(Collector):
         return [*levels.values()]
 
     def collect(self) -> Iterable[Metric]:
-        """Yields every family; a GPU that does not tell something is left out of it."""
+        """Yields every family; a GPU that does not report a value has no sample in its family."""
         for make, name, help_text, read in _FAMILIES:
             family = make(name, help_text, labels=LABELS)
             for index, gpu_name, gpu in self._gpus:
@@ -96,7 +96,7 @@ class Gpus(Collector):
 def count_visible(environment: Mapping[str, str] = os.environ) -> int:
     """Returns how many GPUs TensorFlow may see: those that CUDA_VISIBLE_DEVICES names, else all that the driver knows.
 
-    As CUDA reads it, what follows a number below 0, or a name that is none, is hidden.
+    As CUDA reads that variable, GPUs after a negative number or an invalid name are hidden.
     """
     named = environment.get("CUDA_VISIBLE_DEVICES")
     if named is None:

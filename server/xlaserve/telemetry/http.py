@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 CLIENT_TIMEOUT_S: Final = 5.0
 """A client sends its whole request within this time, and takes its whole answer within the same again."""
 MAX_CONNECTIONS: Final = 128
-"""Beyond it, a new connection takes the place of the one that has kept us waiting for its request longest."""
+"""Beyond it, a new connection replaces the one whose request has been incomplete for longest."""
 MAX_HEAD_BYTES: Final = 16 * 1024
 ACCEPT_RETRY_S: Final = 0.1
 REFRESH_TIMEOUT_S: Final = 0.5
-"""How long a scrape waits for the event loop. Then it shows what was seen last."""
+"""Seconds that a scrape waits for the event loop. Then it shows the gauges that were read last."""
 
 _INDEX: Final = """xlaserve
 /metrics  for Prometheus
@@ -47,8 +47,8 @@ class _Answer(NamedTuple):
 class HttpEndpoint:
     """Serves /metrics, /healthz and /readyz from one thread of its own, even while the event loop is busy.
 
-    `is_ready` is called on that thread. So is `refresh`, before /metrics and /readyz are answered: it
-    has what they show read again elsewhere, and its future says when that is done. Requests for other `hosts` are
+    `is_ready` is called on that thread. So is `refresh`, before /metrics and /readyz are answered: it has their data
+    read again on another thread, and its future is done once they are. Requests for other hosts than `hosts` are
     refused. `listening` is a socket that listens already, in place of `host` and `port`.
     """
 
@@ -90,7 +90,9 @@ class HttpEndpoint:
     def _listen(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:
-            socket.getaddrinfo(self._host, self._port, family)  # create_server no longer says that it was this
+            socket.getaddrinfo(
+                self._host, self._port, family
+            )  # create_server's own error would not tell an unknown name from others
             return socket.create_server((self._host, self._port), family=family, backlog=MAX_CONNECTIONS)
         except (socket.gaierror, UnicodeError) as error:
             raise unknown_host(self._host, error) from None
@@ -113,7 +115,7 @@ class HttpEndpoint:
         return authority(str(host), port)
 
     def leave(self) -> None:
-        """Leaves all that come from now on to another process, which listens on the same socket."""
+        """Accepts no more connections: another process, which listens on the same socket, takes them from now on."""
         self._is_leaving = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.remove_reader, self.listener)
@@ -141,7 +143,7 @@ class HttpEndpoint:
             client, _ = listening.accept()
         except BlockingIOError:  # the client has gone
             return
-        except OSError as error:  # out of file descriptors: some are free once somebody's time is up
+        except OSError as error:  # out of file descriptors: some are free once a connection times out
             _log.debug("HTTP: %r", error)
             loop.remove_reader(listening)
             loop.call_later(ACCEPT_RETRY_S, self._accept_again, listening, loop)
@@ -177,7 +179,9 @@ class HttpEndpoint:
             async with asyncio.timeout(CLIENT_TIMEOUT_S):
                 await loop.sock_sendall(client, _to_bytes(await self._answer(head.decode("latin-1"))))
                 client.shutdown(socket.SHUT_WR)
-                while await loop.sock_recv(client, MAX_HEAD_BYTES):  # closing over unread bytes takes back the answer
+                while await loop.sock_recv(
+                    client, MAX_HEAD_BYTES
+                ):  # closing a socket with unread bytes resets it, and the answer is lost
                     pass
         except (TimeoutError, OSError) as error:
             _log.debug("HTTP client: %r", error)
@@ -251,7 +255,7 @@ def taken_port(setting: str, host: str, port: int, error: Exception) -> ConfigEr
 
 
 def unknown_host(host: str, error: Exception) -> ConfigError:
-    """Returns the error for a name that has no address, as `socket.getaddrinfo` says with `error`."""
+    """Returns the error for a name without an address; `error` is what `socket.getaddrinfo` raised."""
     reason = error.strerror if isinstance(error, OSError) else "no name is like that"
     return ConfigError(f"host: expected an address or a name of this machine, got {host!r}: {reason}")
 
@@ -268,7 +272,8 @@ def _to_bytes(answer: _Answer) -> bytes:
 
 
 def on_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> Future[None]:
-    """Has `work` done on `loop`, from another thread; the future says when. A closed loop does nothing."""
+    """Calls `work` on `loop`, from another thread. The future has its outcome; it is done at once where `loop` is
+    closed."""
     done: Future[None] = Future()
 
     def run() -> None:

@@ -1,7 +1,7 @@
-"""Writes the log without waiting for its reader: one that reads stderr slowly, or not at all, holds up no request.
+"""Writes the log without waiting for its reader: a process that reads stderr slowly, or not at all, delays no request.
 
-While the reader keeps up, lines are written where they are logged, so that none is lost with the process. What a pipe
-has no room for, and what may wait (`write_soon`), is left to a thread.
+While the reader keeps up, lines are written by the thread that logs them, so that none is lost if the process ends.
+Lines that a pipe has no room for, and lines that may wait (`write_soon`), are written by a thread of their own.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 MAX_LINES: Final = 10_000
 """Lines that wait to be written. More are dropped, and counted."""
 HOLD_S: Final = 0.02
-"""How long a line that may wait is held, so that many are written at once: each write wakes who reads."""
+"""Seconds that a line which may wait is held, so that many are written at once: each write wakes the reader."""
 FLUSH_S: Final = 2.0
-"""How long the end of the process waits for what is not yet written."""
+"""Seconds that the end of the process waits for lines that are not yet written."""
 
 
 class LogWriter(io.TextIOBase):
@@ -41,12 +41,12 @@ class LogWriter(io.TextIOBase):
         self._changed = threading.Condition()
         self._is_writing = False
         self._is_urgent = False
-        """Whether any of the lines is not to be held."""
+        """Whether one of the lines must be written at once."""
         self._has_ended = False
         threading.Thread(target=self._run, name="log", daemon=True).start()
 
     def write(self, text: str) -> int:
-        """Writes `text`, after what waits, now if the stream takes it, or has it written."""
+        """Writes `text` after the lines that wait: at once if the stream has room, else on the thread."""
         with self._changed:
             if not self._is_writing and self._write_lines() and self._takes(text):
                 self._write(text)
@@ -57,7 +57,7 @@ class LogWriter(io.TextIOBase):
         return len(text)
 
     def write_soon(self, text: str) -> None:
-        """Has `text` written within HOLD_S, or with what is written before."""
+        """Adds `text` to the lines that wait; it is written within HOLD_S, or with the next line that can't wait."""
         with self._changed:
             self._add(text)
         self._report()
@@ -71,7 +71,7 @@ class LogWriter(io.TextIOBase):
             self._changed.notify_all()
 
     def _write_lines(self) -> bool:
-        """Writes of the lines that wait what the stream takes now; returns whether that was all."""
+        """Writes as many of the waiting lines as the stream takes now; returns whether none is left."""
         while self._lines and self._takes(self._lines[0]):
             self._write(self._lines.popleft())
         return not self._lines
@@ -80,7 +80,7 @@ class LogWriter(io.TextIOBase):
         """Does nothing: lines are flushed as they are written."""
 
     def finish(self, timeout_s: float = FLUSH_S) -> None:
-        """Writes what waits, for at most `timeout_s`, and ends the thread."""
+        """Writes the waiting lines, for at most `timeout_s`, and ends the thread."""
         until = time.monotonic() + timeout_s
         self._wait(until)
         self._report()
@@ -90,7 +90,7 @@ class LogWriter(io.TextIOBase):
             self._changed.notify_all()
 
     def _report(self) -> None:
-        """Says how many lines were dropped, if any were and there is room for that."""
+        """Logs how many lines were dropped, if any were and there is room for another line."""
         with self._changed:
             if not self._dropped or len(self._lines) >= self._max_lines:
                 return
@@ -120,7 +120,7 @@ class LogWriter(io.TextIOBase):
             self._stream.flush()
 
     def _next(self) -> str:
-        """Waits for lines and takes them; empty where `write` has written them, or there will be no more."""
+        """Waits for lines and takes them as one text; empty where `write` has written them already, or at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._lines or self._has_ended)
             self._changed.wait_for(lambda: self._is_urgent or self._has_ended, HOLD_S)
@@ -146,7 +146,8 @@ def _poll(stream: TextIO) -> select.poll | None:
 
 @contextmanager
 def without_waiting() -> Iterator[None]:
-    """Has log lines that would have to wait written in the background, and all of them directly again at the end."""
+    """Within the context, log lines that would block are written in the background; afterwards all are written
+    directly."""
     direct = [(handler, handler.stream) for handler in _handlers()]
     for handler, stream in direct:
         handler.setStream(LogWriter(stream))
@@ -159,7 +160,7 @@ def without_waiting() -> Iterator[None]:
 
 
 def write(text: str) -> None:
-    """Writes lines that are formatted already where the log goes."""
+    """Writes lines that are formatted already to the streams of the log."""
     for handler in _handlers():
         with handler.lock or nullcontext(), suppress(OSError, ValueError):  # nobody reads any more
             handler.stream.write(text)
@@ -167,7 +168,7 @@ def write(text: str) -> None:
 
 
 def finish(timeout_s: float = FLUSH_S) -> None:
-    """Writes what waits, for at most `timeout_s`."""
+    """Writes the waiting lines of each LogWriter, for at most `timeout_s`."""
     for handler in _handlers():
         if isinstance(handler.stream, LogWriter):
             handler.stream.finish(timeout_s)

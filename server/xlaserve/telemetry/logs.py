@@ -1,6 +1,6 @@
 """Log lines on stderr, for people or for machines.
 
-Either way a record is one line: what a client sent can neither break a line nor colour a terminal.
+In both formats a record is one line: text from a client can neither break a line nor colour a terminal.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from xlaserve.telemetry import request_context
 from xlaserve.telemetry.log_writer import LogWriter
 
 AUDIT: Final = "xlaserve.admission.audit"
-"""The logger of what administrators do."""
+"""The logger of actions of administrators."""
 ACCESS: Final = "xlaserve.telemetry.access_log"
 """The logger of requests."""
 OUTPUT: Final = "xlaserve.processes.supervision.output"
-"""The logger of what processes write on stderr that is no record, as a library does that aborts."""
+"""The logger of lines on a process's stderr that are not records, such as those of a library that aborts."""
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 _RECORD: Final = re.compile(r'\{"time": ".*\}|\d\d:\d\d:\d\d (DEBUG|INFO |WARN |ERROR|CRITICAL) .*|    .*')
 
@@ -34,17 +34,16 @@ Format = Literal["human", "json"]
 
 
 def configure(level: str, format: Format, role: str = "") -> None:
-    """Sends xlaserve's records from `level` on to stderr, those of the audit always, and other libraries' from warnings
-    on.
+    """Sends xlaserve's records of at least `level` to stderr, audit records always, and other libraries' warnings.
 
     `human`: `12:34:56 INFO  the message`, in local time; a traceback follows, indented. `json`: one object a line with
     `time` (UTC, milliseconds), `level`, `logger`, `message`, every field given as `extra`, and `exception` where there
-    is one. What is said while a call is answered has its id: `[request 5f3a]` at the end of the message, or the field
-    `request_id`, and `trace_id` where it has a trace. In one of several processes it has the process's `role`, as
-    `[front 2]` before the message or the field `role`.
+    is one. A record that is logged while a call is answered has the call's id: `[request 5f3a]` at the end of the
+    message, or the field `request_id`, and `trace_id` where it has a trace. In one of several processes a record has
+    the process's `role`: `[front 2]` before the message, or the field `role`.
     """
     threshold = logging.getLevelNamesMapping()[level.upper()]
-    # No format shows these, and each record would look for them.
+    # No format shows thread and process, and finding them costs time for each record.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = _Handler()
     handler.setFormatter(_Json() if format == "json" else _Human())
@@ -57,13 +56,13 @@ def configure(level: str, format: Format, role: str = "") -> None:
     logging.getLogger(OUTPUT).setLevel(min(threshold, logging.WARNING))
     logging.captureWarnings(True)
     warnings.formatwarning = _format_warning
-    # What Pillow warns of is what a client sent, and each wording of it would be remembered for good.
+    # Pillow's warnings are about images of clients, and Python would remember each distinct text for ever.
     warnings.filterwarnings("ignore", module=r"PIL(\.|$)")
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
 def quiet_tensorflow() -> None:
-    """Silences what TensorFlow's C++ side says below errors, unless the environment asks for it.
+    """Silences messages of TensorFlow's C++ code below errors, unless the environment sets their level.
 
     Has an effect only before TensorFlow is imported.
     """
@@ -73,7 +72,7 @@ def quiet_tensorflow() -> None:
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Returns a warning without the path and the code that it came from."""
+    """Returns a warning without the path and the source line that raised it."""
     return f"{category.__name__}: {message}"
 
 
@@ -89,21 +88,21 @@ def _name_role(role: str, record: logging.LogRecord) -> bool:
 
 
 def is_record(line: str) -> bool:
-    """Returns whether a line looks like one that `configure` has written, of a traceback perhaps."""
+    """Returns whether a line looks like one of a record as `configure` formats it, a line of a traceback included."""
     return _RECORD.fullmatch(line) is not None and line.isprintable()
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes records to stderr; those of requests that succeeded or were refused as wrong may wait for others."""
+    """Writes records to stderr. Those of the access log at INFO may wait, to be written together."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes a record, or leaves it to wait for others, at most HOLD_S of `log_writer`."""
+        """Writes a record, at once or within HOLD_S of `log_writer`."""
         if record.levelno > logging.INFO or record.name != ACCESS or not isinstance(self.stream, LogWriter):
             super().emit(record)
             return
         try:
             self.stream.write_soon(self.format(record) + self.terminator)
-        except Exception:  # as StreamHandler does: what can't be logged ends nothing
+        except Exception:  # as StreamHandler does: an error of logging must not end its caller
             self.handleError(record)
 
 

@@ -1,4 +1,5 @@
-"""The metrics of several processes as if one had counted: a process that ends takes nothing with it but its gauges."""
+"""The metrics of several processes, merged as if one process had counted. Counts of a process that has ended are
+kept."""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ from prometheus_client.registry import Collector
 from xlaserve.telemetry.registry_snapshot import Family, Labels, Number, Point, Series, Snapshot
 
 ROLE: Final = "role"
-"""The label of what is shown for each process by itself."""
+"""The label that tells the processes apart where a metric is shown for each of them."""
 STATE: Final = "xlaserve_model_state"
-"""The gauge that lists the versions there are."""
+"""The gauge with a series for each version in the repository."""
 VERSIONS: Final = ("version", "shadow_version")
-"""Labels that, with `model`, name a version."""
+"""Labels that name a version, together with `model`."""
 
 
 class Rule(Enum):
-    """How one number is made of those of several processes."""
+    """How the numbers of several processes become one number."""
 
     SUM = "sum"
     LEAST = "least"
@@ -36,7 +37,7 @@ class Rule(Enum):
 
 
 RULES: Final[Mapping[str, Rule]] = {
-    # Each process has its own share of it.
+    # Each process has its own share of the whole.
     **dict.fromkeys(
         (
             "xlaserve_in_flight_requests",
@@ -52,7 +53,8 @@ RULES: Final[Mapping[str, Rule]] = {
         ),
         Rule.SUM,
     ),
-    # What they all say of the same thing, where the worst counts: certificates that end first, what nobody checked.
+    # Readings of the same thing by every process, of which the lowest is the worst: the certificate that expires first,
+    # a program that one process has not verified.
     **dict.fromkeys(
         (
             "xlaserve_certificate_expiry_timestamp_seconds",
@@ -63,7 +65,8 @@ RULES: Final[Mapping[str, Rule]] = {
         ),
         Rule.LEAST,
     ),
-    # As well; or 1 where any of them says so; or readings of the machine, counters included, which each repeats.
+    # Readings of the same thing of which the highest is the worst; flags that are 1 where one process sets them;
+    # readings of the machine, counters included, which every process repeats.
     **dict.fromkeys(
         (
             "xlaserve_auto_mode",
@@ -97,7 +100,7 @@ RULES: Final[Mapping[str, Rule]] = {
         Rule.BY_ROLE,
     ),
 }
-"""Of counters and histograms that are not here the sum is shown, and gauges by role."""
+"""The rule of each metric by name. Without an entry, counters and histograms are summed, and gauges shown by role."""
 
 Choose = Callable[[Number, Number], Number]
 _CHOOSE: Final[Mapping[Rule, Choose]] = {
@@ -110,54 +113,55 @@ _CHOOSE: Final[Mapping[Rule, Choose]] = {
 
 @dataclass(slots=True, eq=False)
 class Merged(Collector):
-    """Shows the last snapshot of each process that lives, and what those that have ended had counted.
+    """Merges the last snapshot of each running process with the counts of those that have ended.
 
-    Counters and histograms never fall: what a process counted stays when it ends, is started again or forgets a series.
-    It goes with the version it is about, once that has left and no process shows anything of it. What is kept of
-    processes that have ended is one sum for each series. Of a process that stands aside, no gauge is shown: another
-    does what it is to do, or did. Called from any thread.
+    Counters and histograms never fall: the counts of a process are kept when it ends, is started again or removes a
+    series, as one sum for each series. The counts of a version are removed once it has left the repository and no
+    process shows a series of it. A process on standby shows no gauges: it has not taken over its role yet, or another
+    process has. Safe to use from several threads.
     """
 
     _live: dict[int, Snapshot] = field(default_factory=dict)
-    """By process number."""
+    """The last snapshot of each process, by process number."""
     _kept: Snapshot = field(default_factory=dict)
-    """What nobody counts any more."""
-    _aside: set[int] = field(default_factory=set)
-    """The numbers of processes that stand aside."""
+    """Sums of counts that no running process shows any more."""
+    _standby: set[int] = field(default_factory=set)
+    """The numbers of processes on standby."""
     _lock: Lock = field(default_factory=Lock)
 
     def update(self, pid: int, role: str, snapshot: Snapshot) -> None:
-        """Takes the place of what the process showed before."""
+        """Replaces the last snapshot of a process by `snapshot`."""
         snapshot = {name: _placed(family, role) for name, family in snapshot.items()}
         with self._lock:
             self._keep(self._live.get(pid, {}), snapshot)
             self._live[pid] = snapshot
             self._forget()
 
-    def stand_aside(self, pid: int, *, is_aside: bool) -> None:
-        """The process stands aside from now on, or does no longer."""
+    def set_standby(self, pid: int, *, is_standby: bool) -> None:
+        """Hides the gauges of a process from now on, or shows them again."""
         with self._lock:
-            (self._aside.add if is_aside else self._aside.discard)(pid)
+            (self._standby.add if is_standby else self._standby.discard)(pid)
 
     def ended(self, pid: int) -> None:
-        """The process has ended: its gauges go, its counts stay. Does nothing for one that showed nothing."""
+        """Removes the gauges of a process that has ended, and keeps its counts. A process without a snapshot is
+        ignored."""
         with self._lock:
-            self._aside.discard(pid)
+            self._standby.discard(pid)
             self._keep(self._live.pop(pid, {}), {})
             self._forget()
 
     def collect(self) -> Iterator[Metric]:
-        """Yields what all have counted together."""
+        """Yields the merged metrics."""
         with self._lock:
             merged: Snapshot = {}
             for pid, snapshot in (*self._live.items(), (None, self._kept)):
                 for family in snapshot.values():
-                    if family.kind != "gauge" or pid not in self._aside:
+                    if family.kind != "gauge" or pid not in self._standby:
                         _add(merged, family)
         return (family.metric() for family in merged.values())
 
     def _keep(self, before: Snapshot, after: Snapshot) -> None:
-        """Keeps the counts that `after` lacks, or that began again in it."""
+        """Adds to the kept sums each series of `before` that `after` lacks, or that has begun again at 0 in `after`."""
         for family in before.values():
             if not _is_kept(family):
                 continue
@@ -169,10 +173,10 @@ class Merged(Collector):
                 _add(self._kept, family._replace(series=lost))
 
     def _forget(self) -> None:
-        """Forgets what is kept of versions that have left, unless some process still shows something of them."""
+        """Removes the kept series of versions of which no running process shows a series."""
         states = [snapshot[STATE] for snapshot in self._live.values() if STATE in snapshot]
         if not any(family.series for family in states):
-            return  # nobody is there who knows
+            return  # no engine runs, so that the list of versions is not known
         shown = {
             version
             for family in chain.from_iterable(snapshot.values() for snapshot in self._live.values())
@@ -185,18 +189,19 @@ class Merged(Collector):
 
 
 def rule_of(family: Family) -> Rule:
-    """Returns how the family's numbers become one."""
+    """Returns the rule by which the family's numbers become one."""
     by_default = Rule.BY_ROLE if family.kind == "gauge" else Rule.SUM
     return RULES.get(family.name, by_default)
 
 
 def _is_kept(family: Family) -> bool:
-    """Returns whether numbers of processes that have ended still count. A kind that is not told is a counter's."""
+    """Returns whether a family's numbers still count after its process has ended. An untyped family is a counter."""
     return family.kind != "gauge" and rule_of(family) in (Rule.SUM, Rule.BY_ROLE)
 
 
 def _placed(family: Family, role: str) -> Family:
-    """Returns a process's family as it is added to others."""
+    """Returns a process's family ready to be added to others: exact numbers, and the role as a label where the rule
+    says so."""
     label = ((ROLE, role),) if rule_of(family) is Rule.BY_ROLE else ()
     number = _exact if _is_kept(family) else _as_it_is
     return family._replace(
@@ -212,9 +217,10 @@ def _as_it_is(value: Number) -> Number:
 
 
 def _exact(value: Number) -> Number:
-    """Returns a number whose sums don't depend on their order.
+    """Returns a number whose sums don't depend on the order of addition.
 
-    A sum that was smaller by a rounding error, once a process has ended, would look as if all had begun again at 0.
+    Otherwise a sum could become smaller by a rounding error when a process ends, which Prometheus takes for a counter
+    that began again at 0.
     """
     if isinstance(value, float) and math.isfinite(value):
         return int(value) if value.is_integer() else Fraction(value)
@@ -236,7 +242,7 @@ def _add(merged: Snapshot, family: Family) -> None:
 
 
 def _combine(choose: Choose, first: Point, second: Point) -> Point:
-    """Returns both as one, with the exemplar that came last."""
+    """Returns the two points combined by `choose`, with the later exemplar."""
     exemplars = [point.exemplar for point in (first, second) if point.exemplar is not None]
     newest = max(exemplars, key=lambda exemplar: exemplar.timestamp or 0.0, default=None)
     return Point(choose(first.value, second.value), newest)

@@ -26,7 +26,7 @@ from xlaserve.telemetry.counts import LoopCounter, LoopHistogram
 SECONDS: Final = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 BATCH_SIZES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 OTHERS: Final = "(others)"
-"""The label of callers whose names others choose."""
+"""The label of all callers that `access` does not name: their names are chosen by clients, and so unbounded."""
 SHARES: Final = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
 DIFFERENCES: Final = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0)
 WARM_UP: Final = "warm_up"
@@ -51,12 +51,12 @@ class Metrics:
     """Every counter and histogram of the server; `registry`, which gauges join, is what /metrics shows."""
 
     def __init__(self) -> None:
-        # The time at which each series began, of which LoopCounter has none either. Of the process, not of a registry.
+        # No `_created` samples, which LoopCounter has not either. A setting of the process, not of a registry.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry(auto_describe=True)
 
         self._of_versions: list[tuple[Sequence[str], LoopCounter | LoopHistogram | Counter | Histogram]] = []
-        """Those with the labels `model` and `version`, and all labels of each."""
+        """Metrics with a label `version`, each with all its labels."""
 
         def counter(name: str, help_text: str, labels: Sequence[str]) -> LoopCounter:
             return self._kept(LoopCounter(f"xlaserve_{name}", help_text, labels, registry=registry), labels)
@@ -190,18 +190,18 @@ class Metrics:
         return made
 
     def forget(self, model: str, version: str) -> None:
-        """Removes what was counted of a version, as what answered or as a shadow."""
+        """Removes all series of a version, also those in which it is the shadow."""
         for labels, metric in self._of_versions:
             for label in ("version", "shadow_version"):
                 if label in labels:
                     metric.remove_by_labels({"model": model, label: version})
 
     def count_refused(self, method: str, status: str) -> None:
-        """Counts a request of any protocol that was not taken in."""
+        """Counts a request of any protocol that was refused before its model was known."""
         self.requests.labels("", "", method, "", status).inc()
 
     def count_limited(self, caller: Caller, limit: str) -> None:
-        """Counts a request that a limit refused."""
+        """Counts a request of `caller` that `limit` refused."""
         self.limited.labels(caller.name if caller.is_listed else OTHERS, limit).inc()
 
     def add_gauges(self, collect: Callable[[], Iterable[Metric]]) -> None:
@@ -217,7 +217,7 @@ class Metrics:
 
 
 class _Gauges(Collector):
-    """Metrics that are read on one thread and shown on others, whole."""
+    """Metrics that are read on one thread and shown on others, always a whole reading."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
         self._collect = collect
@@ -263,7 +263,7 @@ def gauge_family(name: str, help_text: str, labels: tuple[str, ...]) -> GaugeMet
 
 
 def build_info(device_kind: str, device_name: str) -> GaugeMetricFamily:
-    """Returns the gauge that says what serves."""
+    """Returns the gauge `xlaserve_build_info`, with versions and the device as labels."""
     labels = {
         "version": xlaserve.__version__,
         "python": platform.python_version(),
@@ -278,7 +278,7 @@ def build_info(device_kind: str, device_name: str) -> GaugeMetricFamily:
 
 @cache
 def tensorflow_version() -> str:
-    """Returns the version that is installed; empty where none is. Does not import it."""
+    """Returns the installed version of TensorFlow without importing it; empty where it is not installed."""
     for package in ("tensorflow", "tensorflow-cpu"):
         with suppress(PackageNotFoundError):
             return version(package)
@@ -291,5 +291,5 @@ def counter(name: str, help_text: str, value: float) -> CounterMetricFamily:
 
 
 def gauge(name: str, help_text: str, value: float | None) -> GaugeMetricFamily:
-    """Returns a gauge of one series without labels, or of none."""
+    """Returns a gauge of one series without labels; of no series where `value` is None."""
     return GaugeMetricFamily(name, help_text, value=None if value is None else float(value))

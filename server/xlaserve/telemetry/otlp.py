@@ -1,7 +1,8 @@
-"""Spans to an OpenTelemetry collector, by OTLP over gRPC. The only module that imports OpenTelemetry, an extra.
+"""Export of spans to an OpenTelemetry collector, by OTLP over gRPC. The only module that imports the OpenTelemetry
+extra.
 
-Spans wait in a bounded queue, from which a thread sends them: a collector that is slow or gone costs spans, the oldest
-first, and no request its time.
+Spans wait in a bounded queue, from which a thread sends them. Where the collector is slow or unreachable, the oldest
+spans are dropped and no request is delayed.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from xlaserve.errors import ConfigError
 from xlaserve.telemetry.tracing import Attribute, FinishedSpan
 
 FLUSH_S: Final = 2.0
-"""How long the spans that still wait may take to leave at the end."""
+"""Seconds in which waiting spans are sent when the exporter is closed."""
 ABORT_S: Final = 0.5
-"""How long a message under way may take to end after that."""
+"""Seconds that an export under way may take to end after that."""
 PACKAGE: Final = "xlaserve"
 
 _FLAGS: Final = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
@@ -43,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class Exporter:
-    """Sends spans to the collector at `endpoint`, else to the one that OpenTelemetry's variables name.
+    """Sends spans to the collector at `endpoint`, or without one to the collector that OpenTelemetry's variables name.
 
     Raises ConfigError where those variables can't be used.
     """
@@ -61,7 +62,7 @@ class Exporter:
         self._processor.on_end(QueuedSpan(span))
 
     def close(self, timeout_s: float = FLUSH_S) -> None:
-        """Sends what still waits, for `timeout_s` at most; blocks."""
+        """Sends the waiting spans, for `timeout_s` at most; blocks."""
         flushing = Thread(target=self._processor.shutdown, name="trace flush", daemon=True)
         flushing.start()
         flushing.join(timeout_s)
@@ -73,20 +74,20 @@ class Exporter:
 
 
 class QueuedSpan(ReadableSpan):
-    """A span as the SDK's queue takes it, which looks at nothing but whether it is sampled."""
+    """A span in the SDK's queue, which reads only whether it is sampled."""
 
     context: SpanContext = SpanContext(1, 1, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
-    def __init__(self, span: FinishedSpan) -> None:  # nothing of what the SDK's own spans have
+    def __init__(self, span: FinishedSpan) -> None:  # leaves out the fields of the SDK's own spans
         self.span = span
 
 
 class OtlpExporter(OTLPSpanExporter):
-    """Encodes spans of ours directly: the SDK's own way takes several times as long for each."""
+    """Encodes FinishedSpan directly, several times as fast as the SDK encodes its own spans."""
 
     def __init__(self, endpoint: str | None, resource: Resource) -> None:
         super().__init__(endpoint=endpoint)
-        # One span of the SDK's own, encoded by it, has all that the spans of a process share.
+        # One span of the SDK's own, encoded by the SDK, has the resource and the scope that all spans share.
         scope = InstrumentationScope(PACKAGE, version(PACKAGE))
         named = ReadableSpan("", context=QueuedSpan.context, resource=resource, instrumentation_scope=scope)
         self._shared = encode_spans([named])
@@ -138,7 +139,7 @@ def _attributes(attributes: Mapping[str, Attribute]) -> list[KeyValue]:
     return [_attribute(name, value) for name, value in attributes.items()]
 
 
-# Most values are the same in every span, such as a model's name. `typed`, as 1 and True are equal.
+# Most values, such as a model's name, are the same in many spans. `typed`, since 1 and True are equal.
 @lru_cache(maxsize=1024, typed=True)
 def _attribute(name: str, value: Attribute) -> KeyValue:
     match value:

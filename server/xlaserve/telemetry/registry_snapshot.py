@@ -1,4 +1,4 @@
-"""What a registry shows at a moment, as plain data that another process can be sent."""
+"""Snapshots of a metrics registry as plain data, which can be sent to another process."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
 BOUND: Final = "le"
-"""The label that tells the buckets of a histogram's series apart."""
+"""The label with the upper bound of a histogram's bucket."""
 
 Labels = tuple[tuple[str, str], ...]
-"""Names and values, without BOUND."""
-
+"""Names and values of labels, without BOUND."""
 
 Number = float | Fraction
 
@@ -29,11 +28,12 @@ class Point(NamedTuple):
 
 
 Series = dict[tuple[str, str], Point]
-"""The numbers with the same labels, by what follows the family's name, such as `_total`, and BOUND, or empty."""
+"""The points of one set of labels, by the suffix after the family's name, such as `_total`, and the value of BOUND;
+either may be empty."""
 
 
 class Family(NamedTuple):
-    """The series of one name."""
+    """All series of one metric name."""
 
     name: str
     kind: str
@@ -41,7 +41,7 @@ class Family(NamedTuple):
     series: dict[Labels, Series]
 
     def metric(self) -> Metric:
-        """Returns it as prometheus-client has it."""
+        """Returns the family as a Metric of prometheus-client."""
         metric = Metric(self.name, self.help_text, self.kind)
         for labels, series in self.series.items():
             for (suffix, bound), point in series.items():
@@ -55,7 +55,7 @@ Snapshot = dict[str, Family]
 
 
 def take(registry: Collector) -> Snapshot:
-    """Returns what `registry` shows. Families of the same name become one."""
+    """Returns a snapshot of `registry`. Families of the same name become one."""
     snapshot: Snapshot = {}
     for metric in registry.collect():
         family = snapshot.setdefault(metric.name, Family(metric.name, metric.type, metric.documentation, {}))
@@ -67,7 +67,7 @@ def take(registry: Collector) -> Snapshot:
 
 
 def encode(snapshot: Snapshot) -> bytes:
-    """Returns it as JSON, a few dozen bytes a number."""
+    """Returns a snapshot as JSON, a few dozen bytes for each number."""
     families = [
         (family.name, family.kind, family.help_text, [_as_lists(*series) for series in family.series.items()])
         for family in snapshot.values()
@@ -76,10 +76,11 @@ def encode(snapshot: Snapshot) -> bytes:
 
 
 def decode(text: bytes) -> Snapshot:
-    """Returns what was encoded. Raises ValueError for anything else."""
+    """Reads a snapshot that `encode` wrote. Raises ValueError for anything else."""
     try:
         return {
-            name: Family(name, kind, words, dict(map(_from_lists, series))) for name, kind, words, series in _load(text)
+            name: Family(name, kind, help_text, dict(map(_from_lists, series)))
+            for name, kind, help_text, series in _load(text)
         }
     except (TypeError, AttributeError) as error:
         raise ValueError(f"not a snapshot of metrics: {error}") from None

@@ -1,5 +1,4 @@
-"""The request id and the trace of a call, which name it in logs and answers, from its client's headers or made here;
-and the other headers of its answer."""
+"""The context of a request: its id and trace, from the client's headers or made here, which logs and answers carry."""
 
 from __future__ import annotations
 
@@ -16,20 +15,20 @@ from xlaserve.telemetry.tracing import Endpoint, Span, Tracer
 
 REQUEST_ID: Final = "x-request-id"
 WARNING: Final = "xlaserve-warning"
-"""The header of an answer that a client should know something about."""
+"""The header with a warning about an answer that succeeded."""
 MAX_LENGTH: Final = 128
-"""Characters of a client's id; longer ones are dropped."""
+"""Characters of a client's request id; a longer id is ignored."""
 
 _HEADERS: Final = frozenset({REQUEST_ID, TRACEPARENT, TRACESTATE})
 # No space, quote or bracket: an id can't look like another part of a log line.
 _ID: Final = re.compile(rf"[\w.:;/+=,@~-]{{1,{MAX_LENGTH}}}", re.ASCII)
 
-
 Headers = tuple[tuple[str, str], ...]
 
 
 class RequestContext:
-    """What names one call, or one message of a stream."""
+    """Id, trace and warning of one call, or of one message of a stream. `stream` is the context of the stream's
+    call."""
 
     __slots__ = ("_id", "_task", "endpoint", "given_id", "message_id", "parent", "span", "tracer", "warning")
 
@@ -38,17 +37,17 @@ class RequestContext:
     ) -> None:
         self.endpoint = endpoint
         self.message_id = ""
-        """The `id` of a stream's message: any text of its client."""
+        """The `id` of a stream's message: any text of its client; empty for a call."""
         self.parent: TraceContext | None = None if stream is None else stream.parent
-        """The client's span."""
+        """The client's span; None where its headers name none."""
         self.span: Span | None = None
-        """The server's span, where it records one."""
+        """The server's span; None where none is recorded."""
         self.tracer: Tracer | None = None if stream is None else stream.tracer
-        """Records spans; None where that is off, or not wanted for this call."""
+        """Records spans; None where tracing is off, or not wanted for this call."""
         self.given_id: str = "" if stream is None else stream.given_id
-        """The client's id, empty where it gave none."""
+        """The request id that the client sent; empty where it sent none."""
         self.warning = ""
-        """The warning in its answer, in ASCII and on one line."""
+        """The warning in the answer, in ASCII and on one line; empty where there is none."""
         self._id = "" if stream is None else stream.id
         task = asyncio.current_task()
         self._task = None if task is None else weakref.ref(task)  # a strong one would be a cycle
@@ -63,32 +62,33 @@ class RequestContext:
 
     @property
     def id(self) -> str:
-        """The client's id, or one that is made when it is first asked for."""
+        """The client's request id, or one that is made when it is first read."""
         if not self._id:
             self._id = f"{getrandbits(128):032x}"
         return self._id
 
     @property
     def trace(self) -> TraceContext | None:
-        """The span that logs and answers name."""
+        """The span that logs and answers name: the server's, or else the client's."""
         return self.parent if self.span is None else self.span.context
 
     @property
     def headers(self) -> Headers:
-        """What the answer carries."""
+        """Headers of the answer: request id, the endpoint's own, the warning and the trace."""
         trace, headers = self.trace, ((REQUEST_ID, self.id), *self.endpoint.headers)
         if self.warning:
             headers = (*headers, (WARNING, self.warning))
         return headers if trace is None else (*headers, (TRACEPARENT, trace.traceparent))
 
     def succeed(self) -> None:
-        """Notes that the call was answered, where it is traced."""
+        """Marks the span as succeeded, where one is recorded."""
         if self.span is not None:
             self.span.succeed()
 
     @property
     def has_ended(self) -> bool:
-        """Whether the call was answered. Tasks that it began and that outlive it, a loaded model's, still see it."""
+        """Whether the call was answered. Tasks that it started and that outlive it, such as a model's, still have this
+        context."""
         if self._task is None:
             return False
         task = self._task()
@@ -99,9 +99,9 @@ _CURRENT: Final[ContextVar[RequestContext | None]] = ContextVar("request", defau
 
 
 def begin(endpoint: Endpoint, headers: Iterable[tuple[str, Any]], tracer: Tracer | None = None) -> RequestContext:
-    """Returns what names the call of the current task from now on. A protocol calls this before anything else.
+    """Makes the context of the call that the current task answers. A protocol calls this before anything else.
 
-    With a `tracer`, its span lasts until the task ends.
+    With a `tracer`, the call's span lasts until the task ends.
     """
     request = RequestContext(endpoint, headers)
     if tracer is not None:
@@ -112,10 +112,10 @@ def begin(endpoint: Endpoint, headers: Iterable[tuple[str, Any]], tracer: Tracer
 
 
 def begin_message(message_id: str) -> RequestContext | None:
-    """Returns what names the message that the current task answers, of the stream that began it.
+    """Makes the context of the stream's message that the current task answers; None outside of a call.
 
-    It is recorded as a call of its own, linked to the stream: one trace of all that a long stream carries would be
-    more than others can show.
+    A message is recorded as a trace of its own, linked to the stream: one trace of all messages of a long stream would
+    be larger than viewers can show.
     """
     stream = _CURRENT.get()
     if stream is None:
@@ -133,7 +133,7 @@ def begin_message(message_id: str) -> RequestContext | None:
 
 
 def _record(request: RequestContext, tracer: Tracer) -> None:
-    """Begins the span of the current task's call, if it is recorded."""
+    """Begins a span that lasts until the current task ends, if `tracer` samples it."""
     request.span = span = tracer.begin(request.endpoint, request.parent)
     if span is not None:
         span.attributes["xlaserve.request_id"] = request.id
@@ -143,26 +143,26 @@ def _record(request: RequestContext, tracer: Tracer) -> None:
 
 
 def current() -> RequestContext | None:
-    """Returns what names the call that is answered here; None where there is none."""
+    """Returns the context of the call that the current task answers; None where there is none."""
     request = _CURRENT.get()
     return None if request is None or request.has_ended else request
 
 
 def given_id() -> str:
-    """Returns the id that the client gave the call that is answered here, empty where it gave none."""
+    """Returns the request id that the client of the current call sent; empty where it sent none."""
     request = current()
     return "" if request is None else request.given_id
 
 
 def sampled_trace_id() -> str | None:
-    """Returns the trace that the call which is answered here is part of, where somebody records it."""
+    """Returns the id of the current call's trace if it is sampled, else None."""
     request = _CURRENT.get()
     trace = None if request is None else request.trace
     return trace.trace_id if trace is not None and trace.is_sampled else None
 
 
 def log_fields() -> dict[str, str]:
-    """Returns what every line in the log has that is written while a call is answered; nothing where there is none."""
+    """Returns the request id, and the trace id where there is one, of the current call; empty outside of a call."""
     request = current()
     if request is None:
         return {}

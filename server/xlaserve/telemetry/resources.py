@@ -1,4 +1,4 @@
-"""What the processes of a server take of the machine."""
+"""CPU time and memory of the processes of a server."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ import psutil
 SUPERVISOR: Final = "supervisor"
 """The role of the process that starts the others."""
 CHILDREN: Final = "/proc/{0}/task/{0}/children"
-"""Where the kernel lists them, so that nobody has to look at all processes of the machine."""
+"""The kernel's list of a process's children, which is cheaper than a scan of all processes of the machine."""
 
 
-class Taken(NamedTuple):
-    """What one process takes."""
+class ProcessUsage(NamedTuple):
+    """CPU time and memory of one process."""
 
     role: str
-    """Empty for a server that is one process."""
+    """The process's role; empty for a server of one process."""
     pid: int
     cpu_s: float
     """Processor time since its start."""
     resident_bytes: int
-    """Memory, with all that it shares with others."""
+    """Resident memory, pages that it shares with other processes included."""
 
 
-def taken(supervisor: int | None = None) -> list[Taken]:
-    """Returns what `supervisor` and each process takes that it has started; by default, what this process takes."""
+def process_usage(supervisor: int | None = None) -> list[ProcessUsage]:
+    """Returns the usage of the process `supervisor` and of its children; without it, of this process alone."""
     if supervisor is None:
-        return [*_taken([(os.getpid(), "")])]
-    return [*_taken([(supervisor, SUPERVISOR), *((child, None) for child in _children(supervisor))])]
+        return [*_usage([(os.getpid(), "")])]
+    return [*_usage([(supervisor, SUPERVISOR), *((child, None) for child in _children(supervisor))])]
 
 
-def _taken(processes: Iterable[tuple[int, str | None]]) -> Iterator[Taken]:
-    """Yields what each takes that has not ended; one whose role is not told has it as its name."""
+def _usage(processes: Iterable[tuple[int, str | None]]) -> Iterator[ProcessUsage]:
+    """Yields the usage of each process that still runs. Where the role is None, the process's name is its role."""
     for pid, role in processes:
         with suppress(psutil.Error):
             process = psutil.Process(pid)
             with process.oneshot():
                 times, memory = process.cpu_times(), process.memory_info()
                 name = process.name() if role is None else role
-            yield Taken(name, pid, times.user + times.system, memory.rss)
+            yield ProcessUsage(name, pid, times.user + times.system, memory.rss)
 
 
 def _children(pid: int) -> list[int]:

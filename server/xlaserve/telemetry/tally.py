@@ -1,6 +1,7 @@
-"""What several processes have counted of requests and batches, added up: for people who look, and for statistics.
+"""Tallies: counts of requests and batches of several processes, added up for the page at `/` and the model statistics.
 
-A tally is plain data of JSON: numbers in mappings and lists, which are added where they stand at the same place.
+A tally is plain data of JSON: numbers in mappings and lists. Two tallies are added number by number, each number to the
+one in the same place of the other.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from xlaserve.config import Mode
 from xlaserve.telemetry.counts import Count, Distribution
@@ -23,26 +24,26 @@ Labels = tuple[str, ...]
 NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
 FAILURES: Final = ("of_server", "of_clients")
 GREATEST: Final = ("last_at_ms", "largest_difference")
-"""Of several, the greatest counts."""
+"""Numbers that are not added: the sum has the greatest."""
 TIME_RATIOS: Final = "time_ratios"
 NEWEST: Final = {**dict.fromkeys(FAILURES, KEPT), TIME_RATIOS: KEPT_PAIRS}
-"""Lists of what begins with the time that it happened: of several, as many count, and the newest comes last."""
+"""Lists whose items begin with their time in seconds, and how many of the newest items a sum keeps, the newest last."""
 HISTOGRAMS: Final = ("request_s", "decode_s", "queue_s", "gather_s", "execute_s", "encode_s")
 COUNTERS: Final = ("bucket_batches", "padded_rows")
 _DURATIONS: Final = ("success", "fail", "queue", "input", "infer", "output")
 _NUMBERS: Final = ("images", "batches", "last_at_ms")
 _BY_SIZE: Final = ("gather_by_size", "infer_by_size")
-_BETWEEN: Final = "\0"
-"""Between the labels of a series."""
-
+_SEPARATOR: Final = "\0"
+"""The character between the labels in the key of a series."""
 
 NOTHING: Final[Json] = {name: {} for name in (*HISTOGRAMS, *COUNTERS, "statistics", "shadows", "failures")} | {
     "in_flight": 0
 }
+"""The tally of a process that has counted nothing."""
 
 
 class Counted(NamedTuple):
-    """What was counted of all versions, by the names that `Metrics` has, and by label values."""
+    """Series of all versions, named as the attributes of `Metrics` are, each by its label values."""
 
     request_s: Mapping[Labels, Distribution]
     decode_s: Mapping[Labels, Distribution]
@@ -55,12 +56,12 @@ class Counted(NamedTuple):
 
     @classmethod
     def here(cls, metrics: Metrics) -> Counted:
-        """Returns what this process has counted, and goes on counting."""
+        """Returns the series of this process, which go on counting."""
         return cls(*(getattr(metrics, name).series for name in (*HISTOGRAMS, *COUNTERS)))
 
     @classmethod
     def read(cls, tally: Json) -> Counted:
-        """Returns what is in a tally."""
+        """Returns the series in a tally."""
         histograms = (
             {_labels(key): _distribution(*series) for key, series in tally[name].items()} for name in HISTOGRAMS
         )
@@ -68,13 +69,13 @@ class Counted(NamedTuple):
         return cls(*histograms, *counters)  # type: ignore[arg-type]
 
 
-class ShadowOf(NamedTuple):
-    """What a loading is compared with."""
+class ShadowKey(NamedTuple):
+    """The shadow that a loading's answers in one mode are compared with."""
 
     mode: Mode
     """The mode that answered."""
     number: int
-    """Of the other loading, which may be the same."""
+    """Number of the shadow's loading, which may be the loading that answered."""
     shadow_mode: Mode
 
 
@@ -83,24 +84,24 @@ def tally(
     statistics: Mapping[int, Statistics],
     in_flight: int,
     failures: Failures | None = None,
-    shadows: Mapping[int, Mapping[ShadowOf, Findings]] = NONE,
+    shadows: Mapping[int, Mapping[ShadowKey, Findings]] = NONE,
 ) -> Json:
-    """Returns what a process has counted; `statistics` and `shadows` are of loadings of versions, by their numbers."""
+    """Returns the tally of this process; `statistics` and `shadows` are by the numbers of the loadings of versions."""
     made: dict[str, Json] = {
-        name: {_BETWEEN.join(labels): [one.counts, one.total] for labels, one in getattr(counted, name).items()}
+        name: {_SEPARATOR.join(labels): [one.counts, one.total] for labels, one in getattr(counted, name).items()}
         for name in HISTOGRAMS
     }
     for name in COUNTERS:
-        made[name] = {_BETWEEN.join(labels): one.value for labels, one in getattr(counted, name).items()}
-    made["statistics"] = {str(number): _numbers(one) for number, one in statistics.items()}
-    made["shadows"] = {str(number): _written(found) for number, found in shadows.items() if found}
+        made[name] = {_SEPARATOR.join(labels): one.value for labels, one in getattr(counted, name).items()}
+    made["statistics"] = {str(number): _statistics_to_json(one) for number, one in statistics.items()}
+    made["shadows"] = {str(number): _shadows_to_json(found) for number, found in shadows.items() if found}
     made["in_flight"] = in_flight
     made["failures"] = {} if failures is None else dict(zip(FAILURES, failures.kept, strict=True))
     return made
 
 
 def added(first: Json, second: Json) -> Json:
-    """Returns the sum of two tallies, or of parts of such."""
+    """Returns the sum of two tallies, or of two parts of tallies at the same place."""
     if isinstance(first, dict):
         return {
             key: first.get(key, second.get(key))
@@ -118,12 +119,12 @@ def added(first: Json, second: Json) -> Json:
 
 
 def lasting(tally: Json) -> Json:
-    """Returns what still counts of a tally when its process has ended."""
+    """Returns a tally without the numbers that end with its process: requests in flight."""
     return tally | {"in_flight": 0}
 
 
-def of(tally: Json, loadings: Collection[int], versions: Collection[tuple[str, ...]]) -> Json:
-    """Returns what is in a tally of these loadings, and of these names and versions of models."""
+def select(tally: Json, loadings: Collection[int], versions: Collection[tuple[str, ...]]) -> Json:
+    """Returns a tally with only these loadings, and with the series of only these names and versions of models."""
     kept = {
         name: {key: one for key, one in tally[name].items() if _labels(key)[:2] in versions}
         for name in (*HISTOGRAMS, *COUNTERS)
@@ -132,14 +133,15 @@ def of(tally: Json, loadings: Collection[int], versions: Collection[tuple[str, .
 
 
 def renumbered(tally: Json, numbers: Mapping[int, int]) -> Json:
-    """Returns a tally with other numbers for loadings, and nothing of those that have none."""
+    """Returns a tally with new `numbers` for its loadings, by the old ones; loadings without a new number are left
+    out."""
     statistics, shadows = tally["statistics"], tally["shadows"]
     return tally | {
         "statistics": {str(new): statistics[str(old)] for old, new in numbers.items() if str(old) in statistics},
         "shadows": {
             str(new): {
                 _key(shadow._replace(number=numbers[shadow.number])): found
-                for shadow, found in _read(shadows[str(old)])
+                for shadow, found in _shadows_from_json(shadows[str(old)])
                 if shadow.number in numbers
             }
             for old, new in numbers.items()
@@ -149,12 +151,12 @@ def renumbered(tally: Json, numbers: Mapping[int, int]) -> Json:
 
 
 def failures_of(tally: Json) -> Iterator[Failure]:
-    """Yields the last requests that failed."""
+    """Yields the last requests that failed, in no order."""
     return (Failure(*one) for name in FAILURES for one in tally["failures"].get(name, []))
 
 
 def statistics_of(tally: Json, number: int) -> Statistics:
-    """Returns what is counted of a loading of a version."""
+    """Returns the statistics of the loading `number`; zeros where the tally has none."""
     found = Statistics()
     numbers = tally["statistics"].get(str(number))
     if numbers is None:
@@ -169,7 +171,8 @@ def statistics_of(tally: Json, number: int) -> Statistics:
 
 
 def findings_of(tally: Json, number: int, versions: Mapping[int, str]) -> dict[Pair, Findings]:
-    """Returns what was found of the shadows of a loading, where those are loadings of `versions`, by their numbers."""
+    """Returns the findings about shadows of the loading `number`. `versions` are the versions of loadings by their
+    numbers; shadows of other loadings are left out."""
     return {
         Pair(shadow.mode, versions[shadow.number], shadow.shadow_mode): Findings(
             agreement=Mean(*found["agreement"]),
@@ -178,12 +181,12 @@ def findings_of(tally: Json, number: int, versions: Mapping[int, str]) -> dict[P
             time_ratios=deque((TimeRatio(*one) for one in found[TIME_RATIOS]), KEPT_PAIRS),
             dropped=Counter(found["dropped"]),
         )
-        for shadow, found in _read(tally["shadows"].get(str(number), {}))
+        for shadow, found in _shadows_from_json(tally["shadows"].get(str(number), {}))
         if shadow.number in versions
     }
 
 
-def _written(shadows: Mapping[ShadowOf, Findings]) -> Json:
+def _shadows_to_json(shadows: Mapping[ShadowKey, Findings]) -> Json:
     return {
         _key(shadow): {
             "agreement": [found.agreement.count, found.agreement.total],
@@ -196,24 +199,24 @@ def _written(shadows: Mapping[ShadowOf, Findings]) -> Json:
     }
 
 
-def _read(shadows: Json) -> Iterator[tuple[ShadowOf, Json]]:
+def _shadows_from_json(shadows: Json) -> Iterator[tuple[ShadowKey, Json]]:
     for key, found in shadows.items():
         mode, number, shadow_mode = _labels(key)
-        yield ShadowOf(Mode(mode), int(number), Mode(shadow_mode)), found
+        yield ShadowKey(Mode(mode), int(number), Mode(shadow_mode)), found
 
 
-def _key(shadow: ShadowOf) -> str:
-    return _BETWEEN.join(map(str, shadow))
+def _key(shadow: ShadowKey) -> str:
+    return _SEPARATOR.join(map(str, shadow))
 
 
-def _numbers(statistics: Statistics) -> Json:
+def _statistics_to_json(statistics: Statistics) -> Json:
     durations = {name: _pair(getattr(statistics, name)) for name in _DURATIONS}
     by_size = {name: {str(size): _pair(each) for size, each in getattr(statistics, name).items()} for name in _BY_SIZE}
     return durations | by_size | {name: getattr(statistics, name) for name in _NUMBERS}
 
 
-def _at_s(failure: Sequence[Any]) -> float:
-    return cast(float, failure[0])
+def _at_s(item: Sequence[Any]) -> float:
+    return float(item[0])
 
 
 def _pair(duration: Duration) -> list[float]:
@@ -221,7 +224,7 @@ def _pair(duration: Duration) -> list[float]:
 
 
 def _labels(key: str) -> Labels:
-    return tuple(key.split(_BETWEEN))
+    return tuple(key.split(_SEPARATOR))
 
 
 def _distribution(counts: list[int], total: float) -> Distribution:

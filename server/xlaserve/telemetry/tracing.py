@@ -1,7 +1,7 @@
-"""Spans of calls and batches, as plain data: which are recorded, and what is in them.
+"""Spans of calls and batches, as plain data: sampling, attributes and stages.
 
-A call is described by the seconds that it measures anyway, once it has ended: nothing is done in between. Attributes
-are named by OpenTelemetry's semantic conventions, and `xlaserve.*` where there are none.
+The spans of a call are made once it has ended, from the timings that it measures in any case, so that tracing does no
+work during the call. Attributes are named by OpenTelemetry's semantic conventions, others `xlaserve.*`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from xlaserve.engine.timings import Timings
 from xlaserve.engine.trace_context import TraceContext, TracedBatch
 
 MAX_BATCHES: Final = 16
-"""Batches of one request that are shown by themselves."""
+"""Batches of one request that have spans; later ones have none."""
 LEAST_WAIT_S: Final = 100e-6
-"""A wait for a lane that is shown."""
+"""Least wait for a lane, in seconds, that has a span."""
 ERRORS: Final = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
 """gRPC's codes that are errors of a server, by the semantic conventions."""
 CANCELLED: Final = "CANCELLED"
@@ -36,18 +36,18 @@ class Endpoint(NamedTuple):
     """By OpenTelemetry's semantic conventions."""
     is_http: bool = False
     headers: Iterable[tuple[str, str]] = ()
-    """What its answers carry beside what names them; read for each answer."""
+    """Headers of each answer, beside its ids; read for each answer."""
 
 
-class Failure(NamedTuple):
-    """Why a call failed."""
+class SpanFailure(NamedTuple):
+    """The error that a span records."""
 
     error: str
     """The name of the error."""
     status: str
     """The name of gRPC's code for it."""
     reason: str
-    """What the client is told."""
+    """The message for the client."""
 
 
 class FinishedSpan(NamedTuple):
@@ -61,26 +61,26 @@ class FinishedSpan(NamedTuple):
     attributes: Mapping[str, Attribute]
     links: Sequence[TraceContext] = ()
     is_server: bool = False
-    """Whether it is a call, not a part of one."""
-    failure: Failure | None = None
+    """Whether it is the span of a call, not of a stage or a batch."""
+    failure: SpanFailure | None = None
     is_error: bool = False
     """Whether the server is at fault."""
 
 
 class Answered(NamedTuple):
-    """What a request took, in seconds of the clock."""
+    """The times of an answered request, in seconds of the tracer's clock."""
 
     ended: float
-    """When its message was made."""
+    """The time at which its response message was made."""
     timings: Timings
     batches: Sequence[TracedBatch]
 
 
 class Tracer:
-    """Begins spans of calls, and hands them and those of batches to `export` once they have ended.
+    """Begins spans of calls, and exports them and those of batches once they have ended.
 
-    What is part of a trace is recorded if its client records it; of the rest, `sample_ratio` is. `export` is called on
-    the event loop, and has to return at once.
+    A call that is part of its client's trace is recorded if the client records that trace; of all other calls, the
+    share `sample_ratio` is recorded. `export` is called on the event loop, and has to return at once.
     """
 
     def __init__(
@@ -99,7 +99,8 @@ class Tracer:
         """Returns the span of a call, or of a message of a stream; None where it is not recorded."""
         if parent is None:
             number = getrandbits(128)
-            # As TraceIdRatioBased does, so that all who use the same ratio agree.
+            # The rule of OpenTelemetry's TraceIdRatioBased, so that all services with the same ratio sample the same
+            # traces.
             if number % 2**_RATIO_BITS >= self._bound:
                 return None
             own = TraceContext(f"{number:032x}", _span_id(), True)
@@ -110,7 +111,7 @@ class Tracer:
         return Span(self, endpoint, own, parent)
 
     def batch_ran(self, batch: TracedBatch) -> None:
-        """Hands over the span of a batch, which begins a trace of its own."""
+        """Exports the span of a batch, which begins a trace of its own."""
         to_ns = self.to_ns()
         attributes: dict[str, Attribute] = {
             "xlaserve.model.name": batch.model,
@@ -118,7 +119,7 @@ class Tracer:
             "xlaserve.bucket": str(batch.bucket),
             "xlaserve.images": batch.images,
         }
-        failure = Failure(batch.error, "INTERNAL", "the batch failed") if batch.error else None
+        failure = SpanFailure(batch.error, "INTERNAL", "the batch failed") if batch.error else None
         if failure is not None:
             attributes["error.type"] = failure.error
         self.export(
@@ -136,7 +137,8 @@ class Tracer:
         )
 
     def to_ns(self) -> Callable[[float], int]:
-        """Returns what maps seconds of the clock to nanoseconds since the epoch, as its time is now."""
+        """Returns a function from seconds of the clock to nanoseconds since the epoch, by the current offset between
+        both."""
         offset_ns = self._wall_ns() - round(self.clock() * 1e9)
         return lambda at: offset_ns + round(at * 1e9)
 
@@ -164,7 +166,7 @@ class Span:
         self._parent = parent
         self._began = tracer.clock()
         self._answered: Answered | None = None
-        self._failure: Failure | None = None
+        self._failure: SpanFailure | None = None
         self._has_succeeded = False
         self.is_http = endpoint.is_http
         self.name = endpoint.name
@@ -172,22 +174,22 @@ class Span:
         self.attributes: dict[str, Attribute] = {**endpoint.attributes}
         self.links: Sequence[TraceContext] = ()
         self.http_status: int | None = None
-        """The status that an HTTP request was answered with."""
+        """The status of the HTTP response; None for gRPC, and where there was no response."""
 
-    def fail(self, failure: Failure) -> None:
-        """Notes why the call failed; the first reason counts."""
+    def fail(self, failure: SpanFailure) -> None:
+        """Records why the call failed; later failures are ignored."""
         self._failure = self._failure or failure
 
     def succeed(self) -> None:
-        """Notes that the call was answered."""
+        """Records that the call succeeded."""
         self._has_succeeded = True
 
     def answer(self, answered: Answered) -> None:
-        """Notes what the request took, from which its stages are made."""
+        """Records the times of the request, from which the spans of its stages are made."""
         self._answered = answered
 
     def end(self, _: asyncio.Task[object] | None = None) -> None:
-        """Hands over the span and its stages; called once the call's task is done."""
+        """Exports the span and those of its stages; called once the call's task is done."""
         ended, to_ns, export = self._tracer.clock(), self._tracer.to_ns(), self._tracer.export
         is_error = self._note_status()
         export(
@@ -213,7 +215,7 @@ class Span:
             export(FinishedSpan(name, context, self.context, start_ns, max(start_ns, to_ns(stop)), _of(batch), links))
 
     def _note_status(self) -> bool:
-        """Puts the outcome among the attributes, and returns whether it is an error of the server."""
+        """Adds the outcome to the attributes, and returns whether it is an error of the server."""
         if self.http_status is not None:
             self.attributes["http.response.status_code"] = self.http_status
             is_error, kind = self.http_status >= 500, str(self.http_status)
@@ -231,12 +233,13 @@ class Span:
 
 
 def stages(answered: Answered) -> Iterator[tuple[str, float, float, TracedBatch | None]]:
-    """Yields the name, the start and the end of each stage that took time, and the batch that it was in."""
+    """Yields the name, the start, the end and the batch of each stage that took time; the batch is None outside of
+    batches."""
     ended, timings, batches = answered
     if batches:
         in_order = sorted(batches, key=lambda batch: batch.began)[:MAX_BATCHES]
         first = in_order[0]
-        # It waited for its batch to be formed, and again once that was gathered.
+        # The queue's seconds are two waits: for the batch to be formed, and for a lane once it was gathered.
         formed = first.began - max(0.0, timings.queue_s - (first.started - first.gathered))
         if timings.decode_s:
             yield "decode", formed - timings.decode_s, formed, None

@@ -1,4 +1,4 @@
-"""What one version of a model did: its Prometheus series, and the counts behind the protocol's statistics."""
+"""Counts of one version of a model: its Prometheus series, and the statistics of the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from xlaserve.telemetry.request_context import sampled_trace_id
 
 @dataclass(slots=True)
 class Duration:
-    """How often something happened and how long it took in all."""
+    """Number of events and their total time in seconds."""
 
     count: int = 0
     seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """Counts one more."""
+        """Counts an event that took `seconds`."""
         self.count += 1
         self.seconds += seconds
 
@@ -41,14 +41,15 @@ class Statistics:
     images: int = 0
     batches: int = 0
     last_at_ms: int = 0
-    """Milliseconds since the epoch; 0: never."""
+    """Time of the last answer, in milliseconds since the epoch; 0 where there was none."""
     gather_by_size: defaultdict[int, Duration] = field(default_factory=lambda: defaultdict(Duration))
-    """Gathering by the number of real images in the batch."""
+    """Gathering, by the number of real images in the batch."""
     infer_by_size: defaultdict[int, Duration] = field(default_factory=lambda: defaultdict(Duration))
+    """Execution, by the number of real images in the batch."""
 
 
 class ModelTelemetry:
-    """Observes one version of a model. Series are bound once: finding a label's child costs more than counting."""
+    """Observes one version of a model. Each series is looked up once, since a look-up costs more than counting."""
 
     def __init__(self, metrics: Metrics, model: str, version: str) -> None:
         self.statistics = Statistics()
@@ -77,17 +78,17 @@ class ModelTelemetry:
         self._images = lru_cache(None)(lambda mode: metrics.images.labels(*labels, mode))
 
     def compiled(self, mode: Mode, seconds: float, *, in_background: bool) -> None:
-        """A program was traced and compiled in `seconds`."""
+        """Counts a program that was traced and compiled in `seconds`."""
         phase = BACKGROUND if in_background else WARM_UP
         self._metrics.compilations.labels(*self._labels, mode, phase).inc()
         self._metrics.compile_s.labels(*self._labels, mode).observe(seconds)
 
     def loaded(self, mode: Mode) -> None:
-        """A program was read from the compile cache."""
+        """Counts a program that was read from the compile cache."""
         self._metrics.cache_loads.labels(*self._labels, mode).inc()
 
     def batch_ran(self, mode: Mode, bucket: Bucket, images: int, run: Run) -> None:
-        """A batch of `images` real images ran in `bucket`."""
+        """Counts a batch of `images` real images that ran in `bucket`."""
         execute_s, batch_size, batches, padded_rows = self._of_batches(mode, bucket)
         self._gather_s.observe(run.gather_s)
         execute_s.observe(run.execute_s)
@@ -101,15 +102,15 @@ class ModelTelemetry:
         self.statistics.infer_by_size[images].add(run.execute_s)
 
     def batch_failed(self, mode: Mode, bucket: Bucket, images: int) -> None:
-        """A batch raised."""
+        """Counts a batch that raised."""
         self._failed_batches.inc()
 
     def buckets_retired(self, mode: Mode, buckets: int) -> None:
-        """`buckets` buckets no longer serve, for lack of memory."""
+        """Counts buckets that no longer serve, for lack of memory."""
         self._metrics.retired_buckets.labels(*self._labels, mode).inc(buckets)
 
     def request_answered(self, method: str, mode: Mode, images: int, timings: Timings) -> None:
-        """A request succeeded."""
+        """Counts a request that succeeded."""
         requests, request_s = self._of_requests(method, mode, "OK")
         requests.inc()
         request_s.observe(timings.total_s, sampled_trace_id())
@@ -128,12 +129,12 @@ class ModelTelemetry:
         statistics.last_at_ms = int(time.time() * 1000)
 
     def request_failed(self, method: str, mode: str, status: str, seconds: float) -> None:
-        """A request got another status than OK. `mode` is one of the model's, or empty."""
+        """Counts a request that got another status than OK. `mode` is one of the model's modes, or empty."""
         requests, request_s = self._of_requests(method, mode, status)
         requests.inc()
         request_s.observe(seconds, sampled_trace_id())
         self.statistics.fail.add(seconds)
 
     def request_refused(self, reason: str, seconds: float) -> None:
-        """A request, which failed, was refused for overload."""
+        """Counts a failed request as refused for overload, for `reason`, after `seconds`."""
         self._refusal_s(reason).observe(seconds)

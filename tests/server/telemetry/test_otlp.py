@@ -13,7 +13,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 import xlaserve
 from xlaserve.engine.trace_context import TraceContext, new
 from xlaserve.telemetry.otlp import PACKAGE, OtlpExporter, QueuedSpan
-from xlaserve.telemetry.tracing import Attribute, Failure, FinishedSpan
+from xlaserve.telemetry.tracing import Attribute, FinishedSpan, SpanFailure
 
 CLIENT = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", True, "shop=7,other=x")
 CALL = CLIENT._replace(span_id="0000000000000001")
@@ -65,7 +65,7 @@ def test_spans_are_encoded_as_opentelemetrys_own_encoder_does() -> None:
         "negative": -1,
         "empty": "",
     }
-    failure = Failure("BatchFailed", "INTERNAL", "the batch failed")
+    failure = SpanFailure("BatchFailed", "INTERNAL", "the batch failed")
     spans = [
         FinishedSpan("service/Method", CALL, CLIENT, 1, 2, values, is_server=True),
         FinishedSpan("service/Method", new(), None, 1_795_798_830_000_000_001, 2**62, {}, is_server=True),

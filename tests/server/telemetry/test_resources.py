@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from xlaserve.telemetry import resources
-from xlaserve.telemetry.resources import SUPERVISOR, taken
+from xlaserve.telemetry.resources import SUPERVISOR, process_usage
 
 STARTS = """
 import subprocess, sys
@@ -43,7 +43,7 @@ def test_it_is_told_by_role_what_each_process_takes(
 ) -> None:
     if not has_kernel_a_list:
         monkeypatch.setattr(resources, "CHILDREN", "/proc/nothing/{0}")
-    found = taken(supervisor)
+    found = process_usage(supervisor)
     assert [one.role for one in found] == [SUPERVISOR, "front 1"]
     assert found[0].pid == supervisor
     for one in found:
@@ -55,11 +55,11 @@ def test_one_that_has_ended_is_left_out(supervisor: int, monkeypatch: pytest.Mon
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     monkeypatch.setattr(resources, "_children", lambda pid: [ended.pid])
-    assert [one.role for one in taken(supervisor)] == [SUPERVISOR]
-    assert taken(ended.pid) == []
+    assert [one.role for one in process_usage(supervisor)] == [SUPERVISOR]
+    assert process_usage(ended.pid) == []
 
 
 def test_a_server_of_one_process_is_this_one() -> None:
-    (found,) = taken()
+    (found,) = process_usage()
     assert found.role == ""
     assert found.cpu_s == pytest.approx(time.process_time(), abs=0.5)

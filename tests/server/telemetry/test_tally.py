@@ -14,7 +14,7 @@ from xlaserve.telemetry import tally
 from xlaserve.telemetry.failures import KEPT, Failures
 from xlaserve.telemetry.findings import KEPT_PAIRS, Findings, Likeness, Pair, TimeRatio
 from xlaserve.telemetry.metrics import Metrics
-from xlaserve.telemetry.tally import Counted, ShadowOf
+from xlaserve.telemetry.tally import Counted, ShadowKey
 from xlaserve.telemetry.version_metrics import ModelTelemetry
 
 
@@ -63,7 +63,7 @@ def test_a_tally_is_read_as_it_was_counted() -> None:
 
 def test_only_what_is_still_there_and_has_happened_is_kept_of_a_process_that_has_gone() -> None:
     _, total = counted_in(3)
-    kept = tally.of(tally.lasting(total), [2], {("dogs", "7")})
+    kept = tally.select(tally.lasting(total), [2], {("dogs", "7")})
     assert kept["in_flight"] == 0
     assert {*kept["statistics"]} == {"2"}
     assert {labels[:2] for labels in Counted.read(kept).request_s} == {("dogs", "7")}
@@ -100,7 +100,7 @@ def found_in(processes: int) -> tuple[tally.Json, Findings]:
                 findings.add(Likeness(draw.choice((1.0, 1.0)), iou, difference))
                 findings.dropped["busy"] += 1
             here.time_ratios.append(TimeRatio(at * processes + process, 1 + at))
-        shadows = {1: {ShadowOf(Mode.XLA, 2, Mode.GRAPH): here}}
+        shadows = {1: {ShadowKey(Mode.XLA, 2, Mode.GRAPH): here}}
         total = tally.added(total, json.loads(json.dumps(tally.tally(Counted.here(Metrics()), {}, 0, shadows=shadows))))
     newest = range(processes * KEPT_PAIRS // 2 - KEPT_PAIRS, processes * KEPT_PAIRS // 2)
     everything.time_ratios.extend(TimeRatio(at, 1 + at // processes) for at in newest)
@@ -120,5 +120,5 @@ def test_what_was_found_of_a_shadow_goes_with_either_loading() -> None:
         assert not any(tally.renumbered(total, numbers)["shadows"].values())
     shown = tally.renumbered(total, {1: 11, 2: 12})
     assert tally.findings_of(shown, 11, {11: "6", 12: "7"}) == {Pair(Mode.XLA, "7", Mode.GRAPH): everything}
-    assert tally.of(total, [1, 2], {("cats", "1")})["shadows"] == total["shadows"]
-    assert not any(tally.of(total, [1, 3], {("cats", "1")})["shadows"].values())
+    assert tally.select(total, [1, 2], {("cats", "1")})["shadows"] == total["shadows"]
+    assert not any(tally.select(total, [1, 3], {("cats", "1")})["shadows"].values())

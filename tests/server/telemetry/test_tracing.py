@@ -10,7 +10,7 @@ from xlaserve.config import Bucket, Mode
 from xlaserve.engine.timings import Timings
 from xlaserve.engine.trace_context import TraceContext, TracedBatch, new
 from xlaserve.telemetry import request_context
-from xlaserve.telemetry.tracing import MAX_BATCHES, Answered, Endpoint, Failure, FinishedSpan, Tracer
+from xlaserve.telemetry.tracing import MAX_BATCHES, Answered, Endpoint, FinishedSpan, SpanFailure, Tracer
 
 GRPC = Endpoint("service/Method", {"rpc.system.name": "grpc"})
 HTTP = Endpoint("GET /", {}, is_http=True)
@@ -109,9 +109,9 @@ def test_a_failure_is_an_error_where_the_server_is_at_fault(status: str, is_erro
     world = World()
     span = world.tracer.begin(GRPC, None)
     assert span is not None
-    failure = Failure("SomeError", status, "because")
+    failure = SpanFailure("SomeError", status, "because")
     span.fail(failure)
-    span.fail(Failure("Later", "UNKNOWN", "of that"))
+    span.fail(SpanFailure("Later", "UNKNOWN", "of that"))
     span.end()
     (finished,) = world.spans
     assert (finished.failure, finished.is_error) == (failure, is_error)

@@ -70,14 +70,14 @@ class AllMetrics(Watcher):
     def began(self, role: Role, process: Process) -> None:
         """Asks the process from now on; its gauges are not shown until it fills its role."""
         self._processes[process.pid] = process
-        self.merged.stand_aside(process.pid, is_aside=True)
+        self.merged.set_standby(process.pid, is_standby=True)
 
     def filled(self, role: Role, process: Process) -> None:
         """Shows the gauges of this process, and of no other of its role."""
         if (before := self._filling.get(role.name)) in self._processes and before is not None:
-            self.merged.stand_aside(before, is_aside=True)
+            self.merged.set_standby(before, is_standby=True)
         self._filling[role.name] = process.pid
-        self.merged.stand_aside(process.pid, is_aside=False)
+        self.merged.set_standby(process.pid, is_standby=False)
 
     def became_ready(self, role: Role, process: Process) -> None:
         """Waits for answers of the process from now on."""

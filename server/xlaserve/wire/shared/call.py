@@ -29,7 +29,7 @@ from xlaserve.telemetry import request_context
 from xlaserve.telemetry.access_log import AccessLog
 from xlaserve.telemetry.failures import Failures
 from xlaserve.telemetry.metrics import Metrics
-from xlaserve.telemetry.tracing import CANCELLED, Answered, Failure, Span
+from xlaserve.telemetry.tracing import CANCELLED, Answered, Span, SpanFailure
 from xlaserve.wire.shared.loop_time import LoopTime
 from xlaserve.wire.shared.shadow import Shadows
 
@@ -175,7 +175,7 @@ class Calls:
         vars(error)[REPORTED] = request
         status, reason = outcome(error)
         if request is not None and request.span is not None:
-            request.span.fail(Failure(type(error).__name__, status, reason))
+            request.span.fail(SpanFailure(type(error).__name__, status, reason))
         self.access_log.failed(method, status, reason, model=model, version=version, seconds=seconds)
         self.failures.note(method, status, reason, model=model, seconds=seconds)
 

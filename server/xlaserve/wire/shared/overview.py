@@ -20,7 +20,7 @@ from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.models.version import Version
 from xlaserve.telemetry.counts import Distribution
 from xlaserve.telemetry.metrics import SECONDS, tensorflow_version
-from xlaserve.telemetry.resources import taken
+from xlaserve.telemetry.resources import process_usage
 from xlaserve.telemetry.tally import Counted, Labels
 from xlaserve.telemetry.version_metrics import Statistics
 from xlaserve.wire.shared.backend import Backend
@@ -52,7 +52,7 @@ class Overview:
 
     async def server(self) -> Json:
         """Returns what the server is, and its counts."""
-        processes = await asyncio.to_thread(taken, self.supervisor)
+        processes = await asyncio.to_thread(process_usage, self.supervisor)
         device = self.backend.device
         return {
             "name": "xlaserve",
