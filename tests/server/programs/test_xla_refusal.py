@@ -64,7 +64,7 @@ def frames(*files: str) -> str:
     [
         (("a/run.py", "b/site-packages/keras/src/ops/x.py", "a/own.py", "b/site-packages/tensorflow/y.py"), "own.py:3"),
         (
-            ("a/run.py", "s/xlaserve/model/z.py", "b/site-packages/keras/src/layers/deep/resizing.py"),
+            ("a/run.py", "s/xlaserve/models/z.py", "b/site-packages/keras/src/layers/deep/resizing.py"),
             "keras/src/layers/deep/resizing.py:3",
         ),
         (
