@@ -117,7 +117,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=arguments.duration_s, default=TIMEOUT_S, metavar="S", help=timeout_help)
 
 
-def _asked(own: argparse.Namespace, settings: Settings) -> list[runner.Asked]:
+def _asked(own: argparse.Namespace, settings: Settings) -> list[runner.Candidate]:
     """Returns the models to check. Raises ConfigError."""
     if own.resume and own.json is None:
         raise ConfigError("--resume: expected --json FILE with it, got none")
@@ -127,7 +127,7 @@ def _asked(own: argparse.Namespace, settings: Settings) -> list[runner.Asked]:
     if own.all:
         names = tuple(name for name in catalog.names() if name not in Source.NOOP.forms)
     return [
-        runner.Asked(name, _with(subject.model_settings(settings, name), own.modes, own.batches))
+        runner.Candidate(name, _with(subject.model_settings(settings, name), own.modes, own.batches))
         for name in dict.fromkeys(names)
     ]
 

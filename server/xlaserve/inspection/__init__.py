@@ -1,1 +1,1 @@
-"""Inspection: compiled programs as text, their cost and the time they take; nothing here takes part in serving."""
+"""Inspection of compiled programs: their text, cost, memory and time. No module here takes part in serving."""

@@ -1,4 +1,4 @@
-"""What memory a program takes, from XLA's buffer assignment as it is dumped."""
+"""The memory of a program, from XLA's dumped buffer assignment."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _PARAMETER: Final = re.compile(r"parameter (\d+),")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes by what they hold."""
+    """Bytes of a program's buffers, by their content."""
 
     input: int = 0
     """The images: parameter 0."""
     parameters: int = 0
-    """Weights that are handed over at every call."""
+    """Weights that are passed at every call."""
     constants: int = 0
     """Weights and numbers that are part of the program."""
     temporaries: int = 0
-    """Further memory of one run, for as long as it lasts; every lane has its own."""
+    """Memory that one run needs in addition while it lasts; every lane has its own."""
     outputs: int = 0
 
     @property
@@ -31,20 +31,21 @@ class Memory:
 
 
 def parse(text: str) -> Memory:
-    """Returns what the allocations of a `*-buffer-assignment.txt` add up to. ValueError where there are none."""
+    """Returns the sums of the allocations in a `*-buffer-assignment.txt`. Raises ValueError where it has none."""
     sums = dict.fromkeys(("input", "parameters", "constants", "temporaries", "outputs"), 0)
     found = _ALLOCATION.findall(text)
     if not found:
         raise ValueError("expected a buffer assignment, found no allocation")
-    for size, what in found:
-        sums[_kind(what)] += int(size)
+    for size, description in found:
+        sums[_kind(description)] += int(size)
     return Memory(**sums)
 
 
-def _kind(what: str) -> str:
-    # Where an output shares the memory of a parameter, nothing is allocated for it.
-    if parameter := _PARAMETER.search(what):
+def _kind(description: str) -> str:
+    """Returns the field of Memory that an allocation belongs to."""
+    # An output that shares the memory of a parameter has no allocation of its own.
+    if parameter := _PARAMETER.search(description):
         return "input" if parameter[1] == "0" else "parameters"
-    if "output" in what or "maybe-live-out" in what:
+    if "output" in description or "maybe-live-out" in description:
         return "outputs"
-    return "constants" if "constant" in what else "temporaries"
+    return "constants" if "constant" in description else "temporaries"

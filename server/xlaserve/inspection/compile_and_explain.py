@@ -23,11 +23,12 @@ from xlaserve.programs.tf.device import Device
 from xlaserve.programs.tf.tensorflow_program import stablehlo
 
 TRACED_RUNS: Final = 5
+"""Runs over which the time of an instruction is averaged."""
 
 
 @dataclass(frozen=True)
 class Explained:
-    """An explanation and the texts that it was made of."""
+    """An explanation, and the program's texts from which it was made."""
 
     explanation: Explanation
     programs: Programs
@@ -48,8 +49,8 @@ def explain(
 ) -> Explained:
     """Explains the XLA program of `model` for `bucket`, compiled as `compilation`.
 
-    `folder` is that of `dump.dumped`; `peak` are FLOP/s and bytes/s, measured where None. Blocks. Raises ModelFailed
-    where XLA compiled nothing.
+    `folder` is the folder of `dump.dumped`. `peak` is the machine's FLOP/s and bytes/s; a value that is None is
+    measured. Blocks. Raises ModelFailed where XLA compiled nothing.
     """
     compiled = dump.compiled(folder)
     if not compiled:

@@ -1,4 +1,4 @@
-"""What instructions cost: floating-point operations, and bytes read and written.
+"""The cost of instructions: floating-point operations, and bytes read and written.
 
 The rules are those of XLA's HloCostAnalysis (xla/service/hlo_cost_analysis.cc), simplified where it makes no difference
 to vision models: a multiply-add is two operations, a transcendental one; a convolution's window counts where it lies on
@@ -52,14 +52,14 @@ ARITHMETIC: Final = frozenset(
 )
 SLICING: Final = frozenset({"slice", "dynamic-slice", "gather"})
 FREE: Final = NO_OPERATION | {"iota", "reshape"}
-"""What touches no memory of its own. A reshape that moves data is a copy once it is optimised."""
+"""Opcodes that move no data. A reshape that moves data has become a copy after optimisation."""
 
 _WINDOW_FIELD: Final = re.compile(r"(\w+)=([^\s}]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What an instruction, or a program, costs."""
+    """Floating-point operations and bytes of an instruction or a program."""
 
     flops: int = 0
     bytes: int = 0
@@ -74,9 +74,9 @@ class Cost:
 
 
 def instructions(module: Module) -> list[tuple[Instruction, Cost]]:
-    """Returns what the program runs, the instructions of the entry computation in their order, with what each costs.
+    """Returns the instructions of the entry computation in their order, each with its cost.
 
-    In the place of a loop are the instructions of its body and its condition, with what all rounds cost together.
+    In the place of a loop are the instructions of its body and its condition, each with its cost over all rounds.
     """
     return list(_run(module.entry, 1, _Costs(module), module))
 
@@ -92,6 +92,8 @@ def _run(computation: Computation, rounds: int, costs: _Costs, module: Module) -
 
 
 class _Costs:
+    """Rules of cost by opcode. `within` is the computation of an instruction."""
+
     def __init__(self, module: Module) -> None:
         self._module = module
         self._by_computation: dict[str, int] = {}
@@ -127,7 +129,7 @@ class _Costs:
         return moved
 
     def _written_by_fusion(self, fusion: Instruction) -> int:
-        """Bytes written; of what is updated in place only the update."""
+        """Bytes that a fusion writes; of an output that is updated in place, only the bytes of the update."""
         body = self._module.computations[fusion.called[0]]
         *_, root = body.instructions.values()
         if root.opcode == "dynamic-update-slice":
@@ -135,7 +137,8 @@ class _Costs:
         return fusion.shape.size_bytes
 
     def _read_by_fusion(self, fusion: Instruction) -> list[int]:
-        """Bytes read of each operand; only the slices of one from which the body takes nothing else."""
+        """Bytes that a fusion reads of each operand; of an operand of which the body reads only slices, the bytes of
+        these."""
         body = self._module.computations[fusion.called[0]]
         users = body.users()
         return [
@@ -154,7 +157,7 @@ class _Costs:
         return sum(self.bytes(each, body) for each in body.instructions.values())
 
     def dot(self, instruction: Instruction, within: Computation) -> int:
-        """Twice the output times what is contracted."""
+        """Twice the elements of the output times the contracted elements."""
         lhs = within.instructions[instruction.operands[0]].shape
         contracted = math.prod(
             lhs.dims[int(axis)] for axis in re.findall(r"\d+", instruction.attributes["lhs_contracting_dims"])
@@ -162,7 +165,7 @@ class _Costs:
         return 2 * instruction.shape.size * contracted
 
     def convolution(self, instruction: Instruction, within: Computation) -> int:
-        """Twice the batch times the features of kernel and output times the places where the window lies on data."""
+        """Twice the batch times the input and output features times the positions of the window that lie on data."""
         lhs, kernel = (within.instructions[name].shape for name in instruction.operands[:2])
         attributes = instruction.attributes
         inputs, kernels, outputs = re.split("_|->", attributes["dim_labels"])
@@ -177,27 +180,28 @@ class _Costs:
         return 2 * batch * kernel.dims[kernels.index("i")] * output.dims[outputs.index("f")] * places
 
     def reduce(self, instruction: Instruction, within: Computation) -> int:
-        """The body for each element but the first of each reduction."""
+        """Operations of the body, for each element but the first of each reduction."""
         elements = within.instructions[instruction.operands[0]].shape.size
         outputs = instruction.shape.first.size
         return (elements - outputs) * sum(map(self._body_flops, instruction.called))
 
     def reduce_window(self, instruction: Instruction, within: Computation) -> int:
-        """The body for each element of each window but the first."""
+        """Operations of the body, for each element but the first of each window."""
         window = math.prod(int(side) for side in _window(instruction.attributes["window"])["size"].split("x"))
         return instruction.shape.first.size * (window - 1) * sum(map(self._body_flops, instruction.called))
 
     def scatter(self, instruction: Instruction, within: Computation) -> int:
-        """The body for each element of the updates."""
+        """Operations of the body, for each element of the updates."""
         updates = within.instructions[instruction.operands[-1]].shape.size
         return updates * sum(map(self._body_flops, instruction.called))
 
     def loop(self, instruction: Instruction, within: Computation) -> int:
-        """Condition and body for each round; one where their number is not known."""
+        """Operations of condition and body, for each round; for one round where their number is not known."""
         return _trips(instruction) * sum(map(self._body_flops, instruction.called))
 
     def custom_call(self, instruction: Instruction, within: Computation) -> int:
-        """What a library computes that XLA calls for a convolution or a matrix product; other calls are not known."""
+        """Operations of a library call for a convolution or a matrix product; 0 for any other call, whose cost is not
+        known."""
         if "dim_labels" in instruction.attributes:
             return self.convolution(instruction, within)
         config = _json(instruction.attributes.get("backend_config", ""))
@@ -219,12 +223,12 @@ _FLOPS: Final[dict[str, Callable[[_Costs, Instruction, Computation], int]]] = {
     "scatter": _Costs.scatter,
     "while": _Costs.loop,
     "custom-call": _Costs.custom_call,
-    "sort": lambda *_: 0,  # its computation is no arithmetic on elements
+    "sort": lambda *_: 0,  # its computation compares elements and computes nothing of them
 }
 
 
 def _valid_places(input_side: int, kernel_side: int, output_side: int, window: dict[str, str], axis: int) -> int:
-    """Returns how many pairs of an output and a kernel position meet data, along one axis."""
+    """Returns the number of pairs of an output and a kernel position that lie on data, along one axis."""
     stride, input_dilation, kernel_dilation = (
         int(window[key].split("x")[axis]) if key in window else 1 for key in ("stride", "lhs_dilate", "rhs_dilate")
     )
@@ -243,7 +247,7 @@ def _window(text: str) -> dict[str, str]:
 
 
 def _read_by(user: Instruction, operand: Instruction) -> int:
-    """Bytes that an instruction of a fusion reads of an operand."""
+    """Returns the bytes that an instruction of a fusion reads of an operand."""
     if user.opcode in SLICING:
         return user.shape.size_bytes
     is_updated = user.opcode == "dynamic-update-slice" and user.operands[0] == operand.name
@@ -251,6 +255,7 @@ def _read_by(user: Instruction, operand: Instruction) -> int:
 
 
 def _trips(instruction: Instruction) -> int:
+    """Returns the number of rounds of a loop; 1 where XLA does not know it, and for other instructions."""
     found = re.search(r'known_trip_count\\?"?\s*[:=]\s*\{\\?"?n\\?"?\s*:\s*\\?"?(\d+)', str(instruction.attributes))
     return int(found[1]) if found else 1
 

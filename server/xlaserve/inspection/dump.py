@@ -1,4 +1,4 @@
-"""Programs as XLA writes them down while it compiles: as it gets them, as it runs them, and with their memory."""
+"""XLA's dumps of the programs that it compiles: HLO before and after optimisation, and the buffer assignment."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ AFTER: Final = "_after_optimizations.txt"
 
 @dataclass(frozen=True)
 class Programs:
-    """One program in its stages, as text."""
+    """The dumped texts of one program."""
 
     hlo: str
-    """The program as TensorFlow gave it to XLA."""
+    """HLO before optimisation, as TensorFlow gave it to XLA."""
     optimized_hlo: str
-    """The program as XLA runs it."""
+    """HLO after optimisation, as XLA runs it."""
     buffer_assignment: str
 
 
 @contextmanager
 def dumped() -> Iterator[Path]:
-    """Makes XLA write down every program that it compiles, in the folder that this gives and removes at the end.
+    """Makes XLA dump every program that it compiles into a temporary folder, which is yielded and removed at the end.
 
     Must begin before TensorFlow is imported, in a process of its own: XLA reads its flags once.
     """
@@ -39,18 +39,19 @@ def dumped() -> Iterator[Path]:
 
 
 def compiled(dump: Path) -> set[Path]:
-    """Returns a file for each program that was compiled so far, without those that failed."""
+    """Returns the dump before optimisation of each program that was compiled so far; programs that failed are left
+    out."""
     return {before for before in dump.glob(f"*{BEFORE}") if _finished(before).exists()}
 
 
 def read(before: Path) -> Programs:
-    """Reads the stages of one of `compiled`. Raises OSError where XLA did not finish it."""
+    """Reads the dumps of a program that `compiled` returned. Raises OSError where XLA did not finish it."""
     finished = _finished(before)
     assignment = finished.with_name(f"{finished.name.removesuffix('.txt')}-buffer-assignment.txt")
     return Programs(before.read_text(), finished.read_text(), assignment.read_text())
 
 
 def _finished(before: Path) -> Path:
-    """Returns where XLA writes the program as it runs it."""
+    """Returns the path of the dump after optimisation."""
     stem = before.name.removesuffix(BEFORE)
     return next(before.parent.glob(f"{escape(stem)}.*{AFTER}"), before.with_name(f"{stem}{AFTER}"))

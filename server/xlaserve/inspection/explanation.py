@@ -1,4 +1,5 @@
-"""A program explained: what XLA made of it, what each instruction costs at best, and what it took."""
+"""Explanation of a program: its operations before and after optimisation, and each instruction's cost, bound and
+time."""
 
 from __future__ import annotations
 
@@ -40,18 +41,18 @@ class Row:
 
     name: str
     opcode: str
-    """The opcode, for a fusion with its kind: `fusion kLoop`."""
+    """The opcode; of a fusion with its kind: `fusion kLoop`."""
     shape: str
     layer: str
     cost: Cost
     bound_s: float
-    """What the roofline allows at best."""
+    """Least seconds of a run by the roofline model."""
     measured_s: float | None
-    """Mean of the traced runs; None where the trace does not know it."""
+    """Mean seconds over the traced runs; None where the trace lacks the instruction."""
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """FLOPs, bytes, FLOPs a byte, the roofline's bound and what it took, as text."""
+        """FLOPs, bytes, FLOPs a byte, the roofline's bound and the measured time, as text."""
         took = "" if self.measured_s is None else seconds(self.measured_s)
         cost = self.cost
         flops, moved = amount(cost.flops, "FLOP"), amount(cost.bytes, "B")
@@ -60,7 +61,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Instructions of one opcode together."""
+    """Sums over the instructions of one opcode."""
 
     opcode: str
     count: int
@@ -71,7 +72,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Explanation:
-    """All that is shown of a program."""
+    """Everything that `xlaserve explain` shows of a program."""
 
     model: str
     source: str
@@ -85,9 +86,9 @@ class Explanation:
     operations_after: int
     """Operations after optimisation, those inside fusions included."""
     fusions: dict[str, int]
-    """How many, by their kind."""
+    """Number of fusions by kind."""
     rows: tuple[Row, ...]
-    """What is run, in the program's order."""
+    """Instructions that run, in the program's order."""
     memory: Memory
     compile_s: float
     measured_s: float
@@ -95,21 +96,21 @@ class Explanation:
 
     @property
     def cost(self) -> Cost:
-        """The whole program's."""
+        """Cost of the whole program."""
         return reduce(Cost.__add__, (row.cost for row in self.rows), Cost())
 
     @property
     def bound_s(self) -> float:
-        """What the roofline allows at best, instruction by instruction."""
+        """Sum of the instructions' bounds by the roofline model, in seconds."""
         return sum(row.bound_s for row in self.rows)
 
     @property
     def traced_s(self) -> float:
-        """The sum over all instructions; more than a run where several run at the same time."""
+        """Sum of the measured seconds of all instructions; more than a run takes where several run at the same time."""
         return sum(row.measured_s or 0.0 for row in self.rows)
 
     def heaviest(self, key: Callable[[Row], float], count: int) -> list[Row]:
-        """Returns the `count` rows with the largest `key`, largest first, and none of which it is 0."""
+        """Returns the `count` rows with the largest `key`, largest first; rows whose key is 0 are left out."""
         return [row for row in sorted(self.rows, key=key, reverse=True) if key(row) > 0][:count]
 
     def groups(self) -> list[Group]:
@@ -146,13 +147,14 @@ class Explanation:
         ]
 
     def json(self) -> dict[str, object]:
-        """Returns it as JSON's types; seconds, bytes, FLOPs and FLOP/s."""
+        """Returns the explanation in JSON's types, in seconds, bytes, FLOPs and FLOP/s."""
         whole = {"flops": self.cost.flops, "bytes": self.cost.bytes, "bound_s": self.bound_s, "traced_s": self.traced_s}
         return {**asdict(self), "bucket": list(self.bucket), **whole}
 
 
 def rows(module: Module, machine: Machine, measured_s: Mapping[str, float]) -> tuple[Row, ...]:
-    """Returns what the optimised program `module` runs; `measured_s` gives the seconds of an instruction's run."""
+    """Returns a row for each instruction of the optimised program. `measured_s` has the seconds of a run by
+    instruction."""
     return tuple(
         Row(
             name=instruction.name,
@@ -168,5 +170,5 @@ def rows(module: Module, machine: Machine, measured_s: Mapping[str, float]) -> t
 
 
 def fusions(module: Module) -> dict[str, int]:
-    """Returns how many fusions of each kind the program runs, those of a loop once."""
+    """Returns the number of fusions that run by kind; each fusion in a loop counts once."""
     return dict(Counter(each.kind for each, _ in cost.instructions(module) if each.opcode == "fusion"))

@@ -1,7 +1,7 @@
-"""The optimised program as a graph for Graphviz, at the level of what is run: fusions, convolutions, matrix products.
+"""The optimised program as a graph for Graphviz, with a box for each fusion, convolution and matrix product.
 
 XLA's own graph shows every operation and weight, thousands of boxes for a vision model. Here, bitcasts and tuples are
-edges, weights are left out, and what is computed from weights alone is one number.
+edges, weights are left out, and of instructions that read weights alone only the number is shown.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def dot(module: Module, explanation: Explanation) -> str:
 
 
 def draw(text: str, file: Path) -> bool:
-    """Draws a graph as `file`, an SVG or PNG by its suffix. False where Graphviz is not there or gives up."""
+    """Draws a graph as `file`, an SVG or PNG by its suffix. Returns False where Graphviz is not installed or fails."""
     if (binary := shutil.which("dot")) is None:
         return False
     command = [binary, f"-T{file.suffix.removeprefix('.')}", "-o", str(file)]
@@ -58,16 +58,17 @@ def draw(text: str, file: Path) -> bool:
 
 
 class _Value(NamedTuple):
-    """What a result depends on, of what is drawn; of a tuple, that of its elements too."""
+    """The drawn instructions that a result depends on; of a tuple also the values of its elements."""
 
     sources: list[str]
     elements: tuple[_Value, ...] = ()
 
 
 def _from_images(module: Module) -> tuple[dict[str, list[str]], int]:
-    """Returns what depends on the images with the names of what it depends on, and how much else is run.
+    """Returns each instruction that depends on the images, with the names that it depends on, and the number of all
+    others.
 
-    In the place of a loop is one round of it.
+    A loop is drawn as one round.
     """
     drawn: dict[str, list[str]] = {}
     hidden = 0

@@ -1,7 +1,7 @@
-"""XLA's programs as text (HLO), parsed: https://openxla.org/xla/operation_semantics says what the operations mean.
+"""A parser of XLA's programs as text (HLO); see https://openxla.org/xla/operation_semantics for the operations.
 
-Reads what XLA prints, before and after optimisation: with types before operands or without, with `%` before names or
-without. It is no validator: what it doesn't need to know of an instruction, it keeps as text.
+It reads XLA's output before and after optimisation: with or without types before operands, with or without `%` before
+names. It does not validate: attributes of an instruction that it does not interpret are kept as text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 _BITS: Final = {"pred": 8, "token": 0, "opaque": 0}
-"""Bits of an element, where the type does not say it: `f32`, `bf16`, `s4`, `f8e4m3fn`."""
+"""Bits of an element of the types whose name has no number of bits, as `f32`, `bf16`, `s4` and `f8e4m3fn` have."""
 _NUMBER_TYPE: Final = re.compile(r"(?:[suc]|b?f)(\d+)")
 _COMMENT: Final = re.compile(r"/\*.*?\*/")
 _ARRAY: Final = re.compile(r"([a-z][a-z0-9]*)\[([^\]]*)\]")
@@ -25,7 +25,7 @@ _OPENING: Final = {"(": ")", "{": "}", "[": "]"}
 
 
 class HloSyntaxError(ValueError):
-    """The text is not HLO, or not as XLA prints it."""
+    """The text is not HLO as XLA prints it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Shape:
 
     @property
     def size(self) -> int:
-        """The number of elements; those of all arrays of a tuple."""
+        """The number of elements; of a tuple, of all its arrays."""
         return math.prod(self.dims) if self.dtype else sum(shape.size for shape in self.elements)
 
     @property
@@ -58,7 +58,7 @@ class Shape:
 
     @property
     def first(self) -> Shape:
-        """The array itself, or the first of a tuple."""
+        """The array itself, or the first array of a tuple."""
         return self if self.dtype or not self.elements else self.elements[0].first
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One operation and what it is applied to."""
+    """One operation and its operands."""
 
     name: str
     shape: Shape
@@ -77,29 +77,30 @@ class Instruction:
     operands: tuple[str, ...]
     """Names of instructions of the same computation; empty for a parameter and a constant."""
     literal: str = ""
-    """What stands between the parentheses, as text."""
+    """The text between the parentheses after the opcode."""
     attributes: dict[str, str] = field(default_factory=dict)
 
     @property
     def op_name(self) -> str:
-        """The TensorFlow operation that it was made for, with the scopes of Keras's layers; empty where not known."""
+        """The TensorFlow operation that it was made from, with the scopes of Keras's layers; empty where not known."""
         found = re.search(r'op_name="([^"]*)"', self.attributes.get("metadata", ""))
         return found[1] if found else ""
 
     @property
     def layer(self) -> str:
-        """The layer in `op_name`: it without the model's scope and the operation's own name; the first of several."""
+        """The layer in `op_name`, without the model's scope and the operation's own name; the first of several
+        layers."""
         parts = [part for part in self.op_name.partition(";")[0].split("/") if not part.endswith("PartitionedCall")]
         return "/".join(parts[1:-1] if len(parts) > 2 else parts[:-1] or parts)
 
     @property
     def kind(self) -> str:
-        """How a fusion is run: `kLoop`, `kOutput`, ...; empty for others."""
+        """The kind of a fusion: `kLoop`, `kOutput`, ...; empty for other instructions."""
         return self.attributes.get("kind", "")
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Names of the computations that it runs."""
+        """Names of the computations that the instruction runs."""
         texts = (self.attributes[key] for key in _CALLED if key in self.attributes)
         return tuple(name.strip().lstrip("%") for text in texts for name in text.strip("{}").split(","))
 
@@ -117,7 +118,7 @@ class Computation:
         return tuple(sorted(found, key=lambda parameter: int(parameter.literal)))
 
     def users(self) -> dict[str, list[Instruction]]:
-        """Returns for each instruction those that it is an operand of."""
+        """Returns the users of each instruction: the instructions that have it as an operand."""
         users: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
         for instruction in self.instructions.values():
             for operand in dict.fromkeys(instruction.operands):
@@ -135,7 +136,7 @@ class Module:
     def count(self) -> int:
         """Returns the number of operations, those inside fusions and other computations included.
 
-        Parameters and constants are none, nor what only renames memory: bitcasts, tuples and their elements.
+        Parameters, constants, bitcasts, tuples and elements of tuples are not counted.
         """
         bodies = self.computations.values()
         return sum(each.opcode not in NO_OPERATION for body in bodies for each in body.instructions.values())
@@ -144,10 +145,11 @@ class Module:
 NO_OPERATION: Final = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id"}
 )
+"""Opcodes that compute nothing and move no data."""
 
 
 def parse(text: str) -> Module:
-    """Parses a module. Raises HloSyntaxError with the line that is not understood."""
+    """Parses a module. Raises HloSyntaxError, which names the line that can't be parsed."""
     computations = {}
     entry: Computation | None = None
     current: Computation | None = None
@@ -193,7 +195,7 @@ def _instruction(line: str, number: int) -> Instruction:
 
 
 def _take_shape(text: str) -> tuple[Shape, str]:
-    """Returns the shape that `text` begins with, and what follows."""
+    """Returns the shape at the beginning of `text`, and the rest of `text`."""
     if text.startswith("("):
         inside, rest = _take_group(text)
         return Shape("", elements=tuple(parse_shape(part) for part in _split(inside[1:-1]))), rest
@@ -209,7 +211,7 @@ def _take_shape(text: str) -> tuple[Shape, str]:
 
 
 def _take_group(text: str) -> tuple[str, str]:
-    """Returns the group in brackets that `text` begins with, and what follows."""
+    """Returns the bracketed group at the beginning of `text`, and the rest of `text`."""
     open_brackets = []
     for index, letter in _outside_quotes(text):
         if letter in _OPENING:

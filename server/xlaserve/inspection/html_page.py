@@ -1,4 +1,4 @@
-"""An explanation as one HTML file that needs no network and no other file."""
+"""The explanation of a program as one HTML file that needs no network and no other file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Final
 from xlaserve.inspection.explanation import GROUP_COLUMNS, Explanation, Row, amount, seconds
 
 HEAVIEST: Final = 25
+"""Instructions that the bar chart shows."""
 _STYLE: Final = """
 :root { color-scheme: light dark; --soft: #777; --line: #8884; --took: #3b78c4; --bound: #e8643c; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 84rem; margin: 2rem auto; padding: 0 1.5rem; }
@@ -39,9 +40,9 @@ _ROW_PX: Final = 22
 
 
 def render(explanation: Explanation, graph_svg: str = "") -> str:
-    """Returns the page; `graph_svg` is the drawn graph, where there is one."""
+    """Returns the page; `graph_svg` is the drawn graph, empty where Graphviz is not installed."""
     title = f"{explanation.model} {explanation.bucket}"
-    occasion = f"{explanation.source} · {explanation.device} · {explanation.versions}"
+    subtitle = f"{explanation.source} · {explanation.device} · {explanation.versions}"
     sections = [
         ("Where the time goes", _bars(explanation) + _html_table(GROUP_COLUMNS, explanation.group_cells())),
         ("The roofline", _roofline(explanation)),
@@ -53,7 +54,7 @@ def render(explanation: Explanation, graph_svg: str = "") -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>xlaserve explain: {escape(title)}</title>'
         f"<style>{_STYLE}</style><h1>{escape(title)}</h1>"
-        f'<p class="soft">{escape(occasion)}</p>'
+        f'<p class="soft">{escape(subtitle)}</p>'
         f"{_figures(explanation)}{body}</html>\n"
     )
 
@@ -74,14 +75,14 @@ def _figures(explanation: Explanation) -> str:
             "operations before and after optimisation",
         ),
         (f"{len(explanation.rows):,}", f"instructions run; fusions: {kinds}"),
-        (amount(machine.flops_per_s, "FLOP/s"), f"peak of this machine, {_how(explanation)}"),
-        (amount(machine.bytes_per_s, "B/s"), f"memory bandwidth, {_how(explanation)}"),
+        (amount(machine.flops_per_s, "FLOP/s"), f"peak of this machine, {_peak_origin(explanation)}"),
+        (amount(machine.bytes_per_s, "B/s"), f"memory bandwidth, {_peak_origin(explanation)}"),
     ]
     cells = "".join(f"<div><b>{escape(value)}</b>{escape(what)}</div>" for value, what in figures)
     return f'<div class="figures">{cells}</div>'
 
 
-def _how(explanation: Explanation) -> str:
+def _peak_origin(explanation: Explanation) -> str:
     return "measured" if explanation.machine_is_measured else "as given"
 
 

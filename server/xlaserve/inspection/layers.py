@@ -1,4 +1,4 @@
-"""A model in OpenVINO explained: what OpenVINO made of it, and what each of its layers takes."""
+"""Explanation of a model in OpenVINO: its layers after OpenVINO's optimisation, and the time of each."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from xlaserve.programs.tf.device import Device
 from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 
 PROFILED_RUNS: Final = 10
+"""Runs over which the time of a layer is averaged."""
 COLUMNS: Final = ("operation", "kernel", "count", "took", "share")
 
 
 @dataclass(frozen=True)
 class LayersExplained:
-    """All that is shown of a model in OpenVINO."""
+    """Everything that `xlaserve explain` shows of a model in OpenVINO."""
 
     model: str
     source: str
@@ -29,16 +30,16 @@ class LayersExplained:
     device: str
     versions: str
     precision: Precision
-    """What it computes in."""
+    """The type that the model computes in."""
     layers: tuple[Layer, ...]
-    """What ran, in its order, with the mean seconds of the profiled runs."""
+    """Layers in the order in which they ran, with their mean seconds over the profiled runs."""
     compile_s: float
     measured_s: float
     """Median seconds of a run, alone on the device and not profiled."""
 
     @property
     def layers_s(self) -> float:
-        """The sum over all layers."""
+        """Sum of the seconds of all layers."""
         return sum(layer.seconds for layer in self.layers)
 
     def slowest(self, count: int) -> list[Layer]:
@@ -46,7 +47,7 @@ class LayersExplained:
         return sorted(self.layers, key=lambda layer: layer.seconds, reverse=True)[:count]
 
     def group_cells(self) -> list[tuple[str, ...]]:
-        """Returns the layers by operation and kernel as text, in COLUMNS, what took longest first."""
+        """Returns the layers by operation and kernel as text, in COLUMNS, the group that took longest first."""
         groups: dict[tuple[str, str], list[float]] = {}
         for layer in self.layers:
             groups.setdefault((layer.operation, layer.kernel), []).append(layer.seconds)
@@ -57,7 +58,7 @@ class LayersExplained:
         ]
 
     def json(self) -> dict[str, object]:
-        """Returns it as JSON's types; seconds."""
+        """Returns the explanation in JSON's types; times are in seconds."""
         layers = [layer._asdict() for layer in self.layers]
         return {**asdict(self), "bucket": list(self.bucket), "layers": layers, "layers_s": self.layers_s}
 

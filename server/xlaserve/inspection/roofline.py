@@ -14,31 +14,32 @@ from xlaserve.inspection.cost import Cost
 
 MATRIX_SIDE: Final = 1024
 COPIED_BYTES: Final = 128 * 1024 * 1024
-"""More than the caches of most processors hold, so that memory is what is measured."""
+"""Larger than the caches of most processors, so that the bandwidth of memory is measured and not that of a cache."""
 MAX_RUNS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a machine can do at best."""
+    """The peak arithmetic and memory bandwidth of a machine."""
 
     flops_per_s: float
     bytes_per_s: float
 
     @property
     def balance(self) -> float:
-        """FLOPs a byte below which memory bounds an instruction, and arithmetic above."""
+        """FLOPs a byte of an instruction below which memory is its bound, and above which arithmetic is."""
         return self.flops_per_s / self.bytes_per_s
 
     def bound_s(self, cost: Cost) -> float:
-        """The least time that `cost` can take."""
+        """Returns the least seconds in which `cost` can be computed."""
         return max(cost.flops / self.flops_per_s, cost.bytes / self.bytes_per_s)
 
 
 def measure(flops_per_s: float | None = None, bytes_per_s: float | None = None) -> Machine:
-    """Measures what is not given: a product of two matrices, and an array copied with one added, both by XLA.
+    """Returns the peaks of this machine; each that is None is measured on TensorFlow's device and threads, in float32.
 
-    Float32 on TensorFlow's device and threads. The best of several runs: disturbances only slow them down.
+    Arithmetic is measured by a product of two matrices, memory by a copy of an array with 1 added, both compiled by
+    XLA. Each is the fastest of several runs, since disturbances only slow a run down.
     """
     if flops_per_s is None:
         flops_per_s = 2 * MATRIX_SIDE**3 / _best_s(_matrix_product())
@@ -48,7 +49,7 @@ def measure(flops_per_s: float | None = None, bytes_per_s: float | None = None) 
 
 
 def _matrix_product() -> Callable[[], object]:
-    import tensorflow as tf  # noqa: PLC0415 - the model is pure, only measuring needs it
+    import tensorflow as tf  # noqa: PLC0415 - only measuring needs TensorFlow
 
     matrix = tf.random.stateless_uniform((MATRIX_SIDE, MATRIX_SIDE), (1, 2))
     product = tf.function(lambda a: tf.reduce_max(a @ a), jit_compile=True, autograph=False)

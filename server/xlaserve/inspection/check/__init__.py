@@ -1,4 +1,4 @@
-"""`xlaserve check`: each model in a process of its own, in every mode, compared with eager execution.
+"""`xlaserve check`: runs each model in a process of its own, in every mode, and compares it with eager execution.
 
-Only `probe`, which is that process, builds and runs models; the other modules read its findings.
+Only that process, `probe`, builds and runs models; the other modules start it and read its findings.
 """

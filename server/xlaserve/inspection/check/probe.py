@@ -1,7 +1,7 @@
 """The process that checks one model: `python -m xlaserve.inspection.check.probe`.
 
-Reads a `Assignment` as one line of JSON from stdin, and ends when stdin does: its parent may have been killed. Writes
-a line of JSON to stdout for what it finds out, as soon as it does.
+Reads an `Assignment` as one line of JSON from stdin, and ends when stdin is closed, since its parent may have been
+killed. Writes each finding to stdout as a line of JSON at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from xlaserve.engine.warmup.difference import relative
 from xlaserve.engine.warmup.verify import Verifier
 from xlaserve.errors import ModelFailed, XlaserveError
 from xlaserve.inspection import buffers, dump
-from xlaserve.inspection.check.record import WITHOUT, Assignment, CheckedProgram, Machine
+from xlaserve.inspection.check.record import WITHOUT, Assignment, CheckedProgram, Environment
 from xlaserve.models import catalog
 from xlaserve.models.catalog import Model
 from xlaserve.programs.tf import device
@@ -39,18 +39,18 @@ from xlaserve.telemetry.logs import quiet_tensorflow
 
 MAX_RUNS: Final = 5
 TIMING_BUDGET_S: Final = 1.0
-"""A program is run until it has run MAX_RUNS times or this long."""
+"""Seconds after which a program is not run again; it runs MAX_RUNS times at most."""
 SLOW_S: Final = 5.0
-"""A mode that takes longer for a batch is not tried with a larger one."""
+"""Seconds of a run beyond which a mode is not tried with a larger batch."""
 _PACKAGES: Final = ("xlaserve", "tensorflow", "tensorflow-cpu", "keras", "keras-cv", "keras-hub", "numpy", "openvino")
 
 Write = Callable[[dict[str, Any]], object]
 
 
 def main() -> None:
-    """Checks a model; what can't be built or compiled is reported, and is no failure of the process."""
+    """Checks a model. A model that can't be built or compiled is reported, and does not fail the process."""
     results = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries may print
+    os.dup2(2, 1)  # libraries may print to stdout
     assignment = Assignment.model_validate_json(sys.stdin.readline())
     threading.Thread(target=_end_with_stdin, daemon=True).start()
 
@@ -66,11 +66,11 @@ def main() -> None:
         write({"failure": str(error)})
     write({"is_done": True})
     sys.stderr.flush()
-    os._exit(0)  # not to wait for TensorFlow's threads
+    os._exit(0)  # TensorFlow's threads may not end
 
 
 class Probe:
-    """Checks one model. XLA writes down in `folder` what it compiles."""
+    """Checks one model. `folder` is where XLA dumps the programs that it compiles."""
 
     def __init__(self, assignment: Assignment, folder: Path, write: Write) -> None:
         (self._settings,) = assignment.settings.models
@@ -80,9 +80,9 @@ class Probe:
         self._eager: Outputs | None = None
 
     def check(self) -> None:
-        """Tries one mode after the other. Raises XlaserveError where the model can't be built."""
+        """Checks the modes one after the other. Raises XlaserveError where the model can't be built."""
         chosen = device.configure(self._assignment.settings, catalog.uses_tensorflow(self._settings))
-        self._write({"machine": machine(chosen.name).model_dump()})
+        self._write({"machine": environment(chosen.name).model_dump()})
         began = time.perf_counter()
         model = catalog.load(self._settings)
         self._write(
@@ -96,7 +96,7 @@ class Probe:
         )
         for mode in self._assignment.modes:
             self._check_arm(model, mode, str(mode))
-            if mode.traits.is_jit and isinstance(model.program, IsLowered):  # without those that have failed
+            if mode.traits.is_jit and isinstance(model.program, IsLowered):  # now without lowerings that failed
                 self._write({"lowered": model.program.lowerings(model.buckets[0])})
         if not self._assignment.lowerings or Mode.XLA not in self._assignment.modes:
             return
@@ -110,7 +110,7 @@ class Probe:
         image = noise(model.buckets[0]._replace(batch=1))
         rows = Verifier(task=model.task, reference=None, buckets=(), batch_dependence="allow")  # compares nothing
         slowest_s = 0.0
-        # Eager is what the others are compared with, and nobody serves in it.
+        # Eager is only the reference, so that one batch size is enough.
         for bucket in model.buckets[:1] if mode is Mode.EAGER else model.buckets:
             self._write({"trying": f"{arm} {bucket}"})
             if slowest_s > SLOW_S:
@@ -125,7 +125,7 @@ class Probe:
     ) -> CheckedProgram:
         """Tries a program with `images`, and with those of warm-up, for each of which `rows` wants a row."""
         before, dumped = memory.resident_bytes(), dump.compiled(self._folder)
-        with suppress(OSError):  # the peak is then that of the whole process
+        with suppress(OSError):  # the peak is then the peak of the whole process's life
             memory.forget_peak()
         try:
             compilation = model.program.compile(mode, bucket)
@@ -159,23 +159,26 @@ class Probe:
         )
 
 
-def machine(name: str) -> Machine:
-    """Returns what the check runs on and with, on the device `name`."""
+def environment(device_name: str) -> Environment:
+    """Returns the device, the machine and the versions of packages with which the check runs."""
     found = {}
     for package in _PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
-    return Machine(device=name, cores=device.usable_cores(), python=platform.python_version(), packages=found)
+    return Environment(
+        device=device_name, cores=device.usable_cores(), python=platform.python_version(), packages=found
+    )
 
 
 def difference(model: Model, eager: Outputs, outputs: Outputs) -> tuple[float | None, float | None]:
-    """Returns the largest difference of `outputs`, each of whose rows answers the one image of `eager`.
+    """Returns how far `outputs`, each of whose rows answers the one image of `eager`, are from `eager`.
 
-    First of float32 outputs, over the largest magnitude of that output in eager; then the share of integers that are
-    not the same. None where there is no such output, or none that tells anything: all modes agree easily on a detector
-    with random weights that finds nothing.
+    The first number is the largest difference of float32 outputs, over the largest magnitude of that output in eager;
+    the second is the largest share of differing integers in an output. Either is None where no output of that kind can
+    be compared: an output that is constant in eager and equal in both, as of a detector with random weights that finds
+    nothing, is left out.
     """
     floats, integers = [], []
     for spec, wanted, got in zip(model.task.outputs, eager, outputs, strict=True):
@@ -193,7 +196,7 @@ def _memory(file: Path) -> buffers.Memory:
 
 
 def _run(executable: Executable, images: Images) -> tuple[float, Outputs]:
-    """Returns the median seconds of a few runs, and what came of the last."""
+    """Returns the median seconds of a few runs, and the outputs of the last."""
     seconds: list[float] = []
     while len(seconds) < MAX_RUNS and sum(seconds) < TIMING_BUDGET_S:
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a check finds out, as its JSON file holds it."""
+"""The record of a check, as its JSON file has it."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from xlaserve.errors import ConfigError
 from xlaserve.programs.xla_refusal import Refusal
 
 DIFFERENCE_LIMIT = 1e-3
-"""A mode whose float32 outputs are further from eager's than this computes something else; rounding stays far below."""
-
-
+"""Difference of float32 outputs from eager's, by `CheckedProgram.difference`, above which a mode computes something
+else; rounding stays far below."""
 WITHOUT: Final = "without"
+"""The word in an arm's name between the mode and the lowering that it lacks."""
 
 
 class Assignment(Frozen):
-    """What to check: the one model of `settings`, with the batches of its buckets."""
+    """An order to check the one model of `settings`, with the batches of its buckets."""
 
     settings: Settings
     modes: tuple[Mode, ...]
     lowerings: bool
-    """Whether XLA is tried without each of the model's lowerings too."""
+    """Whether XLA is also checked without each of the model's lowerings."""
 
 
 class CheckedProgram(Frozen):
-    """One program of one model."""
+    """The check of one program of a model."""
 
     arm: str
-    """Its mode, perhaps without a lowering: `xla`, `xla without depthwise`."""
+    """The mode, perhaps without a lowering: `xla`, `xla without depthwise`."""
     batch: int
     refusal: Refusal | None = None
     skipped: str | None = None
-    """Why it was not made, where that is no failure."""
+    """Why the program was not made, where that is no failure."""
     trace_s: float | None = None
     compile_s: float | None = None
     run_ms: float | None = None
@@ -53,16 +53,16 @@ class CheckedProgram(Frozen):
     temporary_bytes: int | None = None
     """Further bytes that XLA needs for one run."""
     peak_bytes: int | None = None
-    """What the process's resident size rose by, at most, while the program was made and run."""
+    """Largest growth of the process's resident memory while the program was made and run, in bytes."""
 
     @property
     def is_wrong(self) -> bool:
-        """Whether it can't be made, or computes something other than eager does."""
+        """Whether the program can't be made, or differs from eager by more than DIFFERENCE_LIMIT."""
         return self.refusal is not None or (self.difference or 0.0) > DIFFERENCE_LIMIT
 
 
-class Machine(Frozen):
-    """Where and with what a model was checked."""
+class Environment(Frozen):
+    """The device, the machine and the versions of packages with which a model was checked."""
 
     device: str
     cores: int
@@ -75,30 +75,30 @@ class Machine(Frozen):
 
 
 class Checked(Frozen):
-    """One model."""
+    """The check of one model."""
 
     name: str
-    """What it was asked for by: a configured name, or a source."""
+    """The model as the command named it: a configured name, or a source."""
     source: str
     modes: tuple[Mode, ...]
     batches: tuple[int, ...]
     lowerings: bool = False
-    """Whether XLA was tried without the lowerings too."""
+    """Whether XLA was also checked without each of the lowerings."""
     at: str
-    """When its check ended, UTC, ISO 8601."""
+    """Time at which the check ended, UTC, ISO 8601."""
     seconds: float
-    """What its check took, building the model included."""
-    machine: Machine | None = None
+    """Seconds that the check took, building the model included."""
+    machine: Environment | None = None
     task: str | None = None
     weights: str | None = None
     size: tuple[int, int] | None = None
-    """Height and width of its input."""
+    """Height and width of the model's input, in pixels."""
     load_s: float | None = None
     lowered: str = ""
-    """The lowerings that XLA runs it with, and how often each: `depthwise 17`."""
+    """The lowerings that XLA runs the model with, and the number of uses of each: `depthwise 17`."""
     programs: tuple[CheckedProgram, ...] = ()
     failure: str | None = None
-    """Why the check ended early: the model can't be built, the process died, or its time was up."""
+    """Why the check ended early: the model can't be built, the process died, or it took too long."""
 
     @property
     def has_failed(self) -> bool:
@@ -106,11 +106,11 @@ class Checked(Frozen):
         return self.failure is not None or any(program.is_wrong for program in self.programs)
 
     def find(self, arm: str, batch: int) -> CheckedProgram | None:
-        """Returns one of its programs, where that was tried."""
+        """Returns the program of an arm and a batch; None where it was not tried."""
         return next((found for found in self.programs if (found.arm, found.batch) == (arm, batch)), None)
 
     def answers(self, modes: Iterable[Mode], batches: Iterable[int], lowerings: bool) -> bool:
-        """Whether nothing would be learnt by checking it again with these."""
+        """Whether this record already covers a check with these modes, batches and lowerings, without a failure."""
         is_covered = set(modes) <= set(self.modes) and set(batches) <= set(self.batches) and lowerings <= self.lowerings
         return is_covered and not self.has_failed
 
@@ -130,7 +130,7 @@ def read(file: Path) -> tuple[Checked, ...]:
 
 
 def write(file: Path, checked: Iterable[Checked]) -> None:
-    """Writes a JSON list of records, at once: readers see a whole file at any time, also after a crash.
+    """Writes a JSON list of records atomically: readers see a whole file at any time, also after a crash.
 
     Raises ConfigError.
     """
@@ -138,13 +138,13 @@ def write(file: Path, checked: Iterable[Checked]) -> None:
 
 
 def check_writable(file: Path) -> None:
-    """Raises ConfigError where `write_text` could not put anything there."""
+    """Raises ConfigError where `write_text` could not write `file`."""
     if not file.parent.is_dir() or not os.access(file.parent, os.W_OK) or file.is_dir():
         raise ConfigError(f"expected a file in a folder that can be written, got {file}")
 
 
 def write_text(file: Path, text: str) -> None:
-    """Puts `text` in the place of `file` at once. Raises ConfigError."""
+    """Replaces the content of `file` by `text` atomically. Raises ConfigError."""
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     try:
         partial.write_text(text)

@@ -21,16 +21,16 @@ from xlaserve.inspection.check.record import Assignment, Checked
 PROBE: Final = (sys.executable, "-m", "xlaserve.inspection.check.probe")
 
 
-class Asked(NamedTuple):
+class Candidate(NamedTuple):
     """A model to check."""
 
     name: str
-    """What it was asked for by."""
+    """The model as the command named it: a configured name, or a source."""
     settings: ModelSettings
 
 
 def check(
-    asked: Asked,
+    candidate: Candidate,
     *,
     server: Settings,
     modes: Sequence[Mode],
@@ -40,12 +40,15 @@ def check(
     on_step: Callable[[str], object] = lambda step: None,
     command: Sequence[str] = PROBE,
 ) -> Checked:
-    """Returns what the check of one model found out; blocks for at most `timeout_s`.
+    """Checks one model and returns the record; blocks for at most `timeout_s`.
 
-    `on_step` is called with what is tried next. `command` is the process that reads the assignment.
+    `on_step` is called with the name of each step before it begins. `command` starts the process that reads the
+    assignment.
     """
     assignment = Assignment(
-        settings=server.model_copy(update={"models": (asked.settings.alone,)}), modes=tuple(modes), lowerings=lowerings
+        settings=server.model_copy(update={"models": (candidate.settings.alone,)}),
+        modes=tuple(modes),
+        lowerings=lowerings,
     )
     found: dict[str, Any] = {"programs": []}
     began = time.perf_counter()
@@ -68,8 +71,8 @@ def check(
             found["failure"] = f"{reason}{at}"
     return Checked.model_validate(
         {
-            "name": asked.name,
-            "source": asked.settings.source,
+            "name": candidate.name,
+            "source": candidate.settings.source,
             "modes": tuple(modes),
             "batches": tuple(batches),
             "lowerings": lowerings,
@@ -85,23 +88,23 @@ def _send(process: subprocess.Popen[bytes], assignment: Assignment) -> None:
     try:
         process.stdin.write(assignment.model_dump_json().encode() + b"\n")
         process.stdin.flush()
-    except BrokenPipeError:  # it died at once, which its status shows
-        with suppress(BrokenPipeError):  # what it did not read goes with it, before anybody else tries to send it
+    except BrokenPipeError:  # it died at once, and its status tells why
+        with suppress(BrokenPipeError):  # discards the unsent bytes now, or a later close would try to send them
             process.stdin.close()
 
 
 def _read(process: subprocess.Popen[bytes], found: dict[str, Any]) -> Iterator[str]:
-    """Puts what the process writes into `found`, and yields what it tries next."""
+    """Adds the findings that the process writes to `found`, and yields the name of each step before it begins."""
     assert process.stdout
     for line in process.stdout:
         try:
-            said = json.loads(line)
+            finding = json.loads(line)
         except ValueError:  # it was killed in the middle of a line
             return
-        if program := said.pop("program", None):
+        if program := finding.pop("program", None):
             found["programs"].append(program)
-        found |= said
-        if step := said.get("trying"):
+        found |= finding
+        if step := finding.get("trying"):
             yield step
 
 
@@ -115,9 +118,10 @@ def _death(status: int, stderr: IO[bytes]) -> str:
 @contextmanager
 def _started(command: Sequence[str], stderr: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     with (
-        # Its temporary files go with it, however it ends.
+        # Its temporary files are removed, however it ends.
         tempfile.TemporaryDirectory(prefix="xlaserve-check-", ignore_cleanup_errors=True) as folder,
-        # A group of its own: a Ctrl-C ends it here, in order, and a kill takes all that it has started with it.
+        # A process group of its own: Ctrl-C does not reach it but ends it from here, and a kill reaches all its
+        # children.
         subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

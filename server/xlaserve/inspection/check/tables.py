@@ -1,4 +1,4 @@
-"""What a check found out, as a table for a terminal and as Markdown."""
+"""The results of a check, as a table for a terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ NOTHING: Final = "-"
 
 
 def grid(checked: Sequence[Checked]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Returns a header, and a row for each model, with a column of milliseconds for each arm and batch of any model."""
+    """Returns a header and a row for each model, with a column of milliseconds for each arm and batch that any model
+    has."""
     columns = _columns(checked)
     header = (
         "model",
@@ -47,7 +48,7 @@ def rich_table(checked: Sequence[Checked]) -> Table:
 
 
 def failures(checked: Iterable[Checked]) -> list[str]:
-    """Returns a line for everything that is wrong with any of the models."""
+    """Returns a line for each failure of a model or a program."""
     lines = []
     for model in checked:
         if model.failure:
@@ -57,7 +58,7 @@ def failures(checked: Iterable[Checked]) -> list[str]:
 
 
 def markdown(checked: Sequence[Checked], command: str) -> str:
-    """Returns the page that documents a check that `command` made."""
+    """Returns the page that documents a check; `command` is the command line that made it."""
     failed = [model for model in checked if model.has_failed]
     machines = list(dict.fromkeys(str(model.machine) for model in checked if model.machine))
     days = sorted({model.at[:10] for model in checked})
@@ -97,7 +98,8 @@ _LEGEND: Final = (
 
 
 def _comparison(checked: Sequence[Checked]) -> Iterator[str]:
-    """Yields a table that compares the modes of which `auto` chooses over all models; nothing for only one of them."""
+    """Yields the lines of a table that compares the modes among which `auto` chooses, over all models; no line where
+    fewer than two of them ran."""
     columns = _columns(checked)
     pairs = list(combinations([mode for mode in Mode.AUTO.traits.choice if mode in {arm for arm, _ in columns}], 2))
     if not pairs:

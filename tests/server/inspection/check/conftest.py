@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from xlaserve.config import Mode
-from xlaserve.inspection.check.record import Checked, CheckedProgram, Machine
+from xlaserve.inspection.check.record import Checked, CheckedProgram, Environment
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def checked() -> Callable[..., Checked]:
             "batches": (1, 8),
             "at": "2026-11-21T12:00:00+00:00",
             "seconds": 3.0,
-            "machine": Machine(device="CPU", cores=2, python="3.11", packages={"keras": "3"}),
+            "machine": Environment(device="CPU", cores=2, python="3.11", packages={"keras": "3"}),
         }
         return Checked(name=name, programs=tuple(programs), **{**usual, **fields})
 

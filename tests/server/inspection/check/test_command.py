@@ -79,7 +79,7 @@ def test_a_run_that_is_stopped_goes_on_with_what_is_new_before_what_failed(
     options = ("--batches", "1", "--modes", "xla", "--json", tmp_path / "x.json", "--resume")
     check_one, tried = runner.check, []
 
-    def stop_at_the_third(model: runner.Asked, **options: Any) -> Checked:
+    def stop_at_the_third(model: runner.Candidate, **options: Any) -> Checked:
         tried.append(model.name)
         if len(tried) == 3:
             raise KeyboardInterrupt
@@ -168,7 +168,7 @@ def test_sources_are_checked_with_random_weights_and_detectors_made_to_find_some
 ) -> None:
     asked: list[ModelSettings] = []
 
-    def take(model: runner.Asked, **options: object) -> Checked:
+    def take(model: runner.Candidate, **options: object) -> Checked:
         asked.append(model.settings)
         return checked(model.name)
 

@@ -14,7 +14,7 @@ from xlaserve.config import Mode, ModelSettings, Settings
 from xlaserve.inspection.check import runner
 from xlaserve.inspection.check.record import Checked
 
-MODEL = runner.Asked("m", ModelSettings(name="m", source="builtin:noop"))
+MODEL = runner.Candidate("m", ModelSettings(name="m", source="builtin:noop"))
 HELLO = """
 import json, os, signal, sys, time
 task = json.loads(sys.stdin.readline())
