@@ -1,4 +1,4 @@
-"""How the asyncio client reaches its server, or the servers of a fleet."""
+"""Connections of the asyncio client, to a server or to the servers of a fleet. `connection` has their common part."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any, Protocol
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
 
 from xlaserve_client import fleet
 from xlaserve_client.aio_fleet import AsyncFleet
 from xlaserve_client.call import Call
 from xlaserve_client.calls import IDEMPOTENT
 from xlaserve_client.connection import (
-    OWN_CONNECTION,
     Metadata,
     Options,
+    callable_of,
+    channel_opener,
     channel_options,
     check_for_fleet,
     member_options,
 )
 from xlaserve_client.errors import from_call
-from xlaserve_client.fleet import error_of
 from xlaserve_client.name_service import NameService
 from xlaserve_client.paths import Paths
+from xlaserve_client.settings import ClientSettings
 
-Server = fleet.Server["_Paths"]
+Server = fleet.Server["_AsyncPaths"]
 Tried = set[Server]
 """The servers that one call was sent to."""
 
@@ -36,57 +36,51 @@ _Start = Callable[[Server], Coroutine[Any, Any, Any]]
 
 
 class Connection(Protocol):
-    """Sends calls."""
+    """A connection of a client, over which it sends calls."""
 
     async def invoke(self, call: Call[Any], timeout_s: float, tried: Tried, *, wait_for_ready: bool = False) -> Any:
         """Returns the response message. Raises ServerError."""
 
     async def close(self) -> None:
-        """Cancels what is under way."""
+        """Closes all channels and cancels their calls."""
 
 
 class ServerConnection:
-    """One server, or those that gRPC finds by the name."""
+    """A connection to one server, or to the servers that gRPC finds by the target's name."""
 
-    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None, metadata: Metadata) -> None:
-        self._target = target
-        self._metadata = metadata
-        self._paths = _Paths(credentials, channel_options(target), target)
+    def __init__(self, settings: ClientSettings) -> None:
+        self._target = settings.target
+        self._metadata = settings.metadata
+        self._paths = _AsyncPaths(settings, channel_options(settings.target), settings.target)
 
     async def invoke(self, call: Call[Any], timeout_s: float, tried: Tried, *, wait_for_ready: bool = False) -> Any:
-        """Does what `Connection` says."""
+        """Returns the response message; see `Connection`."""
         try:
             return await _ask(self._paths, call, timeout_s, self._metadata, wait_for_ready=wait_for_ready)
         except grpc.aio.AioRpcError as error:
             raise from_call(self._target, error) from None
 
     async def close(self) -> None:
-        """Does what `Connection` says."""
+        """Closes all channels and cancels their calls."""
         await self._paths.close_all()
 
 
 class FleetConnection:
-    """The servers that a name service lists, which a task asks until `close`."""
+    """A connection to the servers of a fleet. A task follows the name service until `close`."""
 
-    def __init__(
-        self,
-        service: NameService,
-        credentials: grpc.ChannelCredentials | None,
-        metadata: Metadata,
-        hedge_after_s: float | None,
-    ) -> None:
-        self._metadata = metadata
-        self._hedge_after_s = hedge_after_s
+    def __init__(self, settings: ClientSettings, service: NameService) -> None:
+        self._metadata = settings.metadata
+        self._hedge_after_s = settings.hedge_after_s
         self._fleet = AsyncFleet(
             service,
-            lambda address: _Paths(credentials, member_options(address), address),
+            lambda address: _AsyncPaths(settings, member_options(address), address),
             lambda paths: paths.close_all(),
         )
 
     async def invoke(self, call: Call[Any], timeout_s: float, tried: Tried, *, wait_for_ready: bool = False) -> Any:
-        """Does what `Connection` says, and adds the servers that were asked to `tried`.
+        """Sends a call to one server, or two with hedging, and adds them to `tried`; see `Connection`.
 
-        Nothing waits for a server to be ready, as another one may be.
+        `wait_for_ready` is ignored, since another server may be ready.
         """
         check_for_fleet(call)
         give_up_at = time.monotonic() + timeout_s
@@ -102,23 +96,14 @@ class FleetConnection:
         return await self._ask(server, start)
 
     async def _ask(self, server: Server, start: _Start) -> Any:
-        """Sends a call to a server that was taken for it, and releases that."""
-        status = grpc.StatusCode.CANCELLED
-        try:
-            response = await start(server)
-            status = grpc.StatusCode.OK
-            return response
-        except grpc.aio.AioRpcError as error:
-            failure = error_of(server, error)
-            status = failure.status
-            raise failure from None
-        finally:
-            self._fleet.members.release(server, status)
+        """Sends a call to a server that was taken for it."""
+        with self._fleet.members.calling(server):
+            return await start(server)
 
     async def _ask_hedged(self, first: Server, start: _Start, hedge_after_s: float) -> Any:
         """Sends a call, and a copy of it to another server if there is no answer after `hedge_after_s`.
 
-        The first answer counts; where there is none, the last error.
+        Returns the first answer; raises the last error where both fail.
         """
         running = {asyncio.create_task(self._ask(first, start)): first}
         wait_s: float | None = hedge_after_s
@@ -138,22 +123,26 @@ class FleetConnection:
         finally:
             for task in running:
                 task.cancel()
-                # It may have failed just now.
+                # It may have failed meanwhile.
                 task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def close(self) -> None:
-        """Does what `Connection` says, and ends the task."""
+        """Cancels the calls under way, and ends the task."""
         await self._fleet.close()
 
 
-class _Paths(Paths[grpc.aio.Channel]):
-    """Belongs to the event loop that runs when it is made."""
+def connect(settings: ClientSettings) -> Connection:
+    """Returns the connection of a client to its server or fleet. It belongs to the running event loop."""
+    return ServerConnection(settings) if settings.service is None else FleetConnection(settings, settings.service)
 
-    def __init__(self, credentials: grpc.ChannelCredentials | None, options: Options, address: str) -> None:
-        super().__init__(
-            lambda is_own: _open(credentials, [*options, *OWN_CONNECTION] if is_own else options, address),
-            self._begin_to_close,
-        )
+
+class _AsyncPaths(Paths[grpc.aio.Channel]):
+    """Paths of asyncio's channels. They belong to the event loop that runs when they are made."""
+
+    def __init__(self, settings: ClientSettings, options: Options, address: str) -> None:
+        aio = grpc.aio
+        opener = channel_opener(aio.insecure_channel, aio.secure_channel, settings.credentials, options, address)
+        super().__init__(opener, self._begin_to_close)
         self._closing: set[asyncio.Task[None]] = set()
 
     async def close_all(self) -> None:
@@ -180,7 +169,7 @@ async def _ask(
     after: Any = None
     path = paths.take()
     try:
-        started = _method(path.channel, call)(
+        started = callable_of(path.channel, call)(
             call.request, timeout=timeout_s, wait_for_ready=wait_for_ready, metadata=metadata
         )
         response = await started
@@ -191,17 +180,3 @@ async def _ask(
         raise
     finally:
         paths.release(path, after)
-
-
-def _open(credentials: grpc.ChannelCredentials | None, options: Options, address: str) -> grpc.aio.Channel:
-    if credentials is None:
-        return grpc.aio.insecure_channel(address, options=options)
-    return grpc.aio.secure_channel(address, credentials, options=options)
-
-
-def _method(channel: grpc.aio.Channel, call: Call[Any]) -> grpc.aio.UnaryUnaryMultiCallable[Message, Any]:
-    return channel.unary_unary(
-        call.method.path,
-        request_serializer=type(call.request).SerializeToString,
-        response_deserializer=call.method.response.FromString,
-    )

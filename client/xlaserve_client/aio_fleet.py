@@ -1,4 +1,4 @@
-"""A fleet whose name service a task of asyncio asks."""
+"""A fleet for asyncio: a task follows its name service."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xlaserve_client.name_service import NameService, follow
 
 
 class AsyncFleet(Generic[ChannelT]):
-    """Asks until `close`. Belongs to the event loop that runs when it is made."""
+    """Follows the name service until `close`. Belongs to the event loop that runs when it is made."""
 
     def __init__(
         self,
@@ -24,11 +24,11 @@ class AsyncFleet(Generic[ChannelT]):
         self._close_channel = close_channel
         self._closing: set[asyncio.Task[None]] = set()
         self.members = Fleet(service, open_channel, self._begin_to_close, on_news=self._has_news.set)
-        """Gives each call a server."""
+        """The servers, of which it gives each call one."""
         self._follower = asyncio.create_task(follow(service, self.members), name=service.target)
 
     async def wait_for_news(self, timeout_s: float) -> None:
-        """Waits until the name service was heard or missed for the first time, but no longer than that."""
+        """Waits for the first answer or failure of the name service, for `timeout_s` at most."""
         if not self._has_news.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._has_news.wait(), timeout_s)

@@ -1,4 +1,4 @@
-"""What a call is: a request, where it goes, and how its response is read."""
+"""Calls: a request, its method, and the function that reads its response."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Result]):
-    """A request, where it goes, and how its response is read."""
+    """A request, its method, and the function that reads its response."""
 
     method: Method
     request: Message

@@ -1,6 +1,7 @@
-"""The calls of the Open Inference Protocol: pure functions that build a request and know how to read its response.
+"""The calls of the Open Inference Protocol: pure functions that build a request and the function that reads its
+response.
 
-The synchronous and the asyncio client share them and differ only in how they wait.
+The synchronous and the asyncio client share them, and differ only in how they wait.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from xlaserve_proto import open_inference_pb2 as oip
 
 _OIP: Final = "inference.GRPCInferenceService"
 _MODEL_INFER: Final = Method(_OIP, "ModelInfer", oip.ModelInferResponse)
-# Not retried: readiness is asked for at one moment, and loading or unloading is not idempotent.
+# Not retried: readiness is a question about this moment, and loading and unloading are not idempotent.
 _SERVER_READY: Final = Method(_OIP, "ServerReady", oip.ServerReadyResponse)
 _MODEL_READY: Final = Method(_OIP, "ModelReady", oip.ModelReadyResponse)
 _LOAD: Final = Method(_OIP, "RepositoryModelLoad", oip.RepositoryModelLoadResponse)
 _UNLOAD: Final = Method(_OIP, "RepositoryModelUnload", oip.RepositoryModelUnloadResponse)
 
 IDEMPOTENT: Final = (*vision_calls.METHODS.values(), _MODEL_INFER)
-"""The methods that are retried."""
+"""The methods that are retried and hedged."""
 OF_ONE_SERVER: Final = (_LOAD, _UNLOAD)
-"""The methods that change the server."""
+"""The methods that change one server, and are therefore not allowed for a fleet."""
 
 
 def infer(images: Images, *, model: str, mode: str | None) -> Call[InferResult]:
@@ -54,7 +55,7 @@ def unload(model: str) -> Call[None]:
 
 
 def set_priority(request: Message, priority: int) -> None:
-    """Writes a priority into the request of an inference; others have none."""
+    """Writes a priority into the request of an inference; other requests have no field for it."""
     if isinstance(request, oip.ModelInferRequest):
         request.parameters["priority"].int64_param = priority
     elif "priority" in request.DESCRIPTOR.fields_by_name:

@@ -20,7 +20,7 @@ from xlaserve_client.sync import VisionClient
 AnswerT = TypeVar("AnswerT", bound=Answer)
 
 _IN_FLIGHT: Final = 16
-"""Images under way at the same time: one request each, for the server to batch."""
+"""Requests under way at the same time, of one image each, so that the server can batch them."""
 _SHOWN: Final = 4
 """Values of a vector that are printed."""
 
@@ -134,7 +134,7 @@ def _ask_each(
     lines: Callable[[Path, AnswerT], Iterable[str]],
     as_json: Callable[[AnswerT], dict[str, Any]],
 ) -> int:
-    """Sends each image and prints the answers in order; returns 1 where one failed."""
+    """Sends each image and prints the answers in order; returns 1 where a request failed, else 0."""
     if getattr(options, "out", None):
         _make_folder(options.out)
     answered: list[dict[str, Any]] = []
@@ -186,7 +186,8 @@ def _make_folder(folder: Path) -> None:
 
 
 def _drawn_files(options: argparse.Namespace, command: str) -> dict[Path, Path]:
-    """Returns where each image is drawn: a file named after it and the command, with a number where a name recurs."""
+    """Returns the file in which each image is drawn: named after it and the command, with a number where a name
+    recurs."""
     if options.out is None:
         return {}
     named: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""How command lines are parsed, and completed by shells."""
+"""The parser of command lines, and their completion in shells."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import shtab
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a wrong command line in one line, in the name of the subcommand."""
+    """A parser that reports a wrong command line in one line, in the name of the subcommand."""
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parses, and rejects unknown arguments here: argparse would report them in the name of the whole program."""

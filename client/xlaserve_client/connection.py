@@ -1,12 +1,14 @@
-"""How a client reaches its server: deadlines, message sizes, retries."""
+"""Connections to servers, as far as no call waits: checked arguments, channel options, channels."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
 import math
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar
+
+import grpc
 
 from xlaserve_client.call import Call
 from xlaserve_client.calls import IDEMPOTENT, OF_ONE_SERVER
@@ -14,20 +16,22 @@ from xlaserve_client.calls import IDEMPOTENT, OF_ONE_SERVER
 DEFAULT_TARGET: Final = "127.0.0.1:8001"
 DEFAULT_DEADLINE_S: Final = 10.0
 LOAD_DEADLINE_S: Final = 600.0
-"""Loading compiles every bucket, and unloading waits for accepted work."""
+"""Default deadline of loading, which compiles every bucket, and of unloading, which waits for accepted requests."""
 READY_POLL_S: Final = 0.1
 MAX_PRIORITY: Final = 3
+
+ChannelT = TypeVar("ChannelT")
 
 Metadata = tuple[tuple[str, str], ...]
 Options = list[tuple[str, int | str]]
 
 _MAX_MESSAGE_BYTES: Final = 1 << 30
 _CONNECT_TIMEOUT_MS: Final = 2_000
-"""For servers of a fleet: there are others. gRPC's own is 20 s."""
+"""Time-out of connecting to a server of a fleet, which has other servers. gRPC's default is 20 s."""
 OWN_CONNECTION: Final[Options] = [("grpc.use_local_subchannel_pool", 1)]
-"""For channels that share no connection with others to the same address."""
+"""Options of a channel that shares no connection with other channels to the same address."""
 MAX_ATTEMPTS: Final = 5
-"""The most that gRPC allows."""
+"""Attempts at a call, the first included: the most that gRPC allows."""
 
 
 def checked_deadline(deadline_s: float) -> float:
@@ -74,7 +78,7 @@ def channel_options(target: str) -> Options:
 
 
 def member_options(address: str) -> Options:
-    """Returns the gRPC channel options for a server of a fleet: calls are retried on another one, not by gRPC."""
+    """Returns the gRPC channel options for a server of a fleet, without retries: these go to another server."""
     return [*_common_options(address), ("grpc.min_reconnect_backoff_ms", _CONNECT_TIMEOUT_MS)]
 
 
@@ -90,8 +94,38 @@ def _common_options(target: str) -> Options:
     return options
 
 
+def channel_opener(
+    insecure: Callable[..., ChannelT],
+    secure: Callable[..., ChannelT],
+    credentials: grpc.ChannelCredentials | None,
+    options: Options,
+    address: str,
+) -> Callable[[bool], ChannelT]:
+    """Returns a function that opens channels to `address`; its argument is whether one has a connection of its own.
+
+    `insecure` and `secure` are the functions of gRPC, or of its asyncio API, that make channels.
+    """
+
+    def open_channel(is_own: bool) -> ChannelT:
+        chosen = [*options, *OWN_CONNECTION] if is_own else options
+        return (
+            insecure(address, options=chosen) if credentials is None else secure(address, credentials, options=chosen)
+        )
+
+    return open_channel
+
+
+def callable_of(channel: Any, call: Call[Any]) -> Any:
+    """Returns gRPC's callable of the call's method on a channel of either API."""
+    return channel.unary_unary(
+        call.method.path,
+        request_serializer=type(call.request).SerializeToString,
+        response_deserializer=call.method.response.FromString,
+    )
+
+
 def call_metadata(token: str | None, metadata: Iterable[tuple[str, str]]) -> Metadata:
-    """Returns what goes along with every call. Raises ValueError for a token that can't be sent."""
+    """Returns the metadata of every call. Raises ValueError for a token that can't be sent."""
     if token is None:
         return (*metadata,)
     if not token.isascii() or not token.isprintable():

@@ -1,4 +1,4 @@
-"""What was found, drawn over the image. Needs Pillow, which the rest of the client does without."""
+"""Drawings of detections and class maps over the image. Needs Pillow, unlike the rest of the client."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _COLOURS: Final = (
     (20, 200, 200),
     (240, 110, 170),
 )
-"""Of the classes, over and over; they stand out from photographs and from each other."""
+"""Colours of the classes, which repeat; they stand out from photographs and from each other."""
 _SHARE: Final = 0.55
-"""Of the colour over a segmented image."""
+"""Opacity of a class's colour over the image."""
 
 
 def draw_boxes(image: Path, found: Detections) -> Image.Image:
@@ -43,7 +43,7 @@ def draw_boxes(image: Path, found: Detections) -> Image.Image:
 
 
 def draw_classes(image: Path, class_map: ClassMap) -> Image.Image:
-    """Returns the image, upright, in the colours of its classes; class 0, usually the background, has none."""
+    """Returns the image, upright, in the colours of its classes; class 0, usually the background, is not coloured."""
     pixels = np.asarray(_upright(image), np.float32)
     classes = class_map.classes
     colours = np.array(_COLOURS, np.float32)[(classes.astype(np.intp) - 1) % len(_COLOURS)]

@@ -1,11 +1,11 @@
-"""Every error that the client raises for an answer, or the lack of one.
+"""The errors that the client raises for an answer, or for its absence.
 
     ClientError
-    ├── InvalidReply            the server's answer can't be understood
+    ├── InvalidReply            the server's answer can't be read
     └── ServerError             the call ended with a gRPC status other than OK
         ├── InvalidRequest      INVALID_ARGUMENT: a field, a tensor or an image is not what was expected
         ├── ModelNotFound       NOT_FOUND: no model of that name or version
-        ├── Unauthenticated     UNAUTHENTICATED: the server asks who calls, and was not told or does not know
+        ├── Unauthenticated     UNAUTHENTICATED: the credentials are missing or not valid
         ├── PermissionDenied    PERMISSION_DENIED: this caller may not do that
         ├── ModelFailed         FAILED_PRECONDITION: the model failed to load
         ├── Overloaded          RESOURCE_EXHAUSTED: a queue is full, a caller's limit reached, or the message too large
@@ -29,11 +29,11 @@ from google.rpc.status_pb2 import Status
 
 
 class ClientError(Exception):
-    """Root of the tree."""
+    """The base class of all errors of the client."""
 
 
 class InvalidReply(ClientError):
-    """The server's answer can't be understood: a server that speaks another protocol, or a defect."""
+    """The server's answer can't be read: the server has another protocol, or a defect."""
 
 
 class ServerError(ClientError):
@@ -46,7 +46,7 @@ class ServerError(ClientError):
         self.message = message
         """The server's message; gRPC's own where the server was not reached."""
         self.retry_after_s = retry_after_s
-        """Seconds until the server may have room, where it says so."""
+        """Seconds after which the server asks to try again; None where it does not."""
 
 
 class InvalidRequest(ServerError):
@@ -58,7 +58,7 @@ class ModelNotFound(ServerError):
 
 
 class Unauthenticated(ServerError):
-    """The server asks who calls, and was not told or does not know."""
+    """The credentials are missing or not valid."""
 
 
 class PermissionDenied(ServerError):
@@ -94,14 +94,14 @@ _BY_STATUS: Final = {
 
 
 def from_call(target: str, call: Any) -> ServerError:
-    """Returns the error for a call of gRPC, of either kind, that has failed."""
+    """Returns the error for a failed call of gRPC, of its synchronous or asyncio API."""
     status = call.code()
     retry_after_s = _retry_after_s(call.trailing_metadata() or ())
     return _BY_STATUS.get(status, ServerError)(target, status, call.details() or "no message", retry_after_s)
 
 
 def _retry_after_s(metadata: Iterable[tuple[str, Any]]) -> float | None:
-    """Returns when to come again, where `google.rpc.RetryInfo` says so."""
+    """Returns the seconds in `google.rpc.RetryInfo`; None where the metadata has none."""
     retry = RetryInfo()
     for key, value in metadata:
         if key == "grpc-status-details-bin":

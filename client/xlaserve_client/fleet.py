@@ -1,10 +1,11 @@
-"""The servers of a fleet, and which of them takes the next call."""
+"""The servers of a fleet, and the choice of a server for each call."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Generic, TypeVar
 
 import grpc
@@ -16,20 +17,21 @@ ChannelT = TypeVar("ChannelT")
 
 FIRST_BAN_S: Final = 0.25
 MAX_BAN_S: Final = 10.0
-"""How long a server that was UNAVAILABLE is left out; it doubles from one to the other until the server answers."""
+"""Largest time in seconds for which a server that was UNAVAILABLE is left out; it doubles until the server answers."""
 CALLS_PER_HEDGE: Final = 20
-"""One call in so many may be sent to a second server as well. Where all servers are slow every call would be, which
-would double the load on servers that already have too much of it."""
+"""Calls for each one that may be sent to a second server as well. Without a limit, every call would be where all
+servers are slow, which would double the load on overloaded servers."""
 MAX_HEDGES_SAVED: Final = 10
+"""Unused second copies of calls that may be made up for later."""
 
 _NO_ANSWER: Final = (grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
-"""Ends of a call that say nothing about its server: the caller made them."""
+"""Statuses that tell nothing about the server, since the caller ended the call."""
 
 
 def error_of(server: Server[Any], call: Any) -> ServerError:
-    """Returns the error for a call of gRPC that a server has ended, and not its caller.
+    """Returns the error for a call of gRPC that the server ended, not the caller.
 
-    A server that ends at once cancels its calls: that it is no longer available.
+    A server that stops at once cancels its calls: its CANCELLED is an UNAVAILABLE.
     """
     error = from_call(server.address, call)
     if error.status is grpc.StatusCode.CANCELLED:
@@ -38,7 +40,7 @@ def error_of(server: Server[Any], call: Any) -> ServerError:
 
 
 class Server(Generic[ChannelT]):
-    """A server that is listed as ready, or was when its calls began."""
+    """A server that is listed as ready, or that was listed when its calls began."""
 
     __slots__ = ("address", "banned_until", "failures", "is_listed", "opened", "outstanding")
 
@@ -46,9 +48,9 @@ class Server(Generic[ChannelT]):
         self.address = address
         self.opened: ChannelT | None = None
         self.outstanding = 0
-        """Calls of this client that it has not yet answered."""
+        """Calls of this client that the server has not answered yet."""
         self.failures = 0
-        """How often it was UNAVAILABLE since it last answered."""
+        """Number of times that it was UNAVAILABLE since its last answer."""
         self.banned_until = 0.0
         self.is_listed = True
 
@@ -62,13 +64,13 @@ class Server(Generic[ChannelT]):
 class Fleet(Generic[ChannelT]):
     """Gives each call a server: of those that are ready, the one with the fewest outstanding calls of this client.
 
-    Of several such servers, each is chosen in turn. One that was UNAVAILABLE is left out for a while, and then tried
-    with one call; where all are left out, they are chosen all the same. A server that is no longer listed as ready gets
-    no further calls, and its channel is closed when the last of its calls has ended. The last list with a ready server
-    holds until there is another: a name service that was restarted, or cut off from the servers, may list none.
+    Several such servers are chosen in turn. A server that was UNAVAILABLE is left out for a while, and then tried with
+    one call; where all servers are left out, all are chosen from. A server that is no longer listed as ready gets no
+    further calls, and its channel is closed when its last call has ended. A list without a ready server does not
+    replace the last list with one: a name service that was restarted, or cut off from the servers, may list none.
 
-    Safe to use from several threads. `close_channel` is called with channels that are needed no more, and `on_news`
-    whenever the name service was heard or missed; neither may block.
+    Safe to use from several threads. `close_channel` is called with channels that are no longer needed, and `on_news`
+    after each answer and each failure of the name service; neither may block.
     """
 
     def __init__(
@@ -87,22 +89,22 @@ class Fleet(Generic[ChannelT]):
         self._clock = clock
         self._lock = threading.Lock()
         self._servers: dict[tuple[str, str], Server[ChannelT]] = {}
-        """Those that are ready, by id and address."""
+        """Servers that are listed as ready, by id and address."""
         self._leaving: set[Server[ChannelT]] = set()
-        """Those that are not, and have calls."""
+        """Servers that are no longer listed as ready and have outstanding calls."""
         self._in_order: Sequence[Server[ChannelT]] = ()
         self._next = 0
-        """Where the search for the next server begins."""
+        """Index at which the search for the next server begins."""
         self._hedge_credit = CALLS_PER_HEDGE
         self._listed = 0
         self._heard_at: float | None = None
         self._problem = ""
-        """Why the name service could not be asked the last time."""
+        """Why the last request to the name service failed; empty where it succeeded."""
         self._missed_at = 0.0
         self._is_closed = False
 
     def hear(self, listing: Listing) -> None:
-        """Takes a list of servers. Does what `name_service.Listener` says."""
+        """Replaces the list of servers; see `name_service.Listener`."""
         with self._lock:
             if self._is_closed:
                 return
@@ -125,14 +127,14 @@ class Fleet(Generic[ChannelT]):
         self._on_news()
 
     def miss(self, problem: str) -> None:
-        """Notes why there was no answer; the last list holds."""
+        """Records why the name service did not answer; the last list stays in force."""
         with self._lock:
             self._problem, self._missed_at = problem, self._clock()
         self._on_news()
 
     def take(self, tried: Collection[Server[ChannelT]] = ()) -> Server[ChannelT]:
-        """Chooses a server for a call, which counts as outstanding until `release`; one that is not in `tried` if it
-        can be.
+        """Chooses a server for a call, which counts as outstanding until `release`; if possible one that is not in
+        `tried`.
 
         Raises Unavailable where no server is ready, and ValueError after `close`.
         """
@@ -142,24 +144,24 @@ class Fleet(Generic[ChannelT]):
             self._hedge_credit = min(self._hedge_credit + 1, CALLS_PER_HEDGE * MAX_HEDGES_SAVED)
             found = self._choose(tried)
             if found is None:
-                raise self._nobody()
+                raise self._none_ready()
             return self._begin(found)
 
     def take_spare(self, busy: Collection[Server[ChannelT]]) -> Server[ChannelT] | None:
-        """Chooses a server for a second copy of a call that those in `busy` have not answered.
+        """Chooses a server for a second copy of a call that the servers in `busy` have not answered.
 
-        None where no other server is known to be well, or where CALLS_PER_HEDGE forbids it.
+        None where no other server is available, or where CALLS_PER_HEDGE forbids it.
         """
         with self._lock:
             found = self._choose(busy)
-            is_well = found is not None and found not in busy and not self._is_banned(found, self._clock())
-            if found is None or not is_well or self._hedge_credit < CALLS_PER_HEDGE:
+            is_usable = found is not None and found not in busy and not self._is_banned(found, self._clock())
+            if found is None or not is_usable or self._hedge_credit < CALLS_PER_HEDGE:
                 return None
             self._hedge_credit -= CALLS_PER_HEDGE
             return self._begin(found)
 
     def release(self, server: Server[ChannelT], status: grpc.StatusCode) -> None:
-        """Ends a call that `take` began, with the status that it ended with."""
+        """Ends a call that `take` began; `status` is the call's."""
         with self._lock:
             server.outstanding -= 1
             now = self._clock()
@@ -172,8 +174,25 @@ class Fleet(Generic[ChannelT]):
             unneeded = self._without_calls(server)
         self._close_all(unneeded)
 
+    @contextmanager
+    def calling(self, server: Server[ChannelT]) -> Iterator[None]:
+        """A call to a server that was taken for it: releases the server at the end, with the call's status.
+
+        Raises gRPC's error as ServerError.
+        """
+        status = grpc.StatusCode.CANCELLED
+        try:
+            yield
+            status = grpc.StatusCode.OK
+        except grpc.RpcError as error:
+            failure = error_of(server, error)
+            status = failure.status
+            raise failure from None
+        finally:
+            self.release(server, status)
+
     def close(self) -> None:
-        """Closes all channels, and with them what is under way."""
+        """Closes all channels and cancels their calls."""
         with self._lock:
             self._is_closed = True
             opened = [server.opened for server in (*self._servers.values(), *self._leaving) if server.opened]
@@ -206,7 +225,7 @@ class Fleet(Generic[ChannelT]):
         return server.failures > 0 and (now < server.banned_until or server.outstanding > 0)
 
     def _without_calls(self, server: Server[ChannelT]) -> list[ChannelT]:
-        """Forgets a server that is leaving once it has no more calls, and returns its channel for closing."""
+        """Removes a server that is no longer listed once it has no more calls, and returns its channel for closing."""
         if server not in self._leaving or server.outstanding:
             return []
         self._leaving.remove(server)
@@ -216,12 +235,12 @@ class Fleet(Generic[ChannelT]):
         for channel in channels:
             self._close_channel(channel)
 
-    def _nobody(self) -> Unavailable:
-        """Says what was asked, and when."""
-        now, said = self._clock(), []
+    def _none_ready(self) -> Unavailable:
+        """Returns the error where no server is ready, with the last answers of the name service and their age."""
+        now, answers = self._clock(), []
         if self._heard_at is not None:
-            said.append(f"listed {self._listed} servers, none of them ready, {now - self._heard_at:.1f} s ago")
+            answers.append(f"listed {self._listed} servers, none of them ready, {now - self._heard_at:.1f} s ago")
         if self._problem:
-            said.append(f"could not be asked {now - self._missed_at:.1f} s ago: {self._problem}")
-        message = f"no server is ready: {self._service.url} {', and '.join(said) or 'has not answered yet'}"
+            answers.append(f"could not be asked {now - self._missed_at:.1f} s ago: {self._problem}")
+        message = f"no server is ready: {self._service.url} {', and '.join(answers) or 'has not answered yet'}"
         return Unavailable(self._service.target, grpc.StatusCode.UNAVAILABLE, message)

@@ -1,4 +1,4 @@
-"""What callers may pass as images, and the two forms in which images are sent."""
+"""Images as callers pass them, and the two forms in which they are sent: encoded files and pixels."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Encoded = str | PathLike[str] | bytes
 
 Images = Encoded | Sequence[Encoded] | NDArray[Any]
 """One or several encoded images of any size; or RGB pixels from 0 to 255, uint8 or float32, `[height, width, 3]` or
-`[n, height, width, 3]`, of the model's own size. `infer` alone sends float32 as it is, and pixels from 0 to 1 to models
-that are set to take them."""
+`[n, height, width, 3]`, of the model's own size. Only `infer` sends float32 unchanged, also pixels from 0 to 1 for
+models that are configured to take them."""
 
 
 def any_on_disk(images: Images) -> bool:
-    """Whether `load` will read files."""
+    """Returns whether `load` will read files."""
     if isinstance(images, (list, tuple)):
         return any(isinstance(image, (str, PathLike)) for image in images)
     return isinstance(images, (str, PathLike))
@@ -29,7 +29,7 @@ def any_on_disk(images: Images) -> bool:
 def load(images: Images) -> list[bytes] | NDArray[Any]:
     """Returns encoded images as a list of bytes, and pixels as `[n, height, width, 3]`.
 
-    Raises OSError when a file can't be read, TypeError and ValueError when `images` is none of what is accepted.
+    Raises OSError when a file can't be read, TypeError and ValueError when `images` is of no accepted type.
     """
     if isinstance(images, np.ndarray):
         return _checked(images)
@@ -43,8 +43,8 @@ def load(images: Images) -> list[bytes] | NDArray[Any]:
 
 
 def whole_levels(pixels: NDArray[Any]) -> NDArray[np.uint8]:
-    """Returns pixels as uint8: float32 rounded, as the server does. Raises ValueError beyond 0 to 255, and for
-    fractions of at most 1, which would be black."""
+    """Returns pixels as uint8; float32 is rounded, as by the server. Raises ValueError for values outside of 0 to 255,
+    and for fractions of at most 1, which would give a black image."""
     if pixels.dtype == np.uint8:
         return np.asarray(pixels, np.uint8)
     for extreme in (pixels.min(), pixels.max()):  # either is NaN where any value is

@@ -1,4 +1,4 @@
-"""The name service of a fleet, `fleet://HOST:PORT`: which servers there are, over HTTP.
+"""The name service of a fleet, `fleet://HOST:PORT`, which lists the servers over HTTP.
 
 `GET /v1/servers` answers
 
@@ -25,63 +25,63 @@ from typing import Any, Final, NamedTuple, Protocol, Self, cast
 SCHEME: Final = "fleet://"
 
 WAIT_S: Final = 20.0
-"""How long the name service may hold back an answer that says nothing new."""
+"""Seconds for which the name service may hold back an unchanged answer."""
 ANSWER_S: Final = 10.0
-"""How long it may take to answer beyond that. One that has begun just now waits for its servers first."""
+"""Seconds that an answer may take in addition: a name service that has just started waits for its servers first."""
 FIRST_PAUSE_S: Final = 0.1
 MAX_PAUSE_S: Final = 10.0
-"""The pause after a failure doubles from one to the other."""
+"""Longest pause after a failure; pauses begin with FIRST_PAUSE_S and double."""
 
 _READY: Final = "ready"
 MIN_POLL_S: Final = 1.0
-"""The least time between two answers that say the same: a name service need not know how to wait."""
+"""Least seconds between two equal answers: a name service need not support waiting."""
 MIN_PAUSE_S: Final = 0.1
-"""The least time between two answers. While a fleet starts or is updated, each of its servers is a change."""
+"""Least seconds between two answers: while a fleet starts or is updated, each of its servers is a change."""
 _MAX_ANSWER_BYTES: Final = 16 << 20
 _MAX_SHOWN: Final = 200
 _TARGET: Final = re.compile(r"fleet://(\[[0-9A-Fa-f:.]+\]|[^\s/:\[\]?#@]+):(\d{1,5})/?")
 
 
 def is_fleet(target: str) -> bool:
-    """Whether a client's target is a fleet, and not a server."""
+    """Returns whether a client's target is a fleet and not a server."""
     return target.startswith(SCHEME)
 
 
 class Listed(NamedTuple):
-    """A server, as the name service lists it."""
+    """A server in the name service's list."""
 
     address: str
     """HOST:PORT of its gRPC port."""
     id: str
-    """Another one for another server at the same address."""
+    """The server's id, which differs from the id of an earlier server at the same address."""
     is_ready: bool
     """Whether it takes calls."""
 
 
 class Listing(NamedTuple):
-    """What the name service says."""
+    """An answer of the name service."""
 
     generation: int
-    """Grows with each change."""
+    """A number that grows with each change of the list."""
     servers: tuple[Listed, ...]
 
 
 class Listener(Protocol):
-    """Is told what the name service says."""
+    """A receiver of the name service's answers."""
 
     def hear(self, listing: Listing) -> None:
-        """Takes the list of servers."""
+        """Receives an answer, the list of servers."""
 
     def miss(self, problem: str) -> None:
-        """Takes the reason why there was no answer."""
+        """Receives the reason why a request failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class NameService:
-    """Where a name service listens."""
+    """The address of a name service."""
 
     host: str
-    """Without brackets."""
+    """Name or address of the host; an IPv6 address has no brackets."""
     port: int
 
     @classmethod
@@ -99,16 +99,16 @@ class NameService:
 
     @property
     def target(self) -> str:
-        """What a client is given."""
+        """The target of a client, `fleet://HOST:PORT`."""
         return f"{SCHEME}{self.authority}"
 
     @property
     def url(self) -> str:
-        """What is asked."""
+        """The URL of the list of servers."""
         return f"http://{self.authority}/v1/servers"
 
     async def ask(self, after: int | None = None) -> Listing:
-        """Returns the list of servers; with `after` once its generation is another, or after WAIT_S.
+        """Requests the list of servers; with `after`, the answer comes once its generation is another, or after WAIT_S.
 
         Raises OSError, HTTPException or ValueError.
         """
@@ -133,9 +133,10 @@ class NameService:
 
 
 async def follow(service: NameService, listener: Listener) -> None:
-    """Tells `listener` what the name service says, at once and then at each change, until it is cancelled.
+    """Passes the name service's list to `listener`, at once and then at each change, until cancelled.
 
-    After a failure it is asked again with growing pauses, from the beginning: one that was restarted counts anew.
+    After a failure it requests again with growing pauses, without `after`, since a name service that was restarted
+    begins with other generations.
     """
     generation: int | None = None
     failures = 0
@@ -157,16 +158,16 @@ async def follow(service: NameService, listener: Listener) -> None:
 
 
 def in_words(error: OSError | HTTPException | ValueError) -> str:
-    """Returns why a name service could not be asked."""
+    """Returns the reason of a failed request as text."""
     if isinstance(error, HTTPException):
         return f"expected HTTP: {error!r}"
     if isinstance(error, OSError) and (error.errno or 0) > 0:
-        return os.strerror(error.errno or 0)  # asyncio's own words name an address and no reason
+        return os.strerror(error.errno or 0)  # asyncio's own text has an address and no reason
     return str(error) or type(error).__name__
 
 
 def _read(received: bytes) -> Listing:
-    """Reads an answer. Raises HTTPException, ValueError."""
+    """Parses an answer. Raises HTTPException or ValueError."""
     response = HTTPResponse(cast(Any, _Received(received)))
     response.begin()
     body = response.read()
@@ -186,7 +187,7 @@ def _read(received: bytes) -> Listing:
 
 
 class _Received:
-    """Bytes, as HTTPResponse reads them from a socket."""
+    """Received bytes, in the form of a socket from which HTTPResponse reads."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

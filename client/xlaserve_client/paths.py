@@ -11,41 +11,43 @@ from typing import Any, Final, Generic, TypeVar
 ChannelT = TypeVar("ChannelT")
 
 FRONT: Final = "xlaserve-front"
-"""In the trailing metadata of each answer of such a server: which process answered, and how many there are, `1/2`."""
+"""The key in the trailing metadata of such a server's answers: number of the process that answered, and of all,
+`1/2`."""
 TRIES_PER_FRONT: Final = 4
-"""Connections that are opened in a row, for each process there is, to meet one that none meets yet."""
+"""Connections that are opened in a row, for each process of the server, to reach a process without a connection."""
 FIRST_PAUSE_S: Final = 1.0
 MAX_PAUSE_S: Final = 30.0
-"""How long after these the next ones are; it doubles from one to the other until a process is met."""
+"""Longest pause after such a row of connections; pauses begin with FIRST_PAUSE_S and double until a process is
+reached."""
 PROXY_S: Final = 1.0
-"""Where a connection's answers come from other processes twice within this time, a proxy is between, which spreads."""
+"""Seconds within which answers of one connection come from another process twice if a proxy distributes the calls."""
 
 
 class Path(Generic[ChannelT]):
-    """A connection."""
+    """A connection to one process of the server."""
 
     __slots__ = ("changed_at", "channel", "front", "is_leaving", "outstanding")
 
     def __init__(self, channel: ChannelT) -> None:
         self.channel = channel
         self.outstanding = 0
-        """Calls that are not yet answered."""
+        """Number of calls that are not answered yet."""
         self.front: int | None = None
-        """The process that it meets, once that has answered."""
+        """Number of the process at its other end; None before its first answer."""
         self.changed_at = -float("inf")
-        """When it was another one before."""
+        """Time at which the process at its other end last changed."""
         self.is_leaving = False
-        """Whether it gets no more calls, and is closed after those it has."""
+        """Whether it gets no further calls, and is closed after its last call."""
 
 
 class Paths(Generic[ChannelT]):
-    """Gives each call a connection: of those there are, the one with the fewest outstanding calls.
+    """Gives each call a connection: the open one with the fewest outstanding calls.
 
-    There is one at first. Where answers say that the server is several processes, further connections are opened, by
-    calls that find all others busy, until there is one to each process: which of them a connection meets is chance, so
-    those that meet one that another meets already are closed again. `open_channel` is called with whether the channel
-    must have a connection of its own, `close_channel` with channels that are needed no more; neither may block. Safe to
-    use from several threads.
+    At first there is one connection. Where answers show that the server has several processes, calls that find all
+    connections busy open further ones, until there is one to each process. The kernel chooses the process of a
+    connection at random, so a connection to a process that has one already is closed again. `open_channel` is called
+    with whether the channel must have a connection of its own, `close_channel` with channels that are no longer needed;
+    neither may block. Safe to use from several threads.
     """
 
     def __init__(
@@ -61,9 +63,9 @@ class Paths(Generic[ChannelT]):
         self._paths = [Path(open_channel(False))]
         self._leaving: set[Path[ChannelT]] = set()
         self._fronts = 1
-        """Processes of the server."""
+        """Number of the server's processes."""
         self._tries = 0
-        """Connections since the last pause that met no further process."""
+        """Connections since the last pause that did not reach a new process."""
         self._pause_s = FIRST_PAUSE_S
         self._next_try_at = -float("inf")
         self._proxied_until = -float("inf")
@@ -80,14 +82,14 @@ class Paths(Generic[ChannelT]):
             return path
 
     def release(self, path: Path[ChannelT], trailing_metadata: Iterable[tuple[str, Any]] | None) -> None:
-        """Ends a call that `take` began, with what its answer had after it; None where there was no answer."""
+        """Ends a call that `take` began; `trailing_metadata` is None where there was no answer."""
         front = None if trailing_metadata is None else _front(trailing_metadata)
         with self._lock:
             path.outstanding -= 1
             if front is not None:
                 number, self._fronts = front
                 if number != path.front and not path.is_leaving:
-                    self._meet(path, number)
+                    self._reach(path, number)
             ended = path.is_leaving and not path.outstanding and path in self._leaving
             if ended:
                 self._leaving.remove(path)
@@ -95,7 +97,7 @@ class Paths(Generic[ChannelT]):
             self._close_channel(path.channel)
 
     def close(self) -> None:
-        """Closes all connections, and with them what is under way."""
+        """Closes all connections and cancels their calls."""
         with self._lock:
             opened = () if self._is_closed else (*self._paths, *self._leaving)
             self._is_closed = True
@@ -108,8 +110,8 @@ class Paths(Generic[ChannelT]):
             return False
         return self._clock() >= max(self._next_try_at, self._proxied_until)
 
-    def _meet(self, path: Path[ChannelT], number: int) -> None:
-        """A connection meets another process than before, or the first one."""
+    def _reach(self, path: Path[ChannelT], number: int) -> None:
+        """Records that a connection reaches another process than before, or its first one."""
         now = self._clock()
         if path.front is not None:
             if now - path.changed_at < PROXY_S:
@@ -129,7 +131,7 @@ class Paths(Generic[ChannelT]):
 
 
 def _front(trailing_metadata: Iterable[tuple[str, Any]]) -> tuple[int, int] | None:
-    """Returns which process of how many has answered, where that is said."""
+    """Returns the number of the process that answered, and of all processes; None where the metadata lacks them."""
     for key, value in trailing_metadata:
         if key == FRONT:
             with suppress(TypeError, ValueError):

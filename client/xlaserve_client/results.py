@@ -1,4 +1,4 @@
-"""What the client answers: plain frozen values, free of protobuf."""
+"""Results of calls: plain frozen values, free of protobuf."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where a request's time went inside the server, in seconds."""
+    """Seconds of a request in each stage inside the server."""
 
     decode_s: float
     queue_s: float
@@ -29,9 +29,9 @@ class Answer:
     model: str
     version: str
     mode: str
-    """The mode in which the model was run; empty where the server does not say."""
+    """The mode in which the model was run; empty where the server does not report it."""
     timings: Timings | None
-    """None where the server does not say."""
+    """None where the server does not report them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Category:
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """What is in one image."""
+    """The classes of one image."""
 
     categories: tuple[Category, ...]
     """The likeliest first."""
@@ -67,7 +67,7 @@ class ClassifyResult(Answer):
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """In pixels of the original image, upright and clipped to it; (0, 0) is its top left corner."""
+    """A box in pixels of the original image, upright and clipped to it; (0, 0) is its top left corner."""
 
     x_min: float
     y_min: float
@@ -120,7 +120,7 @@ class ClassMap:
         return self.labels[index] if index < len(self.labels) else str(index)
 
     def counts(self) -> dict[int, int]:
-        """Returns the number of pixels of each class that is there, by its index."""
+        """Returns the number of pixels of each class in the map, by its index."""
         indices, pixels = np.unique(self.classes, return_counts=True)
         return dict(zip(indices.tolist(), pixels.tolist(), strict=True))
 
@@ -188,18 +188,18 @@ class Model:
     state: str
     """loading, compiling, ready, draining, unloaded or failed."""
     reason: str
-    """Why it failed."""
+    """Why the model failed; empty where it did not."""
     source: str
     weights: str
-    """Where the weights came from; "random" means that the answers mean nothing."""
+    """Origin of the weights; with "random", answers are meaningless."""
     task: str
     fit: str
-    """How encoded images are brought to the model's size: resize, letterbox, pad or reject."""
+    """How encoded images are fitted to the model's size: resize, letterbox, pad or reject."""
     modes: tuple[str, ...]
     default_mode: str
     buckets: tuple[Bucket, ...]
     programs: tuple[Program, ...]
-    """What was compiled so far, in the order of compilation."""
+    """Programs that are compiled so far, in the order of compilation."""
     programs_total: int
     compile_s: float
     """Trace and compile seconds of all programs."""

@@ -16,17 +16,13 @@ from xlaserve_client.connection import (
     DEFAULT_TARGET,
     LOAD_DEADLINE_S,
     READY_POLL_S,
-    call_metadata,
     checked_deadline,
-    checked_hedge,
-    checked_priority,
 )
 from xlaserve_client.errors import DeadlineExceeded, ServerError, Unavailable
 from xlaserve_client.images import Images
-from xlaserve_client.name_service import NameService, is_fleet
 from xlaserve_client.results import ClassifyResult, DetectResult, EmbedResult, InferResult, Model, SegmentResult
-from xlaserve_client.retries import Retries
-from xlaserve_client.sync_connection import Connection, FleetConnection, ServerConnection, Tried
+from xlaserve_client.settings import ClientSettings
+from xlaserve_client.sync_connection import Tried, connect
 
 Result = TypeVar("Result")
 
@@ -59,18 +55,17 @@ class VisionClient:
         token: str | None = None,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
-        self._target = target
-        self._deadline_s = checked_deadline(deadline_s)
-        self._metadata = call_metadata(token, metadata)
-        self._retries = Retries(overload=retry_overload, unavailable=is_fleet(target))
-        self._priority = checked_priority(priority)
-        hedge_after_s = checked_hedge(hedge_after_s, is_fleet=is_fleet(target))
-        self._connection: Connection
-        if is_fleet(target):
-            service = NameService.parse(target)
-            self._connection = FleetConnection(service, credentials, self._metadata, hedge_after_s)
-        else:
-            self._connection = ServerConnection(target, credentials, self._metadata)
+        self._settings = ClientSettings.checked(
+            target,
+            deadline_s=deadline_s,
+            retry_overload=retry_overload,
+            hedge_after_s=hedge_after_s,
+            priority=priority,
+            credentials=credentials,
+            token=token,
+            metadata=metadata,
+        )
+        self._connection = connect(self._settings)
 
     def classify(
         self, images: Images, *, model: str, top_k: int = 5, mode: str | None = None, deadline_s: float | None = None
@@ -122,7 +117,8 @@ class VisionClient:
         return self._answer(vision_calls.models(), deadline_s)
 
     def ready(self, model: str | None = None, *, deadline_s: float | None = None) -> bool:
-        """Whether the server, with at least one model, or the one named is ready; False also when it can't be reached.
+        """Returns whether the server with at least one model, or the model `model`, is ready; False also for an
+        unreachable server.
 
         Raises ServerError for any other failure, such as an unknown model.
         """
@@ -139,9 +135,9 @@ class VisionClient:
                 if self._answer(calls.ready(model), left_s, wait_for_ready=True):
                     return
             except (Unavailable, DeadlineExceeded):
-                pass  # Still starting.
+                pass  # still starting
             time.sleep(max(0.0, min(READY_POLL_S, give_up_at - time.monotonic())))
-        raise DeadlineExceeded(self._target, grpc.StatusCode.DEADLINE_EXCEEDED, f"not ready after {timeout_s:g} s")
+        raise self._settings.not_ready(timeout_s)
 
     def load(self, model: str, *, deadline_s: float = LOAD_DEADLINE_S) -> None:
         """Loads a configured model, or reloads it; returns when it is ready. Raises ServerError; ValueError for a
@@ -149,7 +145,8 @@ class VisionClient:
         self._answer(calls.load(model), deadline_s)
 
     def unload(self, model: str, *, deadline_s: float = LOAD_DEADLINE_S) -> None:
-        """Lets a model finish what it accepted and frees it. Raises ServerError; ValueError for a fleet."""
+        """Lets a model finish the requests that it accepted, and frees it. Raises ServerError; ValueError for a
+        fleet."""
         self._answer(calls.unload(model), deadline_s)
 
     def close(self) -> None:
@@ -165,21 +162,16 @@ class VisionClient:
         self.close()
 
     def _answer(self, call: Call[Result], deadline_s: float | None, *, wait_for_ready: bool = False) -> Result:
-        left_s = self._deadline_s if deadline_s is None else checked_deadline(deadline_s)
-        give_up_at = time.monotonic() + left_s
-        if self._priority:
-            calls.set_priority(call.request, self._priority)
-        attempt, tried = 1, Tried()
+        attempts, tried = self._settings.attempts(call, deadline_s), Tried()
         while True:
             try:
-                return call.parse(self._connection.invoke(call, left_s, tried, wait_for_ready=wait_for_ready))
+                return call.parse(self._connection.invoke(call, attempts.left_s, tried, wait_for_ready=wait_for_ready))
             except ServerError as error:
                 refusal = error.with_traceback(None)  # which would refer to this frame, and so to the request
-            wait_s = self._retries.pause_s(call, refusal, attempt, give_up_at - time.monotonic())
-            if wait_s is None:
+            pause_s = attempts.pause_s(refusal)
+            if pause_s is None:
                 try:
                     raise refusal
                 finally:
                     del refusal  # it has a traceback again
-            time.sleep(wait_s)
-            left_s, attempt = give_up_at - time.monotonic(), attempt + 1
+            time.sleep(pause_s)

@@ -1,4 +1,5 @@
-"""How the synchronous client reaches its server, or the servers of a fleet."""
+"""Connections of the synchronous client, to a server or to the servers of a fleet. `connection` has their common
+part."""
 
 from __future__ import annotations
 
@@ -11,15 +12,15 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
 import grpc
-from google.protobuf.message import Message
 
 from xlaserve_client import fleet
 from xlaserve_client.call import Call
 from xlaserve_client.calls import IDEMPOTENT
 from xlaserve_client.connection import (
-    OWN_CONNECTION,
     Metadata,
     Options,
+    callable_of,
+    channel_opener,
     channel_options,
     check_for_fleet,
     member_options,
@@ -28,6 +29,7 @@ from xlaserve_client.errors import from_call
 from xlaserve_client.fleet import Fleet, error_of
 from xlaserve_client.name_service import NameService, follow, in_words
 from xlaserve_client.paths import Paths
+from xlaserve_client.settings import ClientSettings
 
 _STOP_TIMEOUT_S: Final = 5.0
 
@@ -37,60 +39,54 @@ Tried = set[Server]
 
 
 class Connection(Protocol):
-    """Sends calls."""
+    """A connection of a client, over which it sends calls."""
 
     def invoke(self, call: Call[Any], timeout_s: float, tried: Tried, *, wait_for_ready: bool = False) -> Any:
         """Returns the response message. Raises ServerError."""
 
     def close(self) -> None:
-        """Cancels what is under way."""
+        """Closes all channels and cancels their calls."""
 
 
 class ServerConnection:
-    """One server, or those that gRPC finds by the name."""
+    """A connection to one server, or to the servers that gRPC finds by the target's name."""
 
-    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None, metadata: Metadata) -> None:
-        self._target = target
-        self._metadata = metadata
-        self._paths = _paths(credentials, channel_options(target), target)
+    def __init__(self, settings: ClientSettings) -> None:
+        self._target = settings.target
+        self._metadata = settings.metadata
+        self._paths = _paths(settings, channel_options(settings.target), settings.target)
 
     def invoke(self, call: Call[Any], timeout_s: float, tried: Tried, *, wait_for_ready: bool = False) -> Any:
-        """Does what `Connection` says."""
+        """Returns the response message; see `Connection`."""
         try:
             return _ask(self._paths, call, timeout_s, self._metadata, wait_for_ready=wait_for_ready)
         except grpc.RpcError as error:
             raise from_call(self._target, error) from None
 
     def close(self) -> None:
-        """Does what `Connection` says."""
+        """Closes all channels and cancels their calls."""
         self._paths.close()
 
 
 class FleetConnection:
-    """The servers that a name service lists, which a thread asks until `close`."""
+    """A connection to the servers of a fleet. A thread follows the name service until `close`."""
 
-    def __init__(
-        self,
-        service: NameService,
-        credentials: grpc.ChannelCredentials | None,
-        metadata: Metadata,
-        hedge_after_s: float | None,
-    ) -> None:
-        self._metadata = metadata
-        self._hedge_after_s = hedge_after_s
+    def __init__(self, settings: ClientSettings, service: NameService) -> None:
+        self._metadata = settings.metadata
+        self._hedge_after_s = settings.hedge_after_s
         self._has_news = threading.Event()
         self._fleet = Fleet(
             service,
-            lambda address: _paths(credentials, member_options(address), address),
+            lambda address: _paths(settings, member_options(address), address),
             lambda paths: paths.close(),
             on_news=self._has_news.set,
         )
         self._follower = _Follower(service, self._fleet)
 
     def invoke(self, call: Call[Any], timeout_s: float, tried: Tried, *, wait_for_ready: bool = False) -> Any:
-        """Does what `Connection` says, and adds the servers that were asked to `tried`.
+        """Sends a call to one server, or two with hedging, and adds them to `tried`; see `Connection`.
 
-        Nothing waits for a server to be ready, as another one may be.
+        `wait_for_ready` is ignored, since another server may be ready.
         """
         check_for_fleet(call)
         give_up_at = time.monotonic() + timeout_s
@@ -104,22 +100,13 @@ class FleetConnection:
         if self._hedge_after_s is not None and call.method in IDEMPOTENT:
             return self._ask_hedged(server, start, self._hedge_after_s)
         tried.add(server)
-        status = grpc.StatusCode.CANCELLED
-        try:
-            response = _ask(server.channel, call, give_up_at - time.monotonic(), self._metadata)
-            status = grpc.StatusCode.OK
-            return response
-        except grpc.RpcError as error:
-            failure = error_of(server, error)
-            status = failure.status
-            raise failure from None
-        finally:
-            self._fleet.release(server, status)
+        with self._fleet.calling(server):
+            return _ask(server.channel, call, give_up_at - time.monotonic(), self._metadata)
 
     def _ask_hedged(self, first: Server, start: Callable[[Server], Any], hedge_after_s: float) -> Any:
         """Sends a call, and a copy of it to another server if there is no answer after `hedge_after_s`.
 
-        The first answer counts; where there is none, the last error.
+        Returns the first answer; raises the last error where both fail.
         """
         ended: SimpleQueue[Server] = SimpleQueue()
         running: dict[Server, Any] = {}
@@ -155,7 +142,7 @@ class FleetConnection:
                 self._fleet.release(server, grpc.StatusCode.CANCELLED)
 
     def close(self) -> None:
-        """Does what `Connection` says, and ends the thread."""
+        """Cancels the calls under way, and ends the thread."""
         self._follower.stop()
         self._fleet.close()
         self._has_news.set()
@@ -167,7 +154,7 @@ class _Follower:
     def __init__(self, service: NameService, fleet: Fleet[Paths[grpc.Channel]]) -> None:
         self._has_begun = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        """None where the thread could not get one."""
+        """The thread's event loop; None where it could not be made."""
         self._thread = threading.Thread(target=self._run, args=(service, fleet), name=service.target, daemon=True)
         self._thread.start()
 
@@ -185,7 +172,7 @@ class _Follower:
                 runner.run(self._follow(service, fleet))
         except asyncio.CancelledError:
             pass
-        except OSError as error:  # no files left for a loop
+        except OSError as error:  # no file descriptors left for an event loop
             fleet.miss(in_words(error))
         finally:
             self._has_begun.set()
@@ -197,11 +184,14 @@ class _Follower:
         await self._task
 
 
-def _paths(credentials: grpc.ChannelCredentials | None, options: Options, address: str) -> Paths[grpc.Channel]:
-    return Paths(
-        lambda is_own: _open(credentials, [*options, *OWN_CONNECTION] if is_own else options, address),
-        lambda channel: channel.close(),
-    )
+def connect(settings: ClientSettings) -> Connection:
+    """Returns the connection of a client to its server or fleet."""
+    return ServerConnection(settings) if settings.service is None else FleetConnection(settings, settings.service)
+
+
+def _paths(settings: ClientSettings, options: Options, address: str) -> Paths[grpc.Channel]:
+    opener = channel_opener(grpc.insecure_channel, grpc.secure_channel, settings.credentials, options, address)
+    return Paths(opener, lambda channel: channel.close())
 
 
 def _ask(
@@ -211,7 +201,7 @@ def _ask(
     after: Any = None
     path = paths.take()
     try:
-        response, ended = _method(path.channel, call).with_call(
+        response, ended = callable_of(path.channel, call).with_call(
             call.request, timeout=timeout_s, wait_for_ready=wait_for_ready, metadata=metadata
         )
         after = ended.trailing_metadata()
@@ -224,27 +214,13 @@ def _ask(
 
 
 def _start(paths: Paths[grpc.Channel], call: Call[Any], timeout_s: float, metadata: Metadata) -> Any:
-    """Returns the call, which is under way."""
+    """Begins a call and returns it as gRPC's future."""
     path = paths.take()
     started: Any
     try:
-        started = _method(path.channel, call).future(call.request, timeout=timeout_s, metadata=metadata)
+        started = callable_of(path.channel, call).future(call.request, timeout=timeout_s, metadata=metadata)
     except BaseException:
         paths.release(path, None)
         raise
     started.add_done_callback(lambda ended: paths.release(path, ended.trailing_metadata()))
     return started
-
-
-def _open(credentials: grpc.ChannelCredentials | None, options: Options, address: str) -> grpc.Channel:
-    if credentials is None:
-        return grpc.insecure_channel(address, options=options)
-    return grpc.secure_channel(address, credentials, options=options)
-
-
-def _method(channel: grpc.Channel, call: Call[Any]) -> grpc.UnaryUnaryMultiCallable[Message, Any]:
-    return channel.unary_unary(
-        call.method.path,
-        request_serializer=type(call.request).SerializeToString,
-        response_deserializer=call.method.response.FromString,
-    )

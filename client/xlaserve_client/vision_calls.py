@@ -1,4 +1,4 @@
-"""The calls of the typed API: pure functions that build a request and know how to read its response."""
+"""The calls of the typed API: pure functions that build a request and the function that reads its response."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def detect(
 
 
 def segment(images: Images, *, model: str, mode: str | None) -> Call[SegmentResult]:
-    """Names the pixels of `images`. Asks for run lengths, which NumPy can read by itself."""
+    """Names the pixels of `images`. Requests run lengths, which NumPy reads without another library."""
     encoding = vision.SegmentRequest.ENCODING_RUN_LENGTHS
     request = vision.SegmentRequest(model=model, encoding=encoding, mode=mode or "", **_images(images))
     return Call(METHODS["Segment"], request, _read_segment)
@@ -89,7 +89,7 @@ def _images(images: Images) -> dict[str, Any]:
 
 
 def _answer(response: Any) -> dict[str, Any]:
-    """Returns the fields of a response that are in every answer."""
+    """Returns the fields that every answer has."""
     has_timings = response.HasField("timings")
     return {
         "model": response.model,

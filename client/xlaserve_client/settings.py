@@ -1,0 +1,70 @@
+"""The checked settings of a client, which the synchronous and the asyncio client share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import grpc
+
+from xlaserve_client import calls
+from xlaserve_client.call import Call
+from xlaserve_client.connection import Metadata, call_metadata, checked_deadline, checked_hedge, checked_priority
+from xlaserve_client.errors import DeadlineExceeded
+from xlaserve_client.name_service import NameService, is_fleet
+from xlaserve_client.retries import Attempts, Retries
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """The settings of a client."""
+
+    target: str
+    service: NameService | None
+    """The name service of a fleet; None for the target of a server."""
+    deadline_s: float
+    """Default of the seconds for a call, retries included."""
+    retries: Retries
+    hedge_after_s: float | None
+    priority: int
+    """Priority of inference, 1 (the highest) to 3; 0 where the server chooses."""
+    credentials: grpc.ChannelCredentials | None
+    metadata: Metadata
+    """Metadata of each call, the token included."""
+
+    @classmethod
+    def checked(
+        cls,
+        target: str,
+        *,
+        deadline_s: float,
+        retry_overload: bool,
+        hedge_after_s: float | None,
+        priority: int,
+        credentials: grpc.ChannelCredentials | None,
+        token: str | None,
+        metadata: Sequence[tuple[str, str]],
+    ) -> Self:
+        """Returns settings of a client's arguments. Raises ValueError."""
+        return cls(
+            target=target,
+            service=NameService.parse(target) if is_fleet(target) else None,
+            deadline_s=checked_deadline(deadline_s),
+            retries=Retries(overload=retry_overload, unavailable=is_fleet(target)),
+            hedge_after_s=checked_hedge(hedge_after_s, is_fleet=is_fleet(target)),
+            priority=checked_priority(priority),
+            credentials=credentials,
+            metadata=call_metadata(token, metadata),
+        )
+
+    def not_ready(self, timeout_s: float) -> DeadlineExceeded:
+        """Returns the error for a server that was not ready within `timeout_s`."""
+        return DeadlineExceeded(self.target, grpc.StatusCode.DEADLINE_EXCEEDED, f"not ready after {timeout_s:g} s")
+
+    def attempts(self, call: Call[Any], deadline_s: float | None) -> Attempts:
+        """Sets the priority of a call, and begins its attempts. Raises ValueError for a wrong `deadline_s`."""
+        attempts = Attempts(self.retries, call, self.deadline_s if deadline_s is None else checked_deadline(deadline_s))
+        if self.priority:
+            calls.set_priority(call.request, self.priority)
+        return attempts
