@@ -84,7 +84,7 @@ class FleetConnection:
         """
         check_for_fleet(call)
         give_up_at = time.monotonic() + timeout_s
-        await self._fleet.wait_for_news(timeout_s)
+        await self._fleet.wait_for_update(timeout_s)
 
         def start(server: Server) -> Coroutine[Any, Any, Any]:
             tried.add(server)

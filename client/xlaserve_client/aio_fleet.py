@@ -20,25 +20,25 @@ class AsyncFleet(Generic[ChannelT]):
         open_channel: Callable[[str], ChannelT],
         close_channel: Callable[[ChannelT], Coroutine[Any, Any, None]],
     ) -> None:
-        self._has_news = asyncio.Event()
+        self._has_update = asyncio.Event()
         self._close_channel = close_channel
         self._closing: set[asyncio.Task[None]] = set()
-        self.members = Fleet(service, open_channel, self._begin_to_close, on_news=self._has_news.set)
+        self.members = Fleet(service, open_channel, self._begin_to_close, on_update=self._has_update.set)
         """The servers, of which it gives each call one."""
         self._follower = asyncio.create_task(follow(service, self.members), name=service.target)
 
-    async def wait_for_news(self, timeout_s: float) -> None:
+    async def wait_for_update(self, timeout_s: float) -> None:
         """Waits for the first answer or failure of the name service, for `timeout_s` at most."""
-        if not self._has_news.is_set():
+        if not self._has_update.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._has_news.wait(), timeout_s)
+                await asyncio.wait_for(self._has_update.wait(), timeout_s)
 
     async def close(self) -> None:
         """Ends the task, and closes the channels."""
         self._follower.cancel()
         await asyncio.wait((self._follower,))
         self.members.close()
-        self._has_news.set()
+        self._has_update.set()
         if self._closing:
             await asyncio.wait(self._closing)
 

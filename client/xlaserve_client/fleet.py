@@ -69,7 +69,7 @@ class Fleet(Generic[ChannelT]):
     further calls, and its channel is closed when its last call has ended. A list without a ready server does not
     replace the last list with one: a name service that was restarted, or cut off from the servers, may list none.
 
-    Safe to use from several threads. `close_channel` is called with channels that are no longer needed, and `on_news`
+    Safe to use from several threads. `close_channel` is called with channels that are no longer needed, and `on_update`
     after each answer and each failure of the name service; neither may block.
     """
 
@@ -79,13 +79,13 @@ class Fleet(Generic[ChannelT]):
         open_channel: Callable[[str], ChannelT],
         close_channel: Callable[[ChannelT], object],
         *,
-        on_news: Callable[[], object] = lambda: None,
+        on_update: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._service = service
         self._open_channel = open_channel
         self._close_channel = close_channel
-        self._on_news = on_news
+        self._on_update = on_update
         self._clock = clock
         self._lock = threading.Lock()
         self._servers: dict[tuple[str, str], Server[ChannelT]] = {}
@@ -97,13 +97,13 @@ class Fleet(Generic[ChannelT]):
         """Index at which the search for the next server begins."""
         self._hedge_credit = CALLS_PER_HEDGE
         self._listed = 0
-        self._heard_at: float | None = None
+        self._updated_at: float | None = None
         self._problem = ""
         """Why the last request to the name service failed; empty where it succeeded."""
-        self._missed_at = 0.0
+        self._failed_at = 0.0
         self._is_closed = False
 
-    def hear(self, listing: Listing) -> None:
+    def update(self, listing: Listing) -> None:
         """Replaces the list of servers; see `name_service.Listener`."""
         with self._lock:
             if self._is_closed:
@@ -116,7 +116,7 @@ class Fleet(Generic[ChannelT]):
             }
             self._servers = ready or before
             self._in_order = list(self._servers.values())
-            self._listed, self._heard_at, self._problem = len(listing.servers), self._clock(), ""
+            self._listed, self._updated_at, self._problem = len(listing.servers), self._clock(), ""
             unneeded = []
             for key in before.keys() - self._servers.keys():
                 server = before[key]
@@ -124,13 +124,13 @@ class Fleet(Generic[ChannelT]):
                 self._leaving.add(server)
                 unneeded += self._without_calls(server)
         self._close_all(unneeded)
-        self._on_news()
+        self._on_update()
 
-    def miss(self, problem: str) -> None:
+    def service_failed(self, problem: str) -> None:
         """Records why the name service did not answer; the last list stays in force."""
         with self._lock:
-            self._problem, self._missed_at = problem, self._clock()
-        self._on_news()
+            self._problem, self._failed_at = problem, self._clock()
+        self._on_update()
 
     def take(self, tried: Collection[Server[ChannelT]] = ()) -> Server[ChannelT]:
         """Chooses a server for a call, which counts as outstanding until `release`; if possible one that is not in
@@ -238,9 +238,9 @@ class Fleet(Generic[ChannelT]):
     def _none_ready(self) -> Unavailable:
         """Returns the error where no server is ready, with the last answers of the name service and their age."""
         now, answers = self._clock(), []
-        if self._heard_at is not None:
-            answers.append(f"listed {self._listed} servers, none of them ready, {now - self._heard_at:.1f} s ago")
+        if self._updated_at is not None:
+            answers.append(f"listed {self._listed} servers, none of them ready, {now - self._updated_at:.1f} s ago")
         if self._problem:
-            answers.append(f"could not be asked {now - self._missed_at:.1f} s ago: {self._problem}")
+            answers.append(f"could not be asked {now - self._failed_at:.1f} s ago: {self._problem}")
         message = f"no server is ready: {self._service.url} {', and '.join(answers) or 'has not answered yet'}"
         return Unavailable(self._service.target, grpc.StatusCode.UNAVAILABLE, message)

@@ -69,10 +69,10 @@ class Listing(NamedTuple):
 class Listener(Protocol):
     """A receiver of the name service's answers."""
 
-    def hear(self, listing: Listing) -> None:
+    def update(self, listing: Listing) -> None:
         """Receives an answer, the list of servers."""
 
-    def miss(self, problem: str) -> None:
+    def service_failed(self, problem: str) -> None:
         """Receives the reason why a request failed."""
 
 
@@ -145,19 +145,19 @@ async def follow(service: NameService, listener: Listener) -> None:
         try:
             listing = await service.ask(generation)
         except (OSError, HTTPException, ValueError) as error:
-            listener.miss(in_words(error))
+            listener.service_failed(failure_reason(error))
             generation = None
             await asyncio.sleep(random.uniform(0.5, 1.0) * min(FIRST_PAUSE_S * 2**failures, MAX_PAUSE_S))
             failures = min(failures + 1, 10)
             continue
         failures = 0
-        listener.hear(listing)
+        listener.update(listing)
         least_s = MIN_POLL_S if listing.generation == generation else MIN_PAUSE_S
         await asyncio.sleep(max(0.0, asked_at + least_s - time.monotonic()))
         generation = listing.generation
 
 
-def in_words(error: OSError | HTTPException | ValueError) -> str:
+def failure_reason(error: OSError | HTTPException | ValueError) -> str:
     """Returns the reason of a failed request as text."""
     if isinstance(error, HTTPException):
         return f"expected HTTP: {error!r}"

@@ -28,16 +28,16 @@ Result = TypeVar("Result")
 
 
 class VisionClient:
-    """Talks to a server or a fleet. Safe to use from several threads; close it, or use it as a context manager.
+    """A client of a server or a fleet. Safe to use from several threads; close it, or use it as a context manager.
 
-    `target` is HOST:PORT, or fleet://HOST:PORT for the servers that the name service there lists: each call goes to the
-    one with the fewest outstanding calls of this client, and is retried on another. `deadline_s` bounds each call,
-    retries included; each call may set its own. Inference and listing are retried a few times when the server can't be
-    reached or is draining, and with `retry_overload` when it refuses them for lack of room, when it says; loading and
-    unloading never are. `hedge_after_s` sends inference of a fleet that has no answer by then to a second server as
-    well, in the long run at most one call in 20, and takes the first answer. `credentials` turns TLS on. `token`, an
-    API key or a JSON Web Token, says who calls; `metadata` goes along with every call. `priority` is that of inference,
-    1 (the highest) to 3; 0 leaves it to the server.
+    `target` is HOST:PORT, or fleet://HOST:PORT for the servers that the name service there lists: each call is sent to
+    the server with the fewest outstanding calls of this client, and retried on another one. `deadline_s` is the time
+    for a call in seconds, retries included; each call may set its own. Inference and listing are retried a few times
+    where the server can't be reached or is draining, and with `retry_overload` where it refuses them for overload,
+    after the time that it asks for; loading and unloading are never retried. Inference of a fleet that is not answered
+    after `hedge_after_s` seconds is sent to a second server as well, in the long run at most one call in 20, and the
+    first answer is returned. `credentials` enables TLS. `token` is an API key or a JSON Web Token; `metadata` is sent
+    with every call. `priority` of inference is 1 (the highest) to 3; 0 leaves it to the server.
 
         with VisionClient("127.0.0.1:8001") as client:
             print(client.classify("three.png", model="digits").classifications[0].top.label)

@@ -27,7 +27,7 @@ from xlaserve_client.connection import (
 )
 from xlaserve_client.errors import from_call
 from xlaserve_client.fleet import Fleet, error_of
-from xlaserve_client.name_service import NameService, follow, in_words
+from xlaserve_client.name_service import NameService, failure_reason, follow
 from xlaserve_client.paths import Paths
 from xlaserve_client.settings import ClientSettings
 
@@ -74,12 +74,12 @@ class FleetConnection:
     def __init__(self, settings: ClientSettings, service: NameService) -> None:
         self._metadata = settings.metadata
         self._hedge_after_s = settings.hedge_after_s
-        self._has_news = threading.Event()
+        self._has_update = threading.Event()
         self._fleet = Fleet(
             service,
             lambda address: _paths(settings, member_options(address), address),
             lambda paths: paths.close(),
-            on_news=self._has_news.set,
+            on_update=self._has_update.set,
         )
         self._follower = _Follower(service, self._fleet)
 
@@ -90,7 +90,7 @@ class FleetConnection:
         """
         check_for_fleet(call)
         give_up_at = time.monotonic() + timeout_s
-        self._has_news.wait(timeout_s)
+        self._has_update.wait(timeout_s)
 
         def start(server: Server) -> Any:
             tried.add(server)
@@ -145,7 +145,7 @@ class FleetConnection:
         """Cancels the calls under way, and ends the thread."""
         self._follower.stop()
         self._fleet.close()
-        self._has_news.set()
+        self._has_update.set()
 
 
 class _Follower:
@@ -173,7 +173,7 @@ class _Follower:
         except asyncio.CancelledError:
             pass
         except OSError as error:  # no file descriptors left for an event loop
-            fleet.miss(in_words(error))
+            fleet.service_failed(failure_reason(error))
         finally:
             self._has_begun.set()
 

@@ -69,7 +69,7 @@ def names(servers: Sequence[Server[str]]) -> str:
 
 
 def test_servers_with_as_many_calls_take_turns(fleet: Fleet[str]) -> None:
-    fleet.hear(listing("abc"))
+    fleet.update(listing("abc"))
     chosen = []
     for _ in range(6):
         chosen.append(fleet.take())
@@ -79,7 +79,7 @@ def test_servers_with_as_many_calls_take_turns(fleet: Fleet[str]) -> None:
 
 
 def test_the_server_with_the_fewest_outstanding_calls_is_next(fleet: Fleet[str]) -> None:
-    fleet.hear(listing("abc"))
+    fleet.update(listing("abc"))
     first = taken(fleet, 9)
     for server in first:
         if server.address == "b":
@@ -91,10 +91,10 @@ def test_the_server_with_the_fewest_outstanding_calls_is_next(fleet: Fleet[str])
 def test_a_server_that_drains_gets_no_calls_and_its_channel_is_closed_after_its_last(
     fleet: Fleet[str], channels: Channels
 ) -> None:
-    fleet.hear(listing("ab"))
+    fleet.update(listing("ab"))
     a, b = taken(fleet, 2)
     fleet.release(b, OK)
-    fleet.hear(listing("b", draining="a"))
+    fleet.update(listing("b", draining="a"))
     assert names(taken(fleet, 3)) == "bbb"
     assert channels.open == Counter("ab")
     fleet.release(a, OK)
@@ -102,25 +102,25 @@ def test_a_server_that_drains_gets_no_calls_and_its_channel_is_closed_after_its_
 
 
 def test_a_server_that_is_gone_and_idle_loses_its_channel_at_once(fleet: Fleet[str], channels: Channels) -> None:
-    fleet.hear(listing("ab"))
+    fleet.update(listing("ab"))
     for server in taken(fleet, 2):
         fleet.release(server, OK)
-    fleet.hear(listing("b"))
+    fleet.update(listing("b"))
     assert channels.open == Counter("b")
 
 
 def test_a_channel_is_opened_for_the_first_call_only(fleet: Fleet[str], channels: Channels) -> None:
-    fleet.hear(listing("abcdefgh"))
+    fleet.update(listing("abcdefgh"))
     assert not channels.open
     fleet.release(fleet.take(), OK)
     assert channels.open == Counter("a")
 
 
 def test_a_server_that_stays_listed_keeps_its_channel_and_its_calls(fleet: Fleet[str], channels: Channels) -> None:
-    fleet.hear(listing("ab"))
+    fleet.update(listing("ab"))
     taken(fleet, 1)
     for generation in range(2, 1000):
-        fleet.hear(listing("a" + "bcdef"[generation % 5], generation=generation))
+        fleet.update(listing("a" + "bcdef"[generation % 5], generation=generation))
         server = fleet.take()
         assert server.address != "a"
         fleet.release(server, OK)
@@ -129,16 +129,16 @@ def test_a_server_that_stays_listed_keeps_its_channel_and_its_calls(fleet: Fleet
 
 
 def test_another_server_at_the_same_address_has_a_channel_of_its_own(fleet: Fleet[str], channels: Channels) -> None:
-    fleet.hear(Listing(1, (Listed("h:1", "old", True),)))
+    fleet.update(Listing(1, (Listed("h:1", "old", True),)))
     old = fleet.take()
     fleet.release(old, UNAVAILABLE)
-    fleet.hear(Listing(2, (Listed("h:1", "new", True), Listed("h:1", "old", False))))
+    fleet.update(Listing(2, (Listed("h:1", "new", True), Listed("h:1", "old", False))))
     new = fleet.take()
     assert (new is not old, new.failures, channels.open.total()) == (True, 0, 1)
 
 
 def test_a_server_that_was_unavailable_is_left_out_for_a_growing_time(fleet: Fleet[str], clock: Clock) -> None:
-    fleet.hear(listing("ab"))
+    fleet.update(listing("ab"))
     bans_s = []
     for _ in range(8):
         fleet.release(taken_until(fleet, "a"), UNAVAILABLE)
@@ -153,14 +153,14 @@ def test_a_server_that_was_unavailable_is_left_out_for_a_growing_time(fleet: Fle
 
 
 def test_calls_that_fail_together_are_one_failure(fleet: Fleet[str], clock: Clock) -> None:
-    fleet.hear(listing("a"))
+    fleet.update(listing("a"))
     for server in taken(fleet, 50):
         fleet.release(server, UNAVAILABLE)
     assert (server.failures, server.banned_until) == (1, clock.now + FIRST_BAN_S)
 
 
 def test_a_server_that_was_left_out_is_tried_with_one_call_until_it_answers(fleet: Fleet[str], clock: Clock) -> None:
-    fleet.hear(listing("ab"))
+    fleet.update(listing("ab"))
     a, _ = taken(fleet, 2)
     fleet.release(a, UNAVAILABLE)
     clock.now += FIRST_BAN_S
@@ -171,7 +171,7 @@ def test_a_server_that_was_left_out_is_tried_with_one_call_until_it_answers(flee
 
 @pytest.mark.parametrize("status", [grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED])
 def test_what_the_caller_ended_says_nothing_of_a_server(fleet: Fleet[str], status: grpc.StatusCode) -> None:
-    fleet.hear(listing("a"))
+    fleet.update(listing("a"))
     for before in (OK, UNAVAILABLE):
         fleet.release(fleet.take(), before)
         server = fleet.take()
@@ -181,14 +181,14 @@ def test_what_the_caller_ended_says_nothing_of_a_server(fleet: Fleet[str], statu
 
 
 def test_where_all_are_left_out_they_are_chosen_all_the_same(fleet: Fleet[str]) -> None:
-    fleet.hear(listing("abc"))
+    fleet.update(listing("abc"))
     for server in taken(fleet, 3):
         fleet.release(server, UNAVAILABLE)
     assert sorted(names(taken(fleet, 3))) == ["a", "b", "c"]
 
 
 def test_a_call_goes_to_a_server_that_it_has_not_been_to(fleet: Fleet[str]) -> None:
-    fleet.hear(listing("ab"))
+    fleet.update(listing("ab"))
     a, b, *_ = taken(fleet, 5)
     assert fleet.take({b}).address == "a"
     assert fleet.take({a}).address == "b"
@@ -198,7 +198,7 @@ def test_a_call_goes_to_a_server_that_it_has_not_been_to(fleet: Fleet[str]) -> N
 
 
 def test_second_copies_are_a_small_share_of_calls(fleet: Fleet[str]) -> None:
-    fleet.hear(listing("ab"))
+    fleet.update(listing("ab"))
     copies = 0
     for _ in range(1000):
         server = fleet.take()
@@ -216,27 +216,27 @@ def test_second_copies_are_a_small_share_of_calls(fleet: Fleet[str]) -> None:
 
 
 def test_there_is_no_second_copy_for_the_same_server_or_one_that_is_left_out(fleet: Fleet[str]) -> None:
-    fleet.hear(listing("a"))
+    fleet.update(listing("a"))
     assert fleet.take_spare({fleet.take()}) is None
-    fleet.hear(listing("ab"))
+    fleet.update(listing("ab"))
     a, b = (fleet.take(), fleet.take())[::-1]
     fleet.release(b, UNAVAILABLE)
     assert fleet.take_spare({a}) is None
 
 
 def test_the_last_list_holds_while_the_name_service_is_away(fleet: Fleet[str], clock: Clock) -> None:
-    fleet.hear(listing("a"))
-    fleet.miss("Connection refused")
+    fleet.update(listing("a"))
+    fleet.service_failed("Connection refused")
     clock.now += 3600
     assert fleet.take().address == "a"
 
 
 @pytest.mark.parametrize("without", [listing(""), listing("", "ab")], ids=["empty", "all draining"])
 def test_a_list_without_a_ready_server_takes_none_away(fleet: Fleet[str], without: Listing) -> None:
-    fleet.hear(listing("ab"))
-    fleet.hear(without)
+    fleet.update(listing("ab"))
+    fleet.update(without)
     assert names(taken(fleet, 2)) == "ab"
-    fleet.hear(listing("c"))
+    fleet.update(listing("c"))
     assert names(taken(fleet, 2)) == "cc"
 
 
@@ -254,10 +254,10 @@ def test_where_no_server_is_ready_it_is_said_what_was_asked_and_when(
     fleet: Fleet[str], clock: Clock, heard: Listing | None, problem: str, said: str
 ) -> None:
     if heard is not None:
-        fleet.hear(heard)
+        fleet.update(heard)
     clock.now += 2.5
     if problem:
-        fleet.miss(problem)
+        fleet.service_failed(problem)
     clock.now += 1.5
     with pytest.raises(Unavailable) as caught:
         fleet.take()
@@ -267,15 +267,15 @@ def test_where_no_server_is_ready_it_is_said_what_was_asked_and_when(
 
 
 def test_closing_closes_every_channel_with_calls_or_without(fleet: Fleet[str], channels: Channels) -> None:
-    fleet.hear(listing("abc"))
+    fleet.update(listing("abc"))
     a, b, c = taken(fleet, 3)
     fleet.release(b, OK)
-    fleet.hear(listing("ab", draining="c"))
+    fleet.update(listing("ab", draining="c"))
     fleet.close()
     assert not channels.open
     fleet.release(a, grpc.StatusCode.CANCELLED)
     fleet.release(c, grpc.StatusCode.CANCELLED)
-    fleet.hear(listing("abc"))
+    fleet.update(listing("abc"))
     assert not channels.open
     with pytest.raises(ValueError, match="closed"):
         fleet.take()

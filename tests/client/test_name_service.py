@@ -50,11 +50,11 @@ class Heard:
         self.is_enough = asyncio.Event()
         self._enough = enough
 
-    def hear(self, listing: Listing) -> None:
+    def update(self, listing: Listing) -> None:
         self.listings.append(listing)
         self._count()
 
-    def miss(self, problem: str) -> None:
+    def service_failed(self, problem: str) -> None:
         self.problems.append(problem)
         self._count()
 

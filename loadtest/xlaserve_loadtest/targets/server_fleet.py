@@ -16,7 +16,7 @@ import grpc.aio
 
 from xlaserve_client.aio_fleet import AsyncFleet
 from xlaserve_client.errors import Unavailable
-from xlaserve_client.name_service import NameService, in_words
+from xlaserve_client.name_service import NameService, failure_reason
 from xlaserve_loadtest.printable import shortened
 from xlaserve_loadtest.record.lines import Status
 from xlaserve_loadtest.schedule.payload import Request
@@ -49,7 +49,7 @@ class FleetTarget:
             lambda opened: opened.channel.close(),
         )
         try:
-            await fleet.wait_for_news(_NEWS_TIMEOUT_S)
+            await fleet.wait_for_update(_NEWS_TIMEOUT_S)
             checker = Checker(models, open_inference.read, references)
             yield _FleetConnection(fleet, checker, transport, self._deadline_s)
         finally:
@@ -106,7 +106,7 @@ async def ready_server(address: str) -> str:
     try:
         listing = await NameService.parse(address).ask()
     except (OSError, HTTPException, ValueError) as error:
-        raise TargetError(f"{address}: UNAVAILABLE: {shortened(in_words(error))}") from None
+        raise TargetError(f"{address}: UNAVAILABLE: {shortened(failure_reason(error))}") from None
     for server in listing.servers:
         if server.is_ready:
             return server.address
