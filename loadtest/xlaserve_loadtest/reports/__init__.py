@@ -1,4 +1,5 @@
 """Reports for people and programs: terminal, Markdown, HTML, CSV, JSON, Prometheus.
 
-Computes nothing but layout. `chart` and `table` make one of anything; `charts` and `tables` are those that a run has.
+This package does only layout. `chart` and `table` make a chart or a table of any data; `charts`, `latency_charts`,
+`price_charts` and `tables` make those of a run.
 """

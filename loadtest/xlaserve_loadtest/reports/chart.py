@@ -1,4 +1,4 @@
-"""One chart of a report: what plotly draws, a title, and how to read it."""
+"""A chart of a report: plotly's traces and layout, a title, and a text on how to read it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from xlaserve_loadtest.printable import one_line
 from xlaserve_loadtest.reports.markup import data, tag
 
 COLOURS: Final = ("#3b7ddd", "#e8822e", "#1a9e84", "#b659c4", "#8d9a1f", "#d65468", "#a5713f", "#3aa7c9")
-"""Of arms. Distinct on white and on near-black, and for most colour-blind readers in this order."""
+"""Colours of arms, distinct on white and on near-black, and in this order for most colour-blind readers."""
 EVENT: Final = "#d6293e"
-"""Of limits, and of what happened during a run."""
+"""Colour of limits and of events of a run."""
 PART_COLOURS: Final = ("#8fa3ba", "#d9c27a", "#c9a0a0", "#a9c49a", "#56708f", "#b6a6cf", "#c3cad3", "#93c4c4")
-"""Of the parts of a bar, paler than any arm."""
+"""Colours of the parts of a bar, paler than those of arms."""
 
 _SHORT: Final = 28
 """Characters of a name on an axis."""
@@ -28,17 +28,17 @@ BAR_PX: Final = 34
 """Height of a bar and the room around it, for a name of two lines."""
 
 _MODES: Final = ("xla", "graph", "eager", "autocluster", "auto", "openvino")
-"""Modes with a colour of their own, which is the same on every page."""
+"""Modes whose colour is the same on every page."""
 
 
 class Key(NamedTuple):
-    """An entry of a legend: what traces with this name in their `meta` have in common."""
+    """An entry of a legend, for all traces with its name in their `meta`."""
 
     name: str
     colour: str | None = None
-    """None where dashes or a symbol tell, of any colour."""
+    """None where the entry is for a dash or a symbol, in any colour."""
     mark: str = "bar"
-    """A dash of plotly's for a line, a symbol of plotly's, or `bar`."""
+    """One of plotly's dashes for a line, one of its symbols, or `bar`."""
 
 
 _MARKS: Final[Mapping[str, str]] = {
@@ -66,9 +66,9 @@ def chart(
     *,
     legend: Sequence[Key] = (),
 ) -> Markup | None:
-    """Returns what plotly draws as HTML, None without `traces`; `name` is one word, `reading` says how to read it.
+    """Returns a chart as HTML, None without `traces`; `name` is one word, `reading` is the text below the chart.
 
-    The legend stands above it, where it takes no room from the chart however long it is, and hides and shows traces.
+    The legend is above the chart, so that a long one does not shrink the chart; its entries hide and show traces.
     """
     if not traces:
         return None
@@ -90,7 +90,7 @@ def chart(
 
 
 def mode_colours(modes: Sequence[str]) -> list[str]:
-    """Returns a colour for each mode: a mode's own for the first of it, then those that are left."""
+    """Returns a colour for each of `modes`: the mode's own for its first occurrence, and unused ones for all others."""
     own = {mode: COLOURS[index] for index, mode in enumerate(_MODES)}
     first = {mode: modes.index(mode) for mode in modes}
     taken = {own[mode] for mode in first if mode in own}
@@ -99,17 +99,17 @@ def mode_colours(modes: Sequence[str]) -> list[str]:
 
 
 def pale(colour: str) -> str:
-    """Returns the colour of what repeats something of this colour."""
+    """Returns a paler form of a colour, for an arm's control."""
     return f"{colour}a0"
 
 
 def label(text: str) -> str:
-    """Returns text as plotly shows it literally; it would take some tags as formatting, and dollars as formulas."""
+    """Returns text escaped for plotly, which otherwise takes some tags as formatting and dollars as formulas."""
     return html.escape(one_line(text), quote=False).replace("$", "&#36;")
 
 
 def short_names(names: Iterable[str], limit: int = _SHORT) -> dict[str, str]:
-    """Returns names that an axis has room for, each with both its ends and different from the others."""
+    """Returns a short form of each name for an axis, which keeps the name's beginning and end and is unique."""
     short: dict[str, str] = {}
     for name in names:
         half = limit // 2
@@ -120,7 +120,7 @@ def short_names(names: Iterable[str], limit: int = _SHORT) -> dict[str, str]:
 
 
 def plain(values: ArrayLike) -> list[float | None]:
-    """Returns numbers to four digits or so, which is what a chart can show, and None for what is not finite."""
+    """Returns numbers rounded to six digits for a chart, and None for numbers that are not finite."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in np.asarray(values, float).tolist()]
 
 
@@ -134,7 +134,7 @@ def line(
     keys: Sequence[str] = (),
     mode: str = "lines",
 ) -> dict[str, Any]:
-    """Returns a trace of plotly with a line from point to point; `keys` are the entries of a legend that hide it."""
+    """Returns a trace of plotly with a line through points; `keys` are the legend entries that hide and show it."""
     return {
         "type": "scatter",
         "mode": mode,
@@ -150,8 +150,9 @@ def line(
 def bars(
     rows: Sequence[str], series: Mapping[str, ArrayLike], colours: Sequence[str], hover: str
 ) -> tuple[list[dict[str, Any]], list[Key]]:
-    """Returns horizontal bars and their legend: for each of `series` a value for each of `rows`, which are HTML;
-    `hover` is shown for a value."""
+    """Returns traces and legend of horizontal bars: each of `series` has a value for each of `rows`, which are HTML.
+
+    `hover` is plotly's template of the text shown for a value."""
     keys = [Key(name, colour) for name, colour in zip(series, cycle(colours), strict=False)]
     traces = [
         {
@@ -170,7 +171,7 @@ def bars(
 
 
 def bar_layout(mode: str, height_px: int, unit: str) -> dict[str, Any]:
-    """Returns the layout of `bars`, from the top down; `mode` is stack or group."""
+    """Returns the layout of `bars`, with the first row at the top; `mode` is `stack` or `group`."""
     return {
         "barmode": mode,
         "height": height_px,
@@ -179,7 +180,7 @@ def bar_layout(mode: str, height_px: int, unit: str) -> dict[str, Any]:
     }
 
 
-def rule(axis: str, at: float, colour_: str) -> dict[str, Any]:
+def rule(axis: str, at: float, colour: str) -> dict[str, Any]:
     """Returns a dotted line across the chart at one value of an axis (`x` or `y`)."""
     other = "y" if axis == "x" else "x"
     return {
@@ -189,7 +190,7 @@ def rule(axis: str, at: float, colour_: str) -> dict[str, Any]:
         f"{other}0": 0,
         f"{other}1": 1,
         f"{other}ref": "paper",
-        "line": {"color": colour_, "width": 1, "dash": "dot"},
+        "line": {"color": colour, "width": 1, "dash": "dot"},
     }
 
 

@@ -1,4 +1,4 @@
-"""Charts of a run: pure functions from its figures to what plotly draws, each with how to read it."""
+"""Charts of a run's throughput, stages and buckets: pure functions from its figures to charts of plotly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loadtest report`: every report there is, made from run files alone."""
+"""`loadtest report`: makes all reports, from run files alone."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from xlaserve_loadtest.schedule.conditions import Condition, parse
 
 SCHEMA: Final = "xlaserve.loadtest.report/1"
 EXIT_CONDITION: Final = 3
-"""A `--fail-if` condition is met, or can't be judged."""
+"""Exit status where a `--fail-if` condition is met or can't be judged."""
 
 STEP_SUMMARY: Final = "GITHUB_STEP_SUMMARY"
-"""The variable that names the file to which a step of a GitHub workflow appends what is shown as its job's summary."""
+"""The environment variable with the file to which a step of a GitHub workflow appends its job's summary."""
 
 
 class NotWrittenError(OSError):
-    """Some files can't be written; the message names each."""
+    """Some reports can't be written; the message names each file."""
 
     def __init__(self, failures: Sequence[OSError]) -> None:
         super().__init__("; ".join(map(str, failures)))
@@ -43,7 +43,7 @@ class NotWrittenError(OSError):
 
 
 _Judged = Sequence[Sequence[Judged]]
-"""The conditions, for each run."""
+"""The judged conditions of each run."""
 _FORMATS: Final[Mapping[str, Callable[[Sequence[Summary], _Judged], str]]] = {
     "html": lambda summaries, _: html.render(summaries),
     "markdown": markdown.render_all,
@@ -105,7 +105,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def add_check_options(
     group: argparse._ActionsContainer, parse_condition: Callable[[str], Condition], fail_if: str
 ) -> None:
-    """Adds what every command has for a pipeline; `fail_if` is the help of that option."""
+    """Adds the options for pipelines that several commands have; `fail_if` is the help text of that option."""
     group.add_argument(
         "--markdown", type=file_to_write, metavar="FILE", help=f"for a pull request; appended to ${STEP_SUMMARY}"
     )
@@ -129,12 +129,12 @@ def add_check_options(
 def publish(
     summaries: Sequence[Summary], options: argparse.Namespace, console: Console, live: Sequence[Judged] = ()
 ) -> int:
-    """Writes the files asked for, prints the runs, and judges them by the conditions and those of every run.
+    """Judges the runs by the options' conditions and the default ones, writes the reports, and prints the runs.
 
-    Returns 0, 1 where a run is incomplete, or 3 where a condition is met. `live` are conditions that were judged while
-    the first run went on.
+    Returns 0, 1 where a run is incomplete, or 3 where a condition is met. `live` are conditions that were judged during
+    the first run.
 
-    Raises NotWrittenError where a file can't be written, once all the rest is done.
+    Raises NotWrittenError where a file can't be written, after everything else is done.
     """
     judged = [judge_summary(summary, options.fail_if, these_processes=options.these_processes) for summary in summaries]
     if summaries:
@@ -152,15 +152,15 @@ def publish(
         if place:
             console.rule()
         show(summary, console)
-    is_incomplete = say_what_is_missing(summaries)
-    status = say_what_is_met(chain.from_iterable(judged))
+    is_incomplete = report_missing(summaries)
+    status = report_met(chain.from_iterable(judged))
     if failures:
         raise NotWrittenError(failures)
     return status or int(is_incomplete)
 
 
 def judge_summary(summary: Summary, conditions: Sequence[Condition], *, these_processes: bool = False) -> list[Judged]:
-    """Judges a run by `conditions`, and by those of every run that they don't replace.
+    """Judges a run by `conditions`, and by the default conditions that they don't replace.
 
     See `judge` for `these_processes`.
     """
@@ -172,18 +172,18 @@ def judge_summary(summary: Summary, conditions: Sequence[Condition], *, these_pr
 
 
 def check(options: argparse.Namespace, parser: argparse.ArgumentParser, read: Sequence[Path] = ()) -> None:
-    """Checks that no report would be written over what is `read`. Ends with status 2 where one would."""
+    """Ends with status 2 where a report would be written over one of the files in `read`."""
     sources = {path.resolve() for path in read}
     for path in _written(options):
-        # A link to the run is replaced, and not what it leads to; a folder may have several names.
+        # Writing replaces a link to the run and not the run itself; a folder may have several names.
         if path.parent.resolve() / path.name in sources:
             parser.error(f"{path}: expected a file to write, and it is the run that is read")
 
 
 def discard(options: argparse.Namespace, *more: Path) -> None:
-    """Removes the files that will be written, and `more`, so that none of an earlier run survives a failure of this.
+    """Removes the files that will be written, and `more`, so that no report of an earlier run is left after a failure.
 
-    What is no file, and what is appended to, stays. Raises OSError.
+    Devices, pipes and the file that is appended to are not removed. Raises OSError.
     """
     for path in (*_written(options), *more):
         if path.is_file() and not _is_stream(path) and not _is_step_summary(path):
@@ -191,7 +191,8 @@ def discard(options: argparse.Namespace, *more: Path) -> None:
 
 
 def fail(options: argparse.Namespace, message: str) -> int:
-    """Says why there is no report, in JUnit XML too where that was asked for; returns the exit status."""
+    """Writes to stderr why there is no report, and to the JUnit file if the options name one; returns the exit status
+    1."""
     sys.stderr.write(printable(f"{message}\n"))
     if options.junit:
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -204,17 +205,17 @@ def fail(options: argparse.Namespace, message: str) -> int:
 
 
 def _written(options: argparse.Namespace) -> list[Path]:
-    """Returns the files that the options name, where each command has some of them."""
+    """Returns the report files that the options name; a command may lack some of the options."""
     named = (getattr(options, name, None) for name in _FORMATS)
     return [path for path in named if isinstance(path, Path)]
 
 
 def write(path: Path, text: str) -> None:
-    """Writes a file whole or not at all, as a collector may read at any time. Raises OSError.
+    """Writes a file atomically, since a collector may read it at any time. Raises OSError.
 
-    What is no file, such as /dev/stdout or a pipe, is written to and never replaced.
+    A device or a pipe, such as /dev/stdout, is written to and never replaced.
     """
-    with naming(path):  # instead of the draft
+    with naming(path):  # errors name `path` and not the draft
         _write(path, text)
 
 
@@ -236,7 +237,8 @@ def _write(path: Path, text: str) -> None:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether a path is a device or pipe, or a name of an open file such as /dev/stdout, which may be a regular one."""
+    """Returns whether a path is a device, a pipe, or a name of an open file such as /dev/stdout, which may be
+    redirected."""
     folder = str(path.parent.resolve())
     is_open_file = folder.startswith("/proc/") or (path.is_symlink() and str(path.readlink()).startswith("/proc/"))
     return is_open_file or (path.exists() and not path.is_file())
@@ -247,16 +249,16 @@ def _is_step_summary(path: Path) -> bool:
     return bool(summary) and path.absolute() == Path(summary).absolute()
 
 
-def say_what_is_missing(summaries: Iterable[Summary]) -> bool:
-    """Writes what each incomplete run lacks to stderr; returns whether there is one."""
+def report_missing(summaries: Iterable[Summary]) -> bool:
+    """Writes to stderr what each incomplete run lacks; returns whether a run is incomplete."""
     incomplete = [summary for summary in summaries if not summary.is_complete]
     for summary in incomplete:
         sys.stderr.write(one_line(f"loadtest: {summary.path}: incomplete: {' '.join(summary.missing)}") + "\n")
     return bool(incomplete)
 
 
-def say_what_is_met(judged: Iterable[Judged]) -> int:
-    """Writes the conditions that are met, or can't be judged, to stderr; returns the exit status."""
+def report_met(judged: Iterable[Judged]) -> int:
+    """Writes to stderr the conditions that are met or can't be judged; returns the exit status."""
     met = [each for each in judged if each.is_met]
     for each in met:
         sys.stderr.write(one_line(f"loadtest: {each.option} {each}") + "\n")
@@ -264,7 +266,7 @@ def say_what_is_met(judged: Iterable[Judged]) -> int:
 
 
 def to_json(summaries: Sequence[Summary], judged: _Judged = ()) -> dict[str, Any]:
-    """Returns everything in JSON's types; infinite and unknown values are null."""
+    """Returns the summaries and conditions in JSON's types; infinite and unknown values are null."""
     conditions = [
         {"condition": each.condition.text, "is_met": each.is_met, "is_judged": each.is_judged, "found": each.found}
         for each in chain.from_iterable(judged)

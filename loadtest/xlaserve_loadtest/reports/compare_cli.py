@@ -1,4 +1,4 @@
-"""`loadtest compare A B`: what changed from one run to another, from their files alone."""
+"""`loadtest compare A B`: compares two runs, from their files alone."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from xlaserve_loadtest.reports.cli import (
     check,
     discard,
     fail,
-    say_what_is_met,
-    say_what_is_missing,
+    report_met,
+    report_missing,
     write,
 )
 from xlaserve_loadtest.reports.table import Table, ratio
@@ -117,11 +117,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
         show(compared, apart, Console(), missing)
-    say_what_is_missing(summaries)
+    report_missing(summaries)
     if not compared:
         sys.stderr.write("loadtest compare: the runs have measured no arm under the same load\n")
         return 1
-    status = say_what_is_met(judged) or int(bool(missing))
+    status = report_met(judged) or int(bool(missing))
     if failure:
         sys.stderr.write(f"loadtest compare: {failure}\n")
         return 1
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def show(
     compared: Sequence[Change], apart: Sequence[Difference], console: Console, missing: Sequence[str] = ()
 ) -> None:
-    """Prints what changed, what is missing, what else differs, and the figures of both runs."""
+    """Prints the changes, what is missing of the runs, other differences, and the figures of both runs."""
     widen(console)
     for text in (*_mark(missing), *missing):
         console.print(Text(one_line(text), "yellow"))

@@ -1,4 +1,4 @@
-"""The report as CSV: a row for each arm, load and role of each run."""
+"""The report as CSV, with a row for each arm, load and role of each run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FORMULA: Final = ("=", "+", "-", "@")
 
 
 def render(summaries: Sequence[Summary]) -> str:
-    """Returns CSV with a heading; what is not known is empty. Columns carry their unit."""
+    """Returns CSV with a header line; unknown values are empty. Names of columns have their unit."""
     rows = [_row(summary, point) for summary in summaries for point in summary.curve]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else ["run"], lineterminator="\n")
@@ -27,7 +27,7 @@ def render(summaries: Sequence[Summary]) -> str:
 
 
 def _cell(value: object) -> object:
-    """Returns a value that no spreadsheet takes for a formula, which a name could be."""
+    """Returns a value, with text escaped that a spreadsheet would take for a formula."""
     if not isinstance(value, str):
         return value
     return f"'{text}" if (text := one_line(value)).startswith(_FORMULA) else text

@@ -1,4 +1,4 @@
-"""How charts show the measured points of a run: the same colour, dash and name in each chart."""
+"""The style of a run's measured points in charts: colour, dash and name, the same in each chart."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "
 
 @dataclass(frozen=True)
 class Drawn:
-    """A measured point, and how charts show it."""
+    """A measured point and its style."""
 
     point: Point
     colour: str
-    """That of its arm."""
+    """Colour of its arm."""
     dash: str
-    """That of its load."""
+    """Dash of its load."""
     has_load: bool
-    """Whether there are several loads."""
+    """Whether the run has several loads, so that names include the load."""
     short: str
     """Its arm's name, short enough for an axis."""
 
@@ -40,7 +40,7 @@ class Drawn:
 
     @property
     def keys(self) -> list[str]:
-        """The names of its entries in a legend."""
+        """The names of its legend entries."""
         return [self.point.arm, self.point.label] if self.has_load else [self.point.arm]
 
 
@@ -57,7 +57,7 @@ def drawn(summary: Summary) -> list[Drawn]:
 
 
 def arm_colours(summary: Summary) -> dict[str, str]:
-    """Returns the colour of each arm, which it has on the whole page; a control's is a pale one of what it repeats."""
+    """Returns the colour of each arm on the whole page; a control has a paler colour of its arm."""
     arms = [arm for arm in summary.header.arms if arm.is_control_of is None]
     colours = dict(zip((arm.name for arm in arms), mode_colours([arm.mode for arm in arms]), strict=True))
     controls = {arm.name: arm.is_control_of for arm in summary.header.arms if arm.is_control_of is not None}
@@ -65,5 +65,5 @@ def arm_colours(summary: Summary) -> dict[str, str]:
 
 
 def arm_keys(points: Iterable[Drawn], mark: str) -> list[Key]:
-    """Returns an entry of a legend for each arm."""
+    """Returns a legend entry for each arm."""
     return list({each.point.arm: Key(each.point.arm, each.colour, mark) for each in points}.values())

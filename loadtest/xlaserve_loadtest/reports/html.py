@@ -66,7 +66,7 @@ def _sections(summary: Summary) -> dict[str, list[Child]]:
 
 
 def _subject(summary: Summary) -> str:
-    """Returns the models and the ways in which they ran."""
+    """Returns the names of the models and their modes."""
     arms = [arm for arm in summary.header.arms if arm.is_control_of is None]
     models = ", ".join(dict.fromkeys(model for arm in arms for model in arm.served))
     modes = ", ".join(dict.fromkeys(arm.mode for arm in arms if arm.mode))

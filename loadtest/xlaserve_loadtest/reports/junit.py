@@ -1,6 +1,6 @@
-"""Conditions as JUnit XML, which Jenkins, GitLab and GitHub's actions show as tests.
+"""The report as JUnit XML, which Jenkins, GitLab and GitHub's actions show as tests.
 
-There is a test case for each condition, and one that is an error where the run is incomplete.
+There is a test case for each condition, and one for completeness, which is an error where the run is incomplete.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from xlaserve_loadtest.analysis.summary import Summary
 from xlaserve_loadtest.printable import one_line
 
 COMPLETE: Final = "complete run"
-"""Name of the test case about what is missing."""
+"""Name of the test case for completeness."""
 _NOT_XML: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 can't hold, not even escaped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """What was judged together: one run, or two."""
+    """A test suite: the conditions of one run, or of two runs that are compared."""
 
     name: str
     started_at: str
@@ -33,7 +33,7 @@ class Suite:
     """The verdict, and warnings on lines of their own."""
     judged: Sequence[Judged]
     missing: Sequence[str] = ()
-    """Sentences about what was planned and is missing."""
+    """Sentences about planned measurements that are missing."""
 
 
 def suite(summary: Summary, judged: Sequence[Judged]) -> Suite:
@@ -44,8 +44,8 @@ def suite(summary: Summary, judged: Sequence[Judged]) -> Suite:
 
 
 def render(suites: Iterable[Suite]) -> str:
-    """Returns the document. A condition that is met is a failure; one that can't be judged, and what is missing, an
-    error."""
+    """Returns the document. A condition that is met is a failure; a condition that can't be judged and an incomplete
+    run are errors."""
     elements = [_suite(each) for each in suites]
     root = ElementTree.Element("testsuites", {"name": "loadtest", **_sums(elements)})
     root.extend(elements)
@@ -56,7 +56,7 @@ def render(suites: Iterable[Suite]) -> str:
 
 
 def _suite(suite: Suite) -> ElementTree.Element:
-    cases = [*(_of_condition(each) for each in suite.judged), _of_completeness(suite)]
+    cases = [*(_condition_case(each) for each in suite.judged), _completeness_case(suite)]
     attributes = {
         "name": _text(suite.name),
         # Without the zone, as the format has it; it is UTC.
@@ -89,7 +89,7 @@ class _Case(NamedTuple):
     text: str = ""
 
 
-def _of_condition(judged: Judged) -> _Case:
+def _condition_case(judged: Judged) -> _Case:
     case = _Case(judged.condition.text, judged.found)
     if not judged.is_met:
         return case
@@ -98,7 +98,7 @@ def _of_condition(judged: Judged) -> _Case:
     return case._replace(problem="error", kind="can't be judged", text=str(judged))
 
 
-def _of_completeness(suite: Suite) -> _Case:
+def _completeness_case(suite: Suite) -> _Case:
     if not suite.missing:
         return _Case(COMPLETE, "all that was planned was measured")
     found = " ".join(suite.missing)

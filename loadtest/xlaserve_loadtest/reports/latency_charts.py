@@ -20,15 +20,15 @@ from xlaserve_loadtest.reports.drawn import DASHES, Drawn, arm_colours, arm_keys
 _PERCENTILE_TICKS: Final = (0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999)
 _OVER_TIME: Final = {"p50": "circle", "slowest": "triangle-up-open"}
 _TAILS: Final = ("p99", "p95", "p90")
-"""The first of these that has enough answers everywhere is compared."""
+"""Percentiles in the tail; the first for which every point has enough answers is drawn."""
 _WIDE_RANGE: Final = 30
-"""From this ratio of the greatest latency to the least on, a chart of latencies is logarithmic."""
+"""Ratio of the greatest latency to the least above which a chart of latencies is logarithmic."""
 _LEVEL: Final = ("poisson", "constant")
-"""Arrivals of one rate, unless they go through stages or a ramp."""
+"""Arrivals of a constant rate, unless the load has stages or a ramp."""
 
 
 class _LoadAxis(NamedTuple):
-    """How loads of one type are drawn."""
+    """Name, texts and unit of the chart of one type of load."""
 
     name: str
     title: str
@@ -141,9 +141,9 @@ def by_model(summary: Summary) -> Markup | None:
 
 
 def load_curves(summary: Summary) -> Iterator[Markup | None]:
-    """Draws latency at each load: of closed loops over what was answered, of open loops over what was due.
+    """Draws latency at each load: of closed loops over images/s answered, of open loops over requests/s due.
 
-    The rate of a closed loop is a result and that of an open loop is given, so they share no axis.
+    The rate of a closed loop is a result and the rate of an open loop is given, so they share no axis.
     """
     yield _load_curve(
         summary,
@@ -168,10 +168,10 @@ def load_curves(summary: Summary) -> Iterator[Markup | None]:
 
 
 def _load_curve(summary: Summary, axis: _LoadAxis, points: Iterable[tuple[Point, float, float]]) -> Markup | None:
-    """Draws lines through points, which are given with their place along the line and their `x`."""
+    """Draws lines through points. Each point comes with its order along the line and its `x`."""
     slo = slo_of(summary.header)
     percentile, limit_ms = (slo.metric, slo.limit) if slo and slo.percentile else ("p99", None)
-    # A line is of loads that are alike in everything else. Of a rate that was tried again the longest run counts.
+    # Loads of one line differ only in concurrency or rate. Of a rate that was tried again, the longest run is drawn.
     lines: dict[tuple[str, str], dict[float, tuple[Point, float, float]]] = {}
     for point, place, x in points:
         latency_ms = point.percentile(percentile).value_ms
@@ -223,7 +223,7 @@ def _load_curve(summary: Summary, axis: _LoadAxis, points: Iterable[tuple[Point,
 
 
 def over_time(points: Sequence[Drawn], events: Sequence[TimedEvent]) -> Markup | None:
-    """Draws latency over the run, and what happened meanwhile."""
+    """Draws latency over the time of the run, and its events."""
     series = [each for each in points if each.point.over_time]
     if not series:
         return None
@@ -278,7 +278,7 @@ def over_time(points: Sequence[Drawn], events: Sequence[TimedEvent]) -> Markup |
 
 
 def _latency_axis(title: str, values_ms: Iterable[float | None]) -> dict[str, Any]:
-    """Returns an axis from 0 on, or a logarithmic one where the least would not be seen on that."""
+    """Returns an axis that begins at 0, or a logarithmic one where the least value would not be visible on it."""
     known = [value for value in values_ms if value]
     if known and max(known) > _WIDE_RANGE * min(known):
         return {"title": {"text": title}, "type": "log", "dtick": "D2", "minorloglabels": "complete"}

@@ -13,7 +13,7 @@ from xlaserve_loadtest.reports.table import Table, narrow
 from xlaserve_loadtest.reports.tables import latency, ratios, tables, throughput
 
 MAX_CHARACTERS: Final = 60_000
-"""GitHub takes comments of 65,536 characters; some are left for what a workflow writes around it."""
+"""Characters of a report at most. GitHub takes comments of 65,536; the rest is for text that a workflow adds."""
 
 _MAX_WARNINGS: Final = 10
 
@@ -25,9 +25,9 @@ def render_all(summaries: Sequence[Summary], judged: Sequence[Sequence[Judged]])
 
 
 def render(summary: Summary, judged: Sequence[Judged] = (), limit: int = MAX_CHARACTERS) -> str:
-    """Returns a run as GitHub's Markdown: the verdict, the conditions, the main tables; the others are folded.
+    """Returns a run as GitHub's Markdown: the verdict, the conditions, the main tables; other tables are folded.
 
-    Tables that would make it longer than `limit` characters are left out, which it says.
+    Tables that would make the text longer than `limit` characters are left out; a note names them.
     """
     text = "\n".join(_head(summary, judged)) + "\n"
     details: list[str] = []
@@ -56,7 +56,7 @@ def lines(table: Table) -> Iterator[str]:
 
 
 def condition_lines(judged: Sequence[Judged]) -> Iterator[str]:
-    """Yields the conditions as a table, those first that are met or can't be judged."""
+    """Yields the conditions as a table; conditions that are met or can't be judged come first."""
     yield _row(("condition", "result", "found"))
     yield "|---|---|---|"
     for each in sorted(judged, key=lambda each: not each.is_met):
@@ -92,6 +92,6 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def plain(text: str) -> str:
-    """Returns text that Markdown and HTML show as it is, in one line, and that notifies nobody."""
+    """Returns text escaped for Markdown and HTML, in one line and without mentions of users."""
     escaped = re.sub(r"([\\`*_<>|\[\]~#&])", r"\\\1", one_line(text))
     return re.sub(r"(?<!\w)@(?=\w)", "@\N{ZERO WIDTH SPACE}", escaped)

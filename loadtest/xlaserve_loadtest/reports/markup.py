@@ -1,4 +1,4 @@
-"""HTML that is escaped unless it was built here, and the self-contained page that holds it."""
+"""HTML elements, whose text is escaped, and the self-contained page."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from xlaserve_loadtest.reports.table import Cell, Strong, Table, wide
 
 VOID: Final = frozenset({"br", "hr", "link", "meta"})
 _LONG: Final = 36
-"""Length from which a cell gets more of the width than others."""
+"""Characters of a cell above which it gets more of the width than others."""
 
 POLICY: Final = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
-"""The page's content security policy. It forbids every request, for any name in a run."""
-
+"""The page's content security policy. It forbids every request, whatever names a run contains."""
 
 Child = str | Iterable["Child"] | None
-"""Text, elements, or several of them; None is left out."""
+"""Text, an element, or several of them; None is left out."""
 
 
 def join(children: Iterable[Child]) -> Markup:
-    """Returns the children one after the other, text among them escaped."""
+    """Returns the children one after the other, with text escaped."""
     return Markup().join(map(_written, (child for child in children if child is not None)))
 
 
@@ -50,7 +49,7 @@ def tag(name: str, /, *children: Child, **attributes: str | None) -> Markup:
 
 
 def table(shown: Table) -> Markup:
-    """Returns a table, nothing where it has no rows. In a narrow window each of its rows becomes a list."""
+    """Returns a table, empty where it has no rows. In a narrow window each row is shown as a list."""
     if not shown.columns:
         return Markup()
     columns = list(zip(shown.columns, shown.numeric(), strict=True))
@@ -76,25 +75,25 @@ def _cell(content: Cell, heading: str, is_numeric: bool, *, is_name: bool) -> Ma
     if isinstance(content, Strong) or content is False:
         shown = tag("strong", text)
     elif is_numeric and bracket:
-        # The only place where a figure may be broken into two lines.
+        # A figure may be broken into two lines only before its bounds.
         shown = [value, " ", tag("span", f"[{bounds}", class_="bounds")]
     kind = "number" if is_numeric else "long" if len(text) > _LONG else None
     return tag("th" if is_name else "td", shown, class_=kind, data_heading=None if is_name else heading)
 
 
 def facts(pairs: Iterable[tuple[str, Child]]) -> Markup:
-    """Returns a list of names and values; those without a value are left out."""
+    """Returns a list of names and values; names without a value are left out."""
     return tag("dl", [[tag("dt", name), tag("dd", value)] for name, value in pairs if value])
 
 
 def data(value: Any) -> Markup:
-    """Returns JSON that is safe inside a script element with any strings. NaN is refused."""
+    """Returns JSON that is safe inside a script element. Raises ValueError for NaN."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
 def page(title: str, *body: Child) -> str:
-    """Returns a whole document that needs no network: styles, plotly and what draws its charts are inside."""
+    """Returns a whole document that needs no network: it contains styles, plotly and the script that draws charts."""
     content = join(body)
     plotly = (("plotly", "package_data/plotly.min.js"),) if 'class="chart"' in content else ()
     scripts = (*plotly, ("xlaserve_loadtest", "page/page.js"))
@@ -106,7 +105,7 @@ def page(title: str, *body: Child) -> str:
             tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
             tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
             tag("title", title),
-            # Else a browser asks the server for an icon.
+            # Otherwise a browser asks the server for an icon.
             tag("link", rel="icon", href="data:,"),
             tag("style", Markup(_resource("xlaserve_loadtest", "page/page.css"))),
         ),

@@ -1,4 +1,4 @@
-"""Charts of what compiling costs: by program, and against what it saves."""
+"""Charts of the cost of compiling: by program, and against the time that it saves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SHORT: Final = 22
 
 
 def ledger(prices: Sequence[Price]) -> Markup | None:
-    """Draws what each program cost before traffic."""
+    """Draws the seconds of tracing and compiling of each program."""
     programs = [(price.arm, program) for price in prices for program in price.programs]
     spent_s = {
         "trace": [program.trace_s for _, program in programs],
@@ -53,7 +53,7 @@ def ledger(prices: Sequence[Price]) -> Markup | None:
 def break_even(summary: Summary) -> Markup | None:
     """Draws seconds from a cold start until n images are done, for the arms that have a price.
 
-    In an open loop all arms do the images that are sent, so its rates say nothing of that.
+    Open loops are left out: their rates are given, and are no measure of an arm's speed.
     """
     best: dict[str, float] = {}
     for point in summary.points:

@@ -21,9 +21,10 @@ _RATIOS: Final[dict[Measure, str]] = {"images_per_s": "images_per_second", "p50"
 
 
 def render(summaries: Sequence[Summary], judged: Sequence[Sequence[Judged]] = ()) -> str:
-    """Returns gauges of the last of `summaries` for each model, mode, arm and load; figures not known are left out.
+    """Returns gauges for each model, mode, arm and load, of the last of `summaries` that has it; unknown figures are
+    left out.
 
-    `judged` are the conditions of each.
+    `judged` has the judged conditions of each summary.
     """
     registry = CollectorRegistry()
     complete = Gauge("loadtest_run_complete", "0 where a run ended before all was measured.", registry=registry)

@@ -1,4 +1,4 @@
-"""A table of a report: cells are values, and each format shows them in its own way."""
+"""A table of a report, whose cells are values that each format shows in its own way."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from xlaserve_loadtest.analysis.intervals import Estimate
 from xlaserve_loadtest.analysis.percentiles import AT_LEAST, Percentile
 
 NOTHING: Final = "\N{EN DASH}"
-"""Stands for what is not known."""
+"""The text of a cell whose value is not known."""
 
 
 class Number(str):
-    """A number that is text already."""
+    """A number that is already formatted."""
 
 
 class Strong(str):
-    """Text that must not be overlooked."""
+    """Emphasised text."""
 
 
 class LowerBound(float):
-    """A number that is only known to be this or more."""
+    """A lower bound of a number that is not known exactly."""
 
 
 class Ratio(Estimate):
@@ -31,12 +31,12 @@ class Ratio(Estimate):
 
 
 Cell = str | int | float | Estimate | Percentile | None
-"""None is what is not known; a bool is yes or no."""
+"""The value of a cell; None where it is not known, a bool for yes or no."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns of equal length by heading; one without rows is not shown."""
+    """A title, and columns of equal length by their headings. A table without rows is not shown."""
 
     title: str
     columns: Mapping[str, Sequence[Cell]]
@@ -59,7 +59,7 @@ class Table:
         return zip(*self.columns.values(), strict=True)
 
     def numeric(self) -> list[bool]:
-        """Returns for each column whether it holds numbers, which stand at the right."""
+        """Returns for each column whether it has numbers, which are aligned at the right."""
         return [
             not any(isinstance(cell, str | bool) and not isinstance(cell, Number) for cell in cells)
             for cells in self.columns.values()
@@ -67,29 +67,29 @@ class Table:
 
 
 def narrow(cell: Cell) -> str:
-    """Returns a cell as a narrow table shows it: the bounds behind the only space, so that it breaks there."""
+    """Returns the text of a cell in a narrow table: its only space is before the bounds, so that lines break there."""
     return _text(cell, _aligned, "{} ({}-{})")
 
 
 def wide(cell: Cell) -> str:
-    """Returns a cell as a wide table shows it."""
+    """Returns the text of a cell in a wide table."""
     return _text(cell, number, "{} [{}, {}]")
 
 
 def number(value: float | None) -> str:
-    """Returns three or four digits, more only for large numbers."""
+    """Returns a number with three or four digits; all digits before the point for large numbers."""
     if value is None:
         return NOTHING
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}" if abs(value) >= 10 else f"{value:.3g}"
 
 
 def share(value: float | None) -> Number | None:
-    """Returns percent of a share from 0 to 1."""
+    """Returns a share from 0 to 1 as percent."""
     return None if value is None else Number(f"{value:.1%}")
 
 
 def mebibytes(value: float | None) -> Number | None:
-    """Returns MiB of a number of bytes."""
+    """Returns a number of bytes as MiB."""
     return None if value is None else Number(f"{value / 2**20:,.0f}")
 
 
@@ -122,7 +122,8 @@ def _ratio(value: float | None) -> str:
 
 
 def _aligned(value: float | None) -> str:
-    """Returns three or four digits, numbers of one size with the same decimals, so that columns align."""
+    """Returns a number with three or four digits; numbers of one magnitude have equal decimals, so that columns
+    align."""
     if value is None:
         return NOTHING
     decimals = 0 if value >= 1000 else 1 if value >= 10 else 2 if value >= 1 else 3

@@ -73,7 +73,7 @@ def by_target(summary: Summary) -> Rows:
 
 @_titled("By generator: latency in ms from when a request was due, with 95% bounds")
 def by_generator(summary: Summary) -> Rows:
-    """Returns the same by generator, where there are several."""
+    """Returns rates, errors and percentiles by arm, load and generator, where there are several generators."""
     yield from _parts("generator", summary.by_generator)
 
 
@@ -123,7 +123,7 @@ def _verdict(comparison: Comparison) -> str:
 
 @_titled("The highest rate confirmed to keep to the limit")
 def highest_rates(summary: Summary) -> Rows:
-    """Returns what a search found."""
+    """Returns the highest rate that a search confirmed, by arm."""
     for rate in summary.highest_rates:
         yield {
             "arm": rate.arm,
@@ -153,7 +153,7 @@ def scenario(summary: Summary) -> Rows:
 
 @_titled("Whether the arms give the same answers to the same images")
 def equality(summary: Summary) -> Rows:
-    """Returns how far outputs are apart."""
+    """Returns the differences of outputs, by pair of arms."""
     for compared in summary.equalities:
         yield {
             "outputs": f"{compared.arm} against {compared.baseline}",
@@ -168,7 +168,7 @@ def equality(summary: Summary) -> Rows:
 
 @_titled("Price of compiling")
 def prices(summary: Summary) -> Rows:
-    """Returns what each arm's programs cost to make."""
+    """Returns the seconds of tracing and compiling, and the break-even, by arm."""
     for price in summary.prices:
         yield {
             "arm": price.arm,
@@ -181,7 +181,7 @@ def prices(summary: Summary) -> Rows:
 
 @_titled("")
 def programs(summary: Summary) -> Rows:
-    """Returns what each program cost to make, and how fast it is."""
+    """Returns the seconds of tracing, compiling and running of each program."""
     for price in summary.prices:
         for program in price.programs:
             yield {
@@ -206,7 +206,7 @@ def stages(summary: Summary) -> Rows:
 
 @_titled("What it took: padding, server and generator")
 def use(summary: Summary) -> Rows:
-    """Returns what the server and the generator used."""
+    """Returns the resources that server and generator used, by arm and load."""
     for point in _points(summary):
         yield {
             **_place(point),
@@ -224,7 +224,7 @@ def use(summary: Summary) -> Rows:
 
 @_titled("Images and padding")
 def padding(summary: Summary) -> Rows:
-    """Returns how much the batches were padded."""
+    """Returns images and rows of padding, by arm and load."""
     for point in _points(summary):
         if point.padding:
             yield {
@@ -237,7 +237,7 @@ def padding(summary: Summary) -> Rows:
 
 @_titled("Whether the load tester itself was the limit")
 def generator(summary: Summary) -> Rows:
-    """Returns whether the load generator kept up."""
+    """Returns figures of the load generator, and whether it kept up, by arm and load."""
     for point in _points(summary):
         yield {
             **_place(point),
@@ -262,7 +262,7 @@ def failures(summary: Summary) -> Rows:
 
 @_titled("")
 def arms(summary: Summary) -> Rows:
-    """Returns what was compared."""
+    """Returns the arms of the run."""
     for arm in summary.header.arms:
         yield {
             "arm": arm.name,

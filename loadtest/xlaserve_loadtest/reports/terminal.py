@@ -24,7 +24,7 @@ _NAMES: Final = ("arm", "load", "model", "mode")
 """Headings of columns that name a row together with the first."""
 _GAP: Final = 2
 _WORD: Final = 40
-"""Characters after which even a word is broken."""
+"""Characters after which a word is broken."""
 
 
 def show(summary: Summary, console: Console) -> None:
@@ -40,13 +40,14 @@ def show(summary: Summary, console: Console) -> None:
 
 
 def widen(console: Console) -> None:
-    """Gives a console that is not a terminal room for tables."""
+    """Makes a console that is not a terminal wide enough for tables."""
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
 
 
 def show_table(table: Table, console: Console) -> None:
-    """Prints a table below its title; one that is too wide as several below each other, each with the row's names."""
+    """Prints a table below its title. A table that is too wide is printed in parts, each with the columns that name
+    rows."""
     console.print()
     console.print(Text(one_line(table.title), "underline"))
     columns = [
@@ -72,19 +73,19 @@ class _Column(NamedTuple):
 
     @property
     def least(self) -> int:
-        """Where it is broken at every space: a figure has one before its bounds."""
+        """Its width where texts are broken at every space: a figure has one before its bounds."""
         return min(
             max((cell_len(word) for text in (self.heading, *self.texts) for word in text.split()), default=0), _WORD
         )
 
     @property
     def whole(self) -> int:
-        """Where nothing is broken."""
+        """Its width where no text is broken."""
         return max(map(cell_len, (self.heading, *self.texts)))
 
 
 def _parts(columns: Sequence[_Column], width: int) -> list[list[_Column]]:
-    """Returns columns that fit side by side, in as few parts as that takes; those that name the rows are in each."""
+    """Splits columns into as few parts as fit side by side; each part has the columns that name rows."""
     names = [columns[0], *takewhile(lambda column: column.heading in _NAMES, columns[1:])] if columns else []
     values = columns[len(names) :]
     parts: list[list[_Column]] = []
@@ -103,7 +104,7 @@ def _room(part: Sequence[_Column], width: int) -> int:
 
 
 def _widths(part: Sequence[_Column], width: int) -> list[int]:
-    """Returns the width of each column: whole ones where there is room, those first that need the least for it."""
+    """Returns the width of each column. Remaining room goes first to the columns that need the least to be whole."""
     room, widths = max(0, _room(part, width)), [column.least for column in part]
     for place in sorted(range(len(part)), key=lambda place: part[place].whole - part[place].least):
         more = min(part[place].whole - part[place].least, room)

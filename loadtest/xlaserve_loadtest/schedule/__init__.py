@@ -1,4 +1,4 @@
-"""What is sent, and when: arrivals, payloads, the plan of a run, the search for the highest rate.
+"""The schedule of a run: arrivals, payloads, the order of blocks, the search for the highest rate.
 
 Pure and seeded: no clock, no network.
 """

@@ -1,4 +1,4 @@
-"""What is compared: arms. Pure."""
+"""The arms of a run, which are measured and compared: pure functions from models, modes and servers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from xlaserve_loadtest.schedule.mix import Mix
 MODES: Final = ("xla", "graph", "eager", "autocluster", "openvino", "auto")
 """The server's modes."""
 USUAL_MODES: Final = ("xla", "graph")
-"""Measured where none is named."""
+"""The modes that are measured where the command line names none."""
 ALL: Final = "all"
 AS_IT_IS: Final = ""
-"""The mode of a server that names none, which is not sent."""
+"""The mode of requests that name no mode: the server chooses its default."""
 MIX: Final = "mix"
 """Name of an arm of several models whose server names no modes."""
 _CONTROL: Final = "(again)"
@@ -24,7 +24,7 @@ _CONTROL: Final = "(again)"
 
 @dataclass(frozen=True)
 class ServerArm:
-    """An arm that is a running server: `NAME=ADDRESS[,ADDRESS...][,model=MODEL][,mode=MODE]`."""
+    """An arm on a running server: `NAME=ADDRESS[,ADDRESS...][,model=MODEL][,mode=MODE]`."""
 
     name: str
     addresses: tuple[str, ...]
@@ -33,7 +33,7 @@ class ServerArm:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parses what the command line says; `str` is the way back. Raises ValueError."""
+        """Parses the text of the command line, which `str` gives back. Raises ValueError."""
         name, _, rest = text.partition("=")
         parts = [part.strip() for part in rest.split(",")]
         addresses = tuple(part for part in parts if part and "=" not in part)
@@ -50,7 +50,7 @@ class ServerArm:
 
 
 def check_addresses(addresses: Sequence[str]) -> None:
-    """Raises ValueError for what is no address, and for addresses of several protocols or fleets."""
+    """Raises ValueError where one is no address, and where they are of several protocols or several fleets."""
     protocols = [Address.parse(address).protocol for address in addresses]
     if len(set(protocols)) > 1 or protocols.count(FLEET) > 1:
         raise ValueError(
@@ -59,9 +59,9 @@ def check_addresses(addresses: Sequence[str]) -> None:
 
 
 def name_arms(models: Sequence[str], modes: Sequence[str], target: str, shares: Sequence[float] = ()) -> list[Arm]:
-    """Returns an arm for each model and mode, named for the mode where there is one model.
+    """Returns an arm for each model and mode, named after the mode where there is one model.
 
-    With `shares` of requests to each of `models` there is an arm for each mode.
+    With `shares`, the share of requests to each of `models`, there is one arm for each mode, of all models.
     """
     if shares:
         mix = str(Mix(dict(zip(models, shares, strict=True))))
@@ -76,14 +76,16 @@ def _name(model: str, mode: str, models: int) -> str:
 
 
 def common_modes(offered: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the modes that every model offers, in the first one's order, and those that only some do."""
+    """Returns the modes that every model offers, in the first model's order, and the modes that only some models
+    offer."""
     common = tuple(mode for mode in offered[0] if all(mode in modes for modes in offered))
     others = dict.fromkeys(mode for modes in offered for mode in modes if mode not in common)
     return common, tuple(others)
 
 
 def name_servers(servers: Sequence[ServerArm], models: Sequence[str], shares: Sequence[float] = ()) -> list[Arm]:
-    """Returns an arm for each server; one that names no model runs the first of `models`, or all in their `shares`."""
+    """Returns an arm for each server. A server that names no model runs the first of `models`, or all of them by
+    `shares`."""
     mix = str(Mix(dict(zip(models, shares, strict=True)))) if shares else models[0]
     mixed = tuple(models) if shares else ()
     return [
@@ -99,13 +101,14 @@ def name_servers(servers: Sequence[ServerArm], models: Sequence[str], shares: Se
 
 
 def choose_baseline(arms: Sequence[Arm], baseline: str) -> str | None:
-    """Returns the arm of that name, or the first of that mode, where there is another to compare with it."""
+    """Returns the name of the arm that `baseline` names, or of the first arm of that mode; None where there is one arm
+    only."""
     found = next((arm.name for key in ("name", "mode") for arm in arms if getattr(arm, key) == baseline), None)
     return found if len(arms) > 1 else None
 
 
 def with_controls(arms: Sequence[Arm], baselines: Collection[str]) -> list[Arm]:
-    """Returns the arms, each followed by a twin where it is one of `baselines`: the A/A control."""
+    """Returns the arms, each of `baselines` followed by a copy of itself, its A/A control."""
     found = []
     for arm in arms:
         found.append(arm)

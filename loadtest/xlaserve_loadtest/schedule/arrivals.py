@@ -1,7 +1,8 @@
-"""When requests are due, and which is sent then: pure and seeded, so that the same arguments give the same schedule.
+"""Arrival processes: the times at which requests are due, pure and seeded, so that equal arguments give equal
+schedules.
 
-A schedule is an array of int64 nanoseconds after the start, ascending. Latency counts from these moments, not from when
-the generator sent.
+A schedule is an ascending array of int64 nanoseconds after the start. Latency counts from these times, not from the
+time at which the generator sent.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ MEASURED_PART: Final = 1
 
 _NS: Final = 1e9
 _MAX_PLACE: Final = np.iinfo(np.int32).max
-"""So large that any number of requests is drawn from evenly."""
+"""So large that the remainder by any number of requests is drawn evenly."""
 _MIN_MARGIN_S: Final = 1.0
-"""A replay is this long at least where the rate before and after it is chosen: `--duration` may cut it short."""
+"""Least duration in seconds that is assumed of a replay, to choose the rate before and after it: `--duration` may cut
+it short."""
 _LAST_SLOT_S: Final = 1.0
-"""How long a replay goes on after a single moment at which all of it is due."""
+"""Seconds that a replay lasts after its only moment, where all its requests are due at the same time."""
 
 
 class ArrivalsError(ValueError):
@@ -42,29 +44,29 @@ class ArrivalsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """A fixed number of slots; a slot's next request is due at the moment when its last one was answered."""
+    """A load of a fixed number of slots; a slot's next request is due when its previous one was answered."""
 
     slots: int
     is_offline: bool = False
-    """As many requests as the target can take: only throughput counts."""
+    """Whether all requests are available at once, so that only throughput counts."""
 
     def duration_s(self) -> None:
-        """Returns None: it goes on as long as wanted."""
+        """Returns None: the load has no duration of its own."""
 
     def document(self) -> Mapping[str, Any]:
-        """Returns what a run file has of it."""
+        """Returns the form in a run file."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """Requests come on a schedule, independent of answers; `end_rate_per_s` makes it a ramp."""
+    """A load whose requests are due by a schedule, independent of answers; with `end_rate_per_s` its rate is a ramp."""
 
     rate_per_s: float
     process: Process = "poisson"
     end_rate_per_s: float | None = None
     burst: int = 1
-    """Requests that are due at the same moment; the rate counts each of them."""
+    """Number of requests that are due at the same moment; the rate counts each of them."""
 
     def mean_rate_per_s(self) -> float:
         """Returns requests per second over the whole duration."""
@@ -75,21 +77,21 @@ class OpenLoop:
         return self.rate_per_s if self.end_rate_per_s is None else self.end_rate_per_s
 
     def duration_s(self) -> None:
-        """Returns None: it goes on as long as wanted."""
+        """Returns None: the load has no duration of its own."""
 
     def margins(self) -> tuple[OpenLoop, OpenLoop]:
-        """Returns the loads before and after it: at its first rate, and at its last."""
+        """Returns the loads before and after the measured part: at the first rate, and at the last."""
         last = self.last_rate_per_s()
         return replace(self, end_rate_per_s=None), replace(self, rate_per_s=last, end_rate_per_s=None)
 
     def document(self) -> Mapping[str, Any]:
-        """Returns what a run file has of it."""
+        """Returns the form in a run file."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stretch of a profile, in which the rate goes evenly from one value to another."""
+    """A part of a profile, in which the rate changes linearly from one value to another."""
 
     rate_per_s: float
     end_rate_per_s: float
@@ -98,7 +100,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """An open loop whose rate goes through stages."""
+    """An open loop whose rate follows stages, one after the other."""
 
     stages: tuple[Stage, ...]
     process: Process = "poisson"
@@ -138,31 +140,31 @@ class Profile:
         return sum(stage.duration_s for stage in self.stages)
 
     def margins(self) -> tuple[OpenLoop, OpenLoop]:
-        """Returns the loads before and after it: at its first rate, and at its last."""
+        """Returns the loads before and after the measured part: at the first rate, and at the last."""
         first, last = self.stages[0].rate_per_s, self.stages[-1].end_rate_per_s
         return OpenLoop(first, self.process, burst=self.burst), OpenLoop(last, self.process, burst=self.burst)
 
     def document(self) -> Mapping[str, Any]:
-        """Returns what a run file has of it."""
+        """Returns the form in a run file."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """Requests of recorded kinds come at recorded times."""
+    """An open loop whose requests are of recorded kinds and due at recorded times."""
 
     due_ns: Schedule
     """Nanoseconds after the start, ascending; at least one."""
     kinds: tuple[Kind, ...] = (Kind(),)
-    """The kinds of its requests, each once."""
+    """The distinct kinds of requests."""
     places: Places | None = None
-    """Index in `kinds` of each request; None: all are of the first."""
+    """Index in `kinds` of each request; None where all are of the first kind."""
     path: str = ""
     """The trace file."""
     sha256: str = ""
     """Hash of that file."""
     ends_s: float = math.inf
-    """Where it was cut, in seconds after the start."""
+    """Seconds after the start at which it was cut; infinite where it is whole."""
 
     def sequence(self) -> list[Kind]:
         """Returns the kind of each request."""
@@ -175,21 +177,21 @@ class Replay:
         return self.due_ns.size / self.duration_s()
 
     def duration_s(self) -> float:
-        """Returns how long it takes: as long after its last moment as its moments are apart, on average.
+        """Returns its duration: until its last moment, and then as long as its moments are apart on average.
 
-        A trace of a single moment goes on for a second after it. Where it was cut it ends there.
+        A trace of a single moment lasts a second longer. A trace that was cut ends where it was cut.
         """
         moments = np.unique(self.due_ns)
         gap_s = float(moments[-1] - moments[0]) / (moments.size - 1) / _NS if moments.size > 1 else _LAST_SLOT_S
         return min(float(moments[-1]) / _NS + gap_s, self.ends_s)
 
     def margins(self) -> tuple[OpenLoop, OpenLoop]:
-        """Returns the loads before and after it, at its mean rate."""
+        """Returns the loads before and after the measured part, at the mean rate."""
         around = OpenLoop(self.due_ns.size / max(self.duration_s(), _MIN_MARGIN_S))
         return around, around
 
     def document(self) -> Mapping[str, Any]:
-        """Returns what a run file has of it: enough to know the trace again."""
+        """Returns the form in a run file, which identifies the trace but does not contain it."""
         images = [kind.images for kind in self.kinds]
         return {
             "path": self.path,
@@ -205,20 +207,20 @@ class Replay:
 
 
 Scheduled = OpenLoop | Profile | Replay
-"""Loads whose requests are due at times of their own."""
+"""Loads with a schedule."""
 Load = ClosedLoop | Scheduled
 
 
 class Sends(NamedTuple):
-    """Requests in the order in which they are due."""
+    """The requests of a schedule, in the order in which they are due."""
 
     due_ns: Schedule
     requests: Places
-    """Place of each in the sequence of the arm's requests, which repeats: over its length, it begins again."""
+    """Index of each in the arm's sequence of requests, modulo its length."""
 
 
 def schedule(load: Scheduled, duration_s: float, seed: Sequence[int]) -> Schedule:
-    """Returns when requests are due in `duration_s`.
+    """Returns the times in `duration_s` at which requests are due.
 
     A Poisson process of any rate is one of rate 1 whose time is stretched: the nth request is due when the integral of
     the rate reaches the nth event. For constant arrivals that is n.
@@ -252,8 +254,8 @@ def with_margins(
 ) -> Sends:
     """Returns a schedule with load at the first rate before the measured part, and at the last rate after it.
 
-    The measured part sends the arm's requests in turn, from the first one on. Before and after it they are drawn at
-    random, with `sample_seed` in it, too.
+    The measured part sends the arm's requests in turn, from the first one on; with `sample_seed` it draws them at
+    random, as the parts before and after it always do.
     """
     first, last = load.margins()
     parts = ((first, before_s, 0.0), (load, duration_s, before_s), (last, after_s, before_s + duration_s))
@@ -269,7 +271,7 @@ def with_margins(
 
 
 def split(whole: Sends, workers: int) -> list[Sends]:
-    """Returns each worker's share: the requests dealt out in turn, none lost, none twice."""
+    """Returns the part of each worker: request i goes to worker i modulo `workers`."""
     return [Sends(whole.due_ns[worker::workers], whole.requests[worker::workers]) for worker in range(workers)]
 
 
@@ -288,7 +290,7 @@ def _stages(load: OpenLoop | Profile, duration_s: float) -> tuple[Stage, ...]:
 
 
 def _inverse(stages: Sequence[Stage], events: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns when the integral of the rate over the stages reaches each of `events`."""
+    """Returns the seconds at which the integral of the rate over the stages reaches each of `events`."""
     start = np.array([stage.rate_per_s for stage in stages])
     length_s = np.array([stage.duration_s for stage in stages])
     growth = (np.array([stage.end_rate_per_s for stage in stages]) - start) / length_s

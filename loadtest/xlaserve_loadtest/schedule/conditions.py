@@ -12,8 +12,8 @@
     bound     = "lower" | "upper"                   of the 95% interval; without it the point value is compared
     op        = "<" | "<=" | ">" | ">=" | "=" | "==" | "!="
 
-Without an arm it is about every arm and load. `arm/baseline` is a ratio over paired blocks. Only counts and verdicts
-can be equal to something: a measured figure never is, but by chance.
+A condition without an arm applies to every arm and load. `arm/baseline` is a ratio over paired blocks. Only counts and
+verdicts can be compared by = and !=, since a measured figure equals a number only by chance.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ ERRORS: Final = "errors"
 DROPPED: Final = "dropped"
 DIFFERING: Final = "differing"
 COUNTS: Final = (ERRORS, DROPPED)
-"""Numbers of requests, which are known while a run goes on."""
+"""Metrics that are numbers of requests, which are known during a run."""
 _TIMES: Final = ("mean", "max")
 GOODPUT: Final = "goodput"
 METRICS: Final = (*_TIMES, *RATES, *COUNTS, DIFFERING, GOODPUT)
-"""Metrics of one arm, and any percentile in addition."""
+"""Metrics of one arm; any percentile is one, too."""
 _UNIT_MS: Final = {
     name: Decimal(ms) for name, ms in {"": "1", "us": "1e-3", "µs": "1e-3", "ms": "1", "s": "1e3"}.items()
 }
@@ -70,34 +70,34 @@ class ConditionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition, parsed. `str` gives it back in one form for all spellings."""
+    """A parsed condition. `str` returns it in one form for all spellings."""
 
     text: str = field(compare=False)
-    """As it was written."""
+    """The text that was parsed."""
     metric: str
     """A metric of the grammar, "ratio" or "verdict"."""
     op: str
     limit: float
-    """Milliseconds, a share from 0 to 1, or a number; 0 where it is about a verdict."""
+    """Milliseconds, a share from 0 to 1, or a number; 0 in a condition on a verdict."""
     is_share: bool = False
     arm: str | None = None
     baseline: str | None = None
     """The baseline of a ratio or verdict."""
     bound: Bound | None = None
-    """Which bound of the 95% interval is compared; None: the point value."""
+    """The bound of the 95% interval that is compared; None where the point value is."""
     measure: str | None = None
-    """What a ratio is of."""
+    """The measure of a ratio, one of RATIO_MEASURES; None in other conditions."""
     verdict: str | None = None
-    """The verdict that it is about."""
+    """The verdict that is compared; None in other conditions."""
 
     @property
     def percentile(self) -> float | None:
-        """The percentile that it is about, from 0 to 100; None where it is about another metric."""
+        """The percentile, from 0 to 100; None where the metric is no percentile."""
         return float(self.metric[1:]) if _PERCENTILE.fullmatch(self.metric) else None
 
     @property
     def is_time(self) -> bool:
-        """Whether it is about a latency."""
+        """Whether the metric is a latency."""
         return self.metric in _TIMES or self.percentile is not None
 
     def holds(self, value: float | str) -> bool:
@@ -116,7 +116,7 @@ class Condition:
 
 
 def parse(text: str) -> Condition:
-    """Reads one condition. Raises ConditionError."""
+    """Parses one condition. Raises ConditionError."""
     form = _FORM.fullmatch(text.strip())
     if form is None or not form["what"]:
         what = "nothing to compare before the operator" if form else "no comparison with <, <=, >, >=, = or !="
@@ -147,7 +147,7 @@ def parse(text: str) -> Condition:
 
 
 def _subject(text: str, what: str) -> tuple[str | None, str | None, str, str | None]:
-    """Returns the arm, the baseline, the metric and, of a ratio, its measure."""
+    """Returns the arm, the baseline, the metric and the measure of a ratio."""
     arm, colon, last = (part.strip() for part in what.rpartition(":"))
     if (metric := _metric(text, last)) and (arm or not colon):
         return arm or None, None, metric, None
@@ -171,7 +171,7 @@ def _pair(text: str) -> tuple[str, str] | None:
 
 
 def _metric(text: str, name: str) -> str | None:
-    """Returns the metric's name in one form for all spellings; None where there is none of that name."""
+    """Returns the metric's name in one form for all spellings; None where `name` is no metric."""
     if _PERCENTILE.fullmatch(name):
         percentile = float(name[1:])
         if not percentile:

@@ -1,9 +1,9 @@
-"""How many requests may be over a limit before a percentile counts as over it, with 99% confidence.
+"""The early-stopping rule: how many requests may be over a limit while a percentile is under it, with 99% confidence.
 
-The rule is that of MLPerf's LoadGen (github.com/mlcommons/inference, loadgen/early_stopping.cc and the `EarlyStopping`
-of loadgen/results.cc): of requests that are each over the limit with probability 1 - p, so few are over it in at most
-1% of runs. LoadGen takes requests as independent. Behind a queue they are not: they are over the limit in clusters.
-`variance_inflation` measures how much, and `TailCount` divides its counts by that.
+The rule is from MLPerf's LoadGen (github.com/mlcommons/inference, loadgen/early_stopping.cc and the `EarlyStopping` of
+loadgen/results.cc): of requests that are each over the limit with probability 1 - p, so few are over it in at most 1%
+of runs. LoadGen takes requests as independent. Behind a queue they are not: requests over the limit come in clusters.
+`variance_inflation` estimates the size of such a cluster, and `TailCount` divides its counts by it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ CONFIDENCE: Final = 0.99
 BATCHES: Final = 20
 """Batches of consecutive requests whose counts are compared."""
 MIN_BATCH: Final = 10
-"""Requests of a batch at least."""
+"""Least number of requests of a batch."""
 _UPPER: Final = 19 / 10.117
 """A variance over BATCHES is at most this many times its estimate, with 95% confidence (chi-squared, 19 degrees)."""
 
 _CLUSTERS: Final = 2
-"""Clusters of requests over its own percentile that a batch holds at least where their size can be told from it."""
+"""Clusters of requests over its own percentile that a batch must hold for an estimate of their size."""
 _GROWS_AT: Final = 2.33
-"""Standard deviations of the number of rises among batches that chance exceeds in 1% of runs."""
+"""Standard deviations that the number of rises among batches exceeds by chance in 1% of runs."""
 
 
 def probability_of_at_most(over: int, requests: int, share_over: float) -> float:
-    """Returns how probable it is that at most `over` of independent `requests` are over the limit."""
+    """Returns the probability that at most `over` of `requests` independent requests are over the limit."""
     if over < 0:
         return 0.0
     if over >= requests:
@@ -43,7 +43,8 @@ def probability_of_at_most(over: int, requests: int, share_over: float) -> float
 
 
 def max_over(requests: int, percentile: float) -> int:
-    """Returns how many of `requests` may be over the limit of a percentile (0 to 100); -1 where there are too few."""
+    """Returns the number of `requests` that may be over the limit of a percentile (0 to 100); -1 where `requests` is
+    too small."""
     low, high = -1, requests
     while high - low > 1:
         middle = (low + high) // 2
@@ -63,8 +64,8 @@ def least_requests(percentile: float) -> int:
 
 
 def least_requests_to_pass(percentile: float, share_of_allowed: float) -> int:
-    """Returns how many requests show that a percentile is under a limit where the share over it is `share_of_allowed`
-    of what it allows."""
+    """Returns the number of requests that show that a percentile is under a limit, where the share of requests over the
+    limit is `share_of_allowed` of the share that the percentile allows."""
     requests = least_requests(percentile)
     while max_over(requests, percentile) < math.ceil(requests * (1 - percentile / 100) * share_of_allowed):
         requests = math.ceil(requests * 1.05)
@@ -92,7 +93,7 @@ def percentile_estimate(latencies: NDArray[np.float64], percentile: float) -> fl
 
 
 def variance_inflation(latencies: NDArray[np.float64], percentile: float) -> float:
-    """Returns how many requests tell as much as one independent request; infinity where there are too few to say.
+    """Returns how many requests carry as much information as one independent request; infinity for too few requests.
 
     `latencies` are in the order in which requests were due. Those over their own percentile are counted in BATCHES
     batches of consecutive requests; the counts vary by this factor more than the binomial law says. Such a variance
@@ -112,9 +113,10 @@ def variance_inflation(latencies: NDArray[np.float64], percentile: float) -> flo
 
 
 def inflation_of_run(latencies: NDArray[np.float64], limit: float, percentile: float) -> float:
-    """Returns how many requests of a run tell as much as one independent request about a limit.
+    """Returns how many requests of a run carry as much information about a limit as one independent request.
 
-    It is `variance_inflation` or, where latencies do not grow in the run, `inflation_with_spells` if that is less.
+    The result is `variance_inflation`, or `inflation_with_spells` where that is less and latencies do not grow in the
+    run.
     """
     found = variance_inflation(latencies, percentile)
     if latencies.size < BATCHES or grows(latencies):
@@ -123,13 +125,13 @@ def inflation_of_run(latencies: NDArray[np.float64], limit: float, percentile: f
 
 
 def inflation_with_spells(latencies: NDArray[np.float64], limit: float, percentile: float) -> float:
-    """Returns `variance_inflation` of requests that the run holds all spells of, in which the server is slow; infinity
-    where batches are too short to say.
+    """Returns `variance_inflation` for a run that contains all slow spells of the server; infinity where batches are
+    too short.
 
-    Requests of a slow spell are over the percentile of the whole run together, however far below the limit, so that
-    no run would ever be long enough. So those that are over the limit are counted in BATCHES batches and, for as long
-    as they are few, those of each batch that are over its own percentile: half of the batches have at most so much.
-    It is for latencies that do not grow in the run.
+    All requests of a slow spell are over the percentile of the whole run, even if far below the limit, so that no run
+    would ever be long enough. Therefore two estimates are made and the larger is returned: from the counts of requests
+    over the limit in each of BATCHES batches, and as the median over batches of the inflation within a batch, by the
+    batch's own percentile. Valid only where latencies do not grow in the run.
     """
     batches = np.array_split(latencies, BATCHES)
     over = np.array([batch.mean() for batch in np.array_split(latencies >= limit, BATCHES)], np.float64)
@@ -137,15 +139,15 @@ def inflation_with_spells(latencies: NDArray[np.float64], limit: float, percenti
     binomial = share * (1 - share) * BATCHES / latencies.size if latencies.size else 0.0
     at_limit = _UPPER * float(over.var(ddof=1)) / binomial if binomial else 1.0
     within = float(np.median([variance_inflation(batch, percentile) for batch in batches]))
-    # Behind a long queue, a batch may hold a part of one cluster, which looks smaller than it is.
+    # Behind a long queue a batch may hold only a part of a cluster, whose size would be underestimated.
     if within * _CLUSTERS > latencies.size / BATCHES * (1 - percentile / 100):
         return math.inf
     return max(1.0, at_limit, within)
 
 
 def grows(latencies: NDArray[np.float64]) -> bool:
-    """Returns whether latencies, in the order in which requests were due, grow in the run: H. B. Mann's test of the
-    medians of BATCHES batches, at 99%."""
+    """Returns whether latencies, in the order in which requests were due, grow in the run: H. B. Mann's trend test of
+    the medians of BATCHES batches, at 99%."""
     medians = np.array([np.median(batch) for batch in np.array_split(latencies, BATCHES)])
     later, earlier = np.triu_indices(BATCHES, 1)
     # Compared and not subtracted: requests that failed have an infinite latency.
@@ -155,12 +157,12 @@ def grows(latencies: NDArray[np.float64]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TailCount:
-    """Requests over a limit."""
+    """The number of requests over a limit."""
 
     requests: int
     over: int
     inflation: float
-    """What `variance_inflation` returned; 1 takes requests as independent."""
+    """The result of `variance_inflation`; 1 takes requests as independent."""
 
     @property
     def share(self) -> float:

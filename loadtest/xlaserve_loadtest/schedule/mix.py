@@ -1,4 +1,4 @@
-"""What the requests of a run differ in: model, images, size and file. Pure and seeded."""
+"""The mix of a run's requests: shares of models, numbers of images and sizes. Pure and seeded."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ Size = tuple[int, int]
 Value = TypeVar("Value", bound=Hashable)
 
 DISTINCT_REQUESTS: Final = 16
-"""Enough that no cache sees only one image, few enough to stay in memory."""
+"""Distinct requests of one kind: enough that no cache serves all of them, few enough to stay in memory."""
 MIXED_REQUESTS: Final = 40
-"""The same for requests of several kinds together."""
+"""Distinct requests of several kinds together."""
 MIN_SHARE: Final = 0.001
+"""Least share of a value of a mix."""
 
 _MAX_LENGTH: Final = 1000
 _SLACK: Final = 0.02
-"""How far, by its own size, a share may be off for the sake of a short sequence."""
+"""Largest relative error of a share that is accepted for the sake of a short sequence."""
 _SHARE: Final = re.compile(r"\s*(\d*\.?\d+)\s*")
 _COUNT: Final = re.compile(r"0*[1-9]\d{0,8}")
 _SIZE: Final = re.compile(r"0*([1-9]\d{0,8})x0*([1-9]\d{0,8})")
@@ -31,13 +32,14 @@ _SIZE: Final = re.compile(r"0*([1-9]\d{0,8})x0*([1-9]\d{0,8})")
 
 @dataclass(frozen=True, slots=True)
 class Mix(Generic[Value]):
-    """Values and their shares, which add up to 1."""
+    """Values and their shares, whose sum is 1."""
 
     shares: Mapping[Value, float]
 
     @classmethod
     def of(cls, shares: Mapping[Value, float]) -> Mix[Value]:
-        """Returns a mix of `shares` in any unit. Raises ValueError."""
+        """Returns a mix of `shares`, which are scaled to a sum of 1. Raises ValueError for a share that is too
+        small."""
         total = sum(shares.values())
         if not total or min(shares.values()) < MIN_SHARE * total:
             raise ValueError(f"expected shares of at least {MIN_SHARE:g} of the whole")
@@ -49,7 +51,7 @@ class Mix(Generic[Value]):
         return ",".join(f"{_word(value)}:{share:.4g}" for value, share in self.shares.items())
 
     def draw(self, number: int, seed: int) -> list[Value]:
-        """Returns `number` values, as near to the shares as whole numbers get, in a random order."""
+        """Returns `number` values in a random order, with counts as near to the shares as whole numbers can be."""
         values = list(self.shares)
         exact = np.array(list(self.shares.values())) * number
         whole = exact.astype(np.int64)
@@ -60,15 +62,15 @@ class Mix(Generic[Value]):
 
 
 class Kind(NamedTuple):
-    """What one request is."""
+    """The kind of a request: its model, its number and size of images, and its file."""
 
     model: int = 0
-    """Index of its model in those of the arm."""
+    """Index of the model in `Arm.served`."""
     images: int = 1
     size: Size | None = None
-    """Size of its images; None: the model's own."""
+    """Size of the images; None for the model's own."""
     file: str | None = None
-    """The image or .npy file that it holds; None: what the run sends otherwise."""
+    """Path of the image or .npy file to send; None for the run's other images or tensors."""
 
 
 def draw_kinds(
@@ -76,7 +78,7 @@ def draw_kinds(
 ) -> list[Kind]:
     """Returns the kinds of `number` requests in the order of sending; models, counts and sizes are drawn independently.
 
-    Without a number it is one that is near to all shares.
+    Where `number` is None, it is the least number of requests that is near to all shares.
     """
     if number is None:
         number = _length((models, counts, sizes))
@@ -85,9 +87,9 @@ def draw_kinds(
 
 
 def _length(mixes: Sequence[Mix[Any]]) -> int:
-    """Returns how many requests it takes until all shares are nearly exact."""
+    """Returns the least number of requests for which all shares are exact up to _SLACK; _MAX_LENGTH at most."""
     shares = np.array([share for mix in mixes for share in mix.shares.values()])
-    # Several mixes need more, so that one does not go with another by chance.
+    # Several mixes need more requests, so that their values are not correlated by chance.
     least = MIXED_REQUESTS * 10 ** (sum(len(mix.shares) > 1 for mix in mixes) > 1)
     for number in range(least, _MAX_LENGTH):
         exact = shares * number
@@ -97,18 +99,18 @@ def _length(mixes: Sequence[Mix[Any]]) -> int:
 
 
 def parse_counts(text: str) -> Mix[int]:
-    """Reads images per request: `8` or `1:0.7,8:0.3`. Raises ValueError."""
+    """Parses images per request: `8` or `1:0.7,8:0.3`. Raises ValueError."""
     expected = "images per request such as 8 or 1:0.7,8:0.3"
     return _parse(text, lambda word: int(word) if _COUNT.fullmatch(word) else None, expected)
 
 
 def parse_sizes(text: str) -> Mix[Size]:
-    """Reads `224x224` or `224x224:0.7,448x448:0.3`: heights and widths. Raises ValueError."""
+    """Parses `224x224` or `224x224:0.7,448x448:0.3`: heights and widths. Raises ValueError."""
     return _parse(text, read_size, "HEIGHTxWIDTH such as 224x224 or 224x224:0.7,448x448:0.3")
 
 
 def parse_models(text: str) -> Mix[str]:
-    """Reads `resnet:0.7,mobilenet:0.3`. Raises ValueError."""
+    """Parses `resnet:0.7,mobilenet:0.3`. Raises ValueError."""
     models = _parse(
         text, lambda word: word if word and not word.endswith(":") else None, "models such as resnet:0.7,mobilenet:0.3"
     )
@@ -118,7 +120,7 @@ def parse_models(text: str) -> Mix[str]:
 
 
 def read_size(text: str) -> Size | None:
-    """Reads `224x224`; None where it is no size."""
+    """Parses `224x224`, height and width; returns None where `text` is no size."""
     match = _SIZE.fullmatch(text)
     return (int(match[1]), int(match[2])) if match else None
 

@@ -1,4 +1,4 @@
-"""What is sent: requests that are built and serialised before the run, so that sending one costs little."""
+"""Payloads: requests that are built and serialised before the run, so that sending one is cheap."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ Pixels = NDArray[np.uint8]
 
 SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp")
 MAX_FILES: Final = 256
-"""More files of a folder are sampled: all are held in memory, as pixels and as files."""
+"""Files of a folder that are sent at most; of more, a sample. All are held in memory, as pixels and as files."""
 _MAX_REQUEST_BYTES: Final = 2**31 - 1
-"""The most that protobuf serialises."""
-
+"""The largest message that protobuf serialises."""
 
 STAMP_BYTES: Final = 8
-"""Length of the number that makes a request unlike any other: it is a few of an image's last pixels, or follows a file,
-where decoders of JPEG, PNG and WebP do not read."""
+"""Bytes of the stamp, a number that makes each request distinct. It replaces the last bytes of an image's pixels, or
+follows an image file, where decoders of JPEG, PNG and WebP do not read it."""
 
 
 class PayloadError(Exception):
-    """There is nothing to send; the message says why."""
+    """The payload can't be made; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +47,12 @@ class Request:
     images: int
     mode: str
     model: int = 0
-    """Index of its model in those of the arm."""
+    """Index of the model in `Arm.served`."""
     stamp_at: int | None = None
-    """Where STAMP_BYTES of `data` may be any: at the end of the last image. None where no bytes may."""
+    """Offset in `data` of the STAMP_BYTES at the end of the last image that may be replaced; None where none may."""
 
     def stamped(self, number: int) -> Request:
-        """Returns the same request with a number in it, at the cost of a copy."""
+        """Returns a copy of the request with `number` as its stamp."""
         assert self.stamp_at is not None
         data, end = memoryview(self.data), self.stamp_at + STAMP_BYTES
         stamp = number.to_bytes(STAMP_BYTES, "little")
@@ -67,24 +66,24 @@ class Body(NamedTuple):
     data: bytes
     kind: Kind
     has_stamp: bool = False
-    """Whether its last STAMP_BYTES may be any."""
+    """Whether the last STAMP_BYTES may be replaced by a stamp."""
 
 
 class Maker(Protocol):
-    """Makes the requests to one model."""
+    """Makes the requests for one model."""
 
     @property
     def has_stamp(self) -> bool:
-        """Whether the last STAMP_BYTES of its requests may be any."""
+        """Whether the last STAMP_BYTES of a request may be replaced by a stamp."""
 
     def variety(self, kind: Kind) -> int:
-        """Returns how many requests of a kind differ. Raises PayloadError."""
+        """Returns the number of distinct requests of a kind. Raises PayloadError."""
 
     def item_bytes(self, kind: Kind) -> int:
-        """Returns the bytes of the largest image or other item."""
+        """Returns the size in bytes of the largest image or other item."""
 
     def data(self, kind: Kind, first: int) -> bytes:
-        """Returns a serialised ModelInferRequest, with images or other items from the index `first` on.
+        """Returns a serialised ModelInferRequest with `kind.images` images or other items, from the index `first` on.
 
         Raises PayloadError.
         """
@@ -99,8 +98,8 @@ class Picture:
 
 
 def synthetic(count: int, *, size: Size, seed: int) -> list[Picture]:
-    """Returns seeded RGB images as PNG files and pixels: soft shapes and some noise, so that they compress much as
-    photographs do."""
+    """Returns `count` seeded RGB images as PNG files and pixels, with soft shapes and some noise, so that they compress
+    about as well as photographs."""
     height, width = size
     generator = np.random.default_rng(seed)
     pictures = []
@@ -126,10 +125,10 @@ def from_folder(folder: Path, *, size: Size | None, seed: int = 0) -> list[Pictu
 
 @contextmanager
 def reading_image(path: Path) -> Iterator[None]:
-    """Raises PayloadError, which names the file, for whatever is raised while it is read as an image."""
+    """Turns errors of reading an image file into PayloadError, which names the file."""
     try:
         yield
-    except UnidentifiedImageError:  # whose own message names an object in memory
+    except UnidentifiedImageError:  # its own message names an object in memory
         got = "another file or one that is damaged" if path.stat().st_size else "an empty file"
         raise PayloadError(f"{path}: cannot identify the image: expected JPEG, PNG or WebP, got {got}") from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -146,7 +145,7 @@ def _picture(path: Path, size: Size | None) -> Picture:
 
 
 def _file_bytes(path: Path, form: Form) -> int:
-    """Returns the bytes that an image file gives, without decoding it. Raises PayloadError."""
+    """Returns the size in bytes of an image file in `form`, without decoding it. Raises PayloadError."""
     with reading_image(path):
         if form == "encoded":
             return path.stat().st_size
@@ -155,7 +154,7 @@ def _file_bytes(path: Path, form: Form) -> int:
 
 
 def sampled(paths: Sequence[Path], seed: int) -> list[Path]:
-    """Returns the paths, or MAX_FILES of them drawn with `seed`, in their order."""
+    """Returns the paths in their order; of more than MAX_FILES, a sample drawn with `seed`."""
     if len(paths) <= MAX_FILES:
         return list(paths)
     chosen = np.random.default_rng(seed).choice(len(paths), MAX_FILES, replace=False)
@@ -163,9 +162,9 @@ def sampled(paths: Sequence[Path], seed: int) -> list[Path]:
 
 
 class ImageMaker:
-    """Makes requests to a model of images, of a folder or synthetic ones.
+    """Makes requests with images of a folder, or with synthetic images where `folder` is None.
 
-    Pixels are of a request's size, or else `size`; None leaves the images of a folder or a file as they are.
+    Pixels have the size of the request's kind, or else `size`; where both are None, the size of the image file.
     """
 
     def __init__(
@@ -187,7 +186,7 @@ class ImageMaker:
         return DISTINCT_REQUESTS if is_synthetic else len(self._group(kind))
 
     def item_bytes(self, kind: Kind) -> int:
-        """Returns the bytes of the largest image. Raises PayloadError."""
+        """Returns the size in bytes of the largest image. Raises PayloadError."""
         size = kind.size or self._size
         if kind.file and (size is None or self._form == "encoded"):
             return _file_bytes(Path(kind.file), self._form)
@@ -197,7 +196,7 @@ class ImageMaker:
         return max(picture.pixels.nbytes if self._form == "pixels" else len(picture.encoded) for picture in group)
 
     def data(self, kind: Kind, first: int) -> bytes:
-        """Returns a request with neighbours from the image `first` on; of a file, with that image each time."""
+        """Returns a request with consecutive images from the index `first` on, or with copies of the kind's file."""
         group = [_picture(Path(kind.file), kind.size or self._size)] if kind.file else self._group(kind)
         chosen = [group[(first + offset) % len(group)] for offset in range(kind.images)]
         return _serialised(self._model, chosen, self._form, bytes(STAMP_BYTES) if self.has_stamp else b"")
@@ -215,10 +214,10 @@ class ImageMaker:
 
 
 def make_bodies(kinds: Sequence[Kind], makers: Sequence[Maker], copies: int = 1) -> list[Body]:
-    """Returns a request of each of `kinds`; `makers` are those of the arm's models.
+    """Returns a request for each of `kinds`; `makers` has a maker for each of the arm's models.
 
-    Requests of one kind take turns in its variety, as far as memory allows. Raises PayloadError, also where memory does
-    not suffice for so many `copies`.
+    Requests of one kind differ as far as the kind's variety and a limit on all requests together allow. Raises
+    PayloadError, also where `copies` of all requests do not fit in memory.
     """
     number = len(set(kinds))
     varieties = {kind: makers[kind.model].variety(kind) for kind in set(kinds)}
@@ -239,7 +238,8 @@ def make_bodies(kinds: Sequence[Kind], makers: Sequence[Maker], copies: int = 1)
 
 
 def check_memory(request_bytes: Sequence[int], copies: int = 1) -> None:
-    """Raises PayloadError where requests of so many bytes are too large to send, or `copies` too many to hold here."""
+    """Raises PayloadError where a request of these sizes is too large to send, or `copies` of all do not fit in
+    memory."""
     if max(request_bytes) > _MAX_REQUEST_BYTES:
         size = max(request_bytes) / 2**30
         raise PayloadError(f"a request would have {size:,.1f} GiB: expected less than 2, which is the most of protobuf")
@@ -252,7 +252,7 @@ def check_memory(request_bytes: Sequence[int], copies: int = 1) -> None:
 
 
 def for_modes(bodies: Sequence[Body], modes: Sequence[str]) -> dict[str, tuple[Request, ...]]:
-    """Returns the requests of each mode: the same except for the mode. An empty mode is not sent."""
+    """Returns the requests of each mode, which differ only in the mode. An empty mode is not sent."""
     requests = {}
     for mode in modes:
         parameter = oip.ModelInferRequest()
@@ -260,7 +260,7 @@ def for_modes(bodies: Sequence[Body], modes: Sequence[str]) -> dict[str, tuple[R
             parameter.parameters["mode"].string_param = mode
         # Protobuf merges concatenated messages into one.
         suffix = parameter.SerializeToString()
-        # What is sent several times is held once.
+        # A body that occurs several times is one object in memory.
         made = {
             id(body): Request(
                 body.data + suffix,
@@ -276,7 +276,7 @@ def for_modes(bodies: Sequence[Body], modes: Sequence[str]) -> dict[str, tuple[R
 
 
 def _serialised(model: str, chosen: Sequence[Picture], form: Form, after: bytes) -> bytes:
-    """Returns a request that ends with its last image, in a file with `after` behind it."""
+    """Returns a request that ends with its last image; in an encoded image, `after` follows the file."""
     message = oip.ModelInferRequest(model_name=model)
     if form == "encoded":
         message.inputs.add(name="image", datatype="BYTES", shape=[len(chosen)])

@@ -1,4 +1,4 @@
-"""Which arm is measured when, under which load: pure and seeded."""
+"""The plan of a run: the order of its blocks and the load of each. Pure and seeded."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from xlaserve_loadtest.record.lines import Role
 from xlaserve_loadtest.schedule.arrivals import Load
 
 BLOCK_S: Final = 1.0
-"""About how long one block measures where arms are compared."""
+"""Approximate measured seconds of a block where arms are compared."""
 
 MIN_ROUNDS: Final = 4
-"""Least number of mirrored rounds in all: with fewer, an interval over blocks means nothing."""
+"""Least number of mirrored rounds: with fewer, an interval over blocks means nothing."""
 
 _TURNOVER_S: Final = 0.15
-"""Seconds to begin and end a block."""
+"""Seconds that beginning and ending a block takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan:
-    """A stretch of the run under one arm and one load."""
+    """A part of the run with one arm and one load."""
 
     arm: str
     load: Load
     warmup_s: float
-    """Load without measurement, at least; in a closed loop longer until every slot has been answered once."""
+    """Least seconds of load before the measurement; a closed loop warms up until every slot has been answered once."""
     duration_s: float
-    """How long requests that become due are measured."""
+    """Seconds in which requests must become due to be measured."""
     role: Role = "measure"
     round: int | None = None
-    """Blocks of one mirrored round share it, and their arrivals."""
+    """Number of the mirrored round, whose blocks have the same arrivals."""
 
 
 def mirrored(
@@ -49,16 +49,17 @@ def mirrored(
     block_s: float | None = None,
     twins: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[BlockPlan, ...]:
-    """Returns blocks that measure each arm for `duration_s` in all, mirrored so that drift hits each arm alike.
+    """Returns blocks that measure each arm for `duration_s` in all, mirrored so that drift affects each arm alike.
 
-    Each block goes through all of a load that has a duration of its own.
+    Where the load has a duration of its own, each block runs all of it.
 
-    The blocks come in rounds: the arms in a random order and then in the reverse of it (A B C, C B A). An arm's first
-    block warms up for `warmup_s`, a later one for a quarter of that. An arm alone is measured in one piece. Blocks last
-    at least `block_s`, even where all of them take more than `duration_s` then; BLOCK_S or less without it.
+    The blocks are in rounds: the arms in a random order and then in the reverse order (A B C, C B A). An arm's first
+    block warms up for `warmup_s`, a later one for a quarter of that. A single arm is measured in one block. Blocks last
+    at least `block_s`, even if all of them then take more than `duration_s`; without it, BLOCK_S or less.
 
-    `twins` are the controls, by their baselines, that run on the server of their baseline. The rounds then have every
-    other arm twice, once in each half, so that no server gets more requests, or less rest, than another: A B, A' B.
+    `twins` are the controls, by their baselines, that run on the server of their baseline. Each half of a round then
+    runs the arms twice, once with the baselines and once with the controls in their place, so that no server gets more
+    requests or less rest than another: A B, A' B.
     """
     own_s = load.duration_s()
     if len(arms) == 1:
@@ -82,36 +83,36 @@ def mirrored(
 
 
 def rounds_of(blocks: Sequence[BlockPlan]) -> int:
-    """Returns how many mirrored rounds the blocks hold."""
+    """Returns the number of mirrored rounds of the blocks."""
     return len({block.round for block in blocks if block.round is not None})
 
 
 def length_s(block: BlockPlan) -> float:
-    """Returns about how long a block takes."""
+    """Returns the approximate seconds of a block."""
     return block.warmup_s + block.duration_s + _TURNOVER_S
 
 
 @dataclass
 class Pace:
-    """Corrects what is expected of blocks and of starting servers by what they took so far."""
+    """Estimates of the remaining time, corrected by the time that blocks and starts of servers took so far."""
 
     blocks: int = 0
     excess_s: float = 0.0
-    """Seconds that these blocks took over what was expected."""
+    """Seconds that these blocks took beyond `length_s`."""
     starts_s: list[float] = field(default_factory=list)
-    """Seconds that starting each generation of servers but the first took."""
+    """Seconds of each start of servers but the first."""
 
     def add(self, block: BlockPlan, taken_s: float) -> None:
-        """Adds a block."""
+        """Adds a block that took `taken_s` seconds."""
         self.blocks += 1
         self.excess_s += taken_s - length_s(block)
 
     def blocks_s(self, blocks: Sequence[BlockPlan]) -> float:
-        """Returns how long blocks will take."""
+        """Returns the expected seconds of blocks."""
         return sum(map(length_s, blocks)) + len(blocks) * self.excess_s / max(1, self.blocks)
 
     def start_s(self, expected_s: float) -> float:
-        """Returns how long starting a generation of servers will take; `expected_s` until one was started."""
+        """Returns the expected seconds of a start of servers; `expected_s` until one is known."""
         return sum(self.starts_s) / len(self.starts_s) if self.starts_s else expected_s
 
 

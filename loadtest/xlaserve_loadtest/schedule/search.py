@@ -1,9 +1,9 @@
 """The search for the highest rate that a target sustains: pure but for the function that measures a rate.
 
-Short runs look for a candidate; they decide nothing. A fresh run at the candidate, long enough for the rule of
-`early_stopping` to pass and to hold the spells in which a server is slow, confirms it. Where it does not, a lower rate
-gets a fresh run of its own. Each of these errs with a probability of 1% where the rate is barely too high, and hardly
-ever where it is by much, so that at most 5% of searches end on a rate that is too high.
+Short runs find a candidate, which is not a result yet. A fresh run at the candidate confirms it; it is long enough for
+the rule of `early_stopping` to pass, and to contain the server's slow spells. Where it does not confirm, a lower rate
+is measured in a fresh run. Such a run errs with a probability of 1% where the rate is barely too high, and hardly ever
+where it is much too high, so that at most 5% of searches end on a rate that is too high.
 """
 
 from __future__ import annotations
@@ -29,37 +29,38 @@ from xlaserve_loadtest.schedule.early_stopping import (
 )
 
 PRECISION: Final = 0.04
-"""The candidate and the lowest rate that failed in a short run lie at most this share apart."""
+"""Largest relative distance between the candidate and the lowest rate that failed in a short run."""
 MAX_STEPS: Final = 20
-"""Rates that one part of the search tries at most."""
+"""Rates that bracketing and bisection may try each; both draw on one budget of twice as many."""
 LOWEST: Final = 1 / 64
-"""Share of the first guess below which no rate is tried: a target that holds none of these has another problem."""
+"""Share of the first guess below which no rate is tried: a target that sustains none of these has another problem."""
 BACK_OFF: Final = (0.95, 0.94, 0.92, 0.85, 0.7, 0.7, 0.7, 0.7)
-"""What the rate of each confirming run is to the one before, the first to the candidate."""
+"""Rate of each confirming run over the rate of the run before, of the first one over the candidate."""
 FAR_BACK: Final = 0.5
-"""The same where requests were over the limit in slow spells, which a rate that is a little lower does not end."""
+"""Largest such factor after a run with slow spells, which a slightly lower rate would not end."""
 COVERED_S: Final = 600.0
-"""A confirming run lasts this long at least where nothing else is asked for: what comes less often is not covered."""
+"""Default of the least seconds of a confirming run: disturbances that are rarer than that are not covered."""
 USUAL_STEPS: Final = 10
-"""Short runs that a search usually takes: three until it has a bracket, five to halve that, and some are repeated."""
+"""Usual number of short runs: three to find a bracket, five to halve it, and some repetitions."""
 USUAL_CONFIRMING: Final = 2
-"""Confirming runs that a search usually takes."""
+"""Usual number of confirming runs."""
 USUAL_INFLATION: Final = 10.0
-"""How many requests usually tell as much as one independent request; behind an almost full queue it is over 100."""
+"""Usual `variance_inflation`; behind an almost full queue it is over 100."""
 COUNT_MARGIN: Final = 1.25
-"""How many times the requests that a percentile needs a short run is planned for: by chance fewer may arrive."""
+"""Requests that a short run is planned for, over those that the percentile needs: by chance fewer may arrive."""
 GUESS_MARGIN: Final = 8.0
+"""The same factor where such a run takes GUESS_S at most: a better candidate saves confirming runs, which are long."""
 GUESS_S: Final = 20.0
-"""The same where that takes no longer than this: a better candidate saves confirming runs, which are long."""
 HEADROOM: Final = 0.65
-"""A confirming run is long enough to pass where this share of the requests that may be over the limit are over it."""
+"""Share of the allowed requests over the limit with which a confirming run is still long enough to pass."""
 SHORT_LIMITS: Final = 20.0
+"""Least length of a short run over the limit of latency: a growing queue would not show in a shorter one."""
 LONG_LIMITS: Final = 50.0
-"""A short and a confirming run last this many times the limit at least, or a growing queue would not show."""
+"""Least length of a confirming run over the limit of latency."""
 MAX_RUN_S: Final = 600.0
-"""A run lasts this long at most, unless more is asked for: as long as a run of MLPerf lasts at least."""
+"""Largest length of a run in seconds, unless `min_run_s` is more: the least length of a run of MLPerf."""
 MIN_ANSWERED: Final = 0.97
-"""Least share of the requests due in a window that must be answered in it: no queue may grow for ever."""
+"""Least share of the requests due in a window that must be answered in it, so that no queue grows for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class Slo:
 
     @classmethod
     def parse(cls, text: str) -> Slo:
-        """Reads `p99<50ms`. Raises ValueError."""
+        """Parses `p99<50ms`. Raises ValueError."""
         with suppress(ConditionError):
             condition = conditions.parse(text)
             if (
@@ -122,7 +123,7 @@ class TriedRate:
 
     @property
     def holds(self) -> bool:
-        """Whether it looks sustained: enough to go on with the search, and not to report the rate."""
+        """Whether the rate seems to be sustained: enough to go on with the search, not to report the rate."""
         return (
             self.keeps_up
             and self.tail.requests >= least_requests(self.slo.percentile)
@@ -136,7 +137,8 @@ class TriedRate:
 
     @property
     def has_slow_spells(self) -> bool:
-        """Whether requests over the limit come in so few clusters that no percentile of them could be confirmed."""
+        """Whether requests over the limit come in so few clusters that no run of this length could confirm the
+        percentile."""
         return self.tail.over > 0 and self.tail.requests < self.tail.inflation * least_requests(self.slo.percentile)
 
     @property
@@ -146,23 +148,24 @@ class TriedRate:
 
 
 Measure = Callable[[float, float, bool], Awaitable[TriedRate]]
-"""Offers a rate (1/s) for so many seconds; whether this is a confirming run."""
+"""Measures a rate: takes requests per second, seconds, and whether this is a confirming run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search found."""
+    """The result of a search."""
 
     confirmed_per_s: float | None
-    """The rate that a fresh run confirmed; None where none did."""
+    """The rate that a fresh run confirmed; None where no rate was confirmed."""
     rejected_per_s: float | None
-    """The lowest rate above it that was too much in all of its runs, with 99% confidence in each."""
+    """The lowest rate above that was rejected in all of its runs, with 99% confidence in each; None where there is
+    none."""
     tried: tuple[TriedRate, ...]
 
 
 @dataclass
 class Search:
-    """One search. `min_run_s` is the least length of a run, and `covered_s` that of a confirming one."""
+    """One search. `min_run_s` is the least length of a run, `covered_s` the least length of a confirming run."""
 
     measure: Measure
     slo: Slo
@@ -173,8 +176,9 @@ class Search:
     async def run(self, start_per_s: float) -> Found:
         """Searches the highest rate that meets the objective; `start_per_s` is a first guess.
 
-        The rate is doubled or halved until one holds and another does not, then the bracket is bisected (by ratio) to
-        PRECISION. What is rejected is tried once more. What held is confirmed, or lowered by BACK_OFF and tried again.
+        The rate is doubled or halved until one rate holds and another does not; then the bracket is bisected by ratio
+        to PRECISION. A rejected rate is measured once more. The candidate is confirmed, or lowered by BACK_OFF and
+        measured again.
         """
         confirmed = None
         if (candidate := await self._candidate(start_per_s)) is not None:
@@ -225,7 +229,7 @@ class Search:
 
 
 def lowest_rejected(tried: Iterable[TriedRate], *, above: float) -> float | None:
-    """Returns the lowest rate over `above` that was rejected in all of its runs."""
+    """Returns the lowest rate over `above` that was rejected in all of its runs; None where there is none."""
     rejected: dict[float, bool] = {}
     for point in tried:
         rejected[point.rate_per_s] = rejected.get(point.rate_per_s, True) and point.is_rejected
@@ -233,20 +237,20 @@ def lowest_rejected(tried: Iterable[TriedRate], *, above: float) -> float | None
 
 
 def short_run_s(slo: Slo, rate_per_s: float, min_run_s: float) -> float:
-    """Returns the length of a run that looks for a candidate: enough requests for a guess at the percentile."""
+    """Returns the seconds of a short run: enough requests for a rough estimate of the percentile."""
     least_s = max(least_requests(slo.percentile), BATCHES * MIN_BATCH) / rate_per_s
     wanted_s = max(COUNT_MARGIN * least_s, min(GUESS_MARGIN * least_s, GUESS_S))
     return min(max(min_run_s, SHORT_LIMITS * slo.limit_ms / 1000, wanted_s), MAX_RUN_S)
 
 
 def confirming_run_s(slo: Slo, rate_per_s: float, min_run_s: float, inflation: float) -> float:
-    """Returns the length of a run that can confirm a rate where `inflation` requests tell as much as one."""
+    """Returns the seconds of a run that can confirm a rate, given its `variance_inflation`."""
     wanted = inflation * least_requests_to_pass(slo.percentile, HEADROOM) / rate_per_s
     return max(min_run_s, min(max(LONG_LIMITS * slo.limit_ms / 1000, wanted), MAX_RUN_S))
 
 
 def estimate_s(slo: Slo, rate_per_s: float, min_run_s: float, covered_s: float = COVERED_S) -> tuple[float, float]:
-    """Returns how long a search usually takes, and at most, where the highest rate is near `rate_per_s`."""
+    """Returns the usual and the largest seconds of a search whose highest rate is near `rate_per_s`."""
     short = short_run_s(slo, rate_per_s, min_run_s)
     usual = confirming_run_s(slo, rate_per_s, max(min_run_s, covered_s), USUAL_INFLATION)
     return USUAL_STEPS * short + USUAL_CONFIRMING * usual, USUAL_STEPS * short + len(BACK_OFF) * max(

@@ -1,4 +1,4 @@
-"""When a run may end early: pure functions of its answers."""
+"""Steady states, in which a run may end early: pure functions of its answers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import Final
 
 WINDOWS: Final = 5
-"""How many windows must agree."""
+"""Number of windows that must agree."""
 MIN_WINDOWS: Final = 10
-"""A run does not end before this many windows: an agreement at the start may be chance."""
+"""Least number of windows of a run: an agreement at the start may be chance."""
 TOLERANCE: Final = 0.05
+"""Largest relative difference of a window from the mean."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was answered in a stretch of time."""
+    """Throughput and median latency of the answers in an interval of time."""
 
     images_per_s: float
     p50_ms: float | None
@@ -23,9 +24,9 @@ class Window:
 
 
 def is_steady(windows: Sequence[Window]) -> bool:
-    """Whether the last WINDOWS agree: each one's throughput and median latency within TOLERANCE of their mean.
+    """Returns whether the last WINDOWS agree: throughput and median latency of each are within TOLERANCE of their mean.
 
-    It looks at one arm at a time and never at a difference between arms, so that ending a run on it favours none.
+    Windows of one arm are compared, never the difference between arms, so that ending a run early favours no arm.
     """
     last = windows[-WINDOWS:]
     medians = [window.p50_ms for window in last if window.p50_ms is not None]
@@ -35,7 +36,7 @@ def is_steady(windows: Sequence[Window]) -> bool:
 
 
 def may_end(windows: Sequence[Window]) -> bool:
-    """Whether a run may end early: steady, after at least MIN_WINDOWS."""
+    """Returns whether a run may end early: it is steady and has at least MIN_WINDOWS."""
     return len(windows) >= MIN_WINDOWS and is_steady(windows)
 
 

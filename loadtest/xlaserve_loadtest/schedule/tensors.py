@@ -1,4 +1,4 @@
-"""Requests for any model of the Open Inference Protocol: tensors as the model's own metadata declare them."""
+"""Requests for any model of the Open Inference Protocol, with tensors as the model's metadata declare them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from xlaserve_loadtest.schedule.payload import SUFFIXES, PayloadError, check_mem
 from xlaserve_proto import open_inference_pb2 as oip
 
 ANY: Final = -1
-"""A side of any length; as the first one, the batch."""
+"""A side of any length; as the first side, the batch."""
 NOISE: Final = "noise"
 ZEROS: Final = "zeros"
 
 Item = NDArray[Any]
-"""What one image or other item gives an input: without the batch where there is one."""
+"""The array of one image or other item for one input, without the batch."""
 Shapes = Mapping[str, tuple[int, ...]]
-"""Shapes of items, by input, in place of what the metadata leave open."""
+"""Shapes of items by input, for sides that the metadata leave open."""
 
 DTYPES: Final[Mapping[str, str]] = {
     "BOOL": "?",
@@ -45,7 +45,7 @@ DTYPES: Final[Mapping[str, str]] = {
 BYTES: Final = "BYTES"
 LENGTH_BYTES: Final = 4
 _MAX_NOISY_INTEGER: Final = 9
-"""Integers are often indices, such as a vocabulary's: small ones are valid in most models."""
+"""Largest random integer but in UINT8: integers are often indices, and small ones are valid in most models."""
 
 
 class Tensor(NamedTuple):
@@ -58,13 +58,13 @@ class Tensor(NamedTuple):
 
     @property
     def has_batch(self) -> bool:
-        """Whether the first side is the batch: images of a request."""
+        """Whether the first side is the batch, the number of images of a request."""
         return self.shape[:1] == (ANY,)
 
 
 @dataclass(frozen=True)
 class Input:
-    """What is sent as one input."""
+    """An input of the model and the source of its items."""
 
     tensor: Tensor
     source: str
@@ -75,14 +75,14 @@ class Input:
 
     @cached_property
     def items(self) -> Sequence[Item]:
-        """Items to send in turn, at least one; of BYTES scalars of `bytes`. Raises PayloadError."""
+        """Items to send in turn, at least one. Items of BYTES are arrays of `bytes` objects. Raises PayloadError."""
         return _items(self)
 
 
 def choose(
     declared: Sequence[Tensor], optional: Sequence[str], sources: Mapping[str, str], shapes: Shapes, seed: int
 ) -> list[Input]:
-    """Returns what to send: every input of `declared` that is not `optional`, and those of `sources`.
+    """Returns the inputs to send: every input of `declared` that is not `optional`, and the inputs in `sources`.
 
     A source is `noise` (the default), `zeros`, or the path of a file or folder. Raises PayloadError.
     """
@@ -102,7 +102,7 @@ def choose(
 
 
 class TensorMaker:
-    """Makes requests of `inputs` to a model."""
+    """Makes requests to `model` with the items of `inputs`."""
 
     has_stamp = False
 
@@ -111,15 +111,16 @@ class TensorMaker:
         self._inputs = inputs
 
     def variety(self, kind: Kind) -> int:
-        """Returns the most items of an input."""
+        """Returns the largest number of items of an input; 1 for a file."""
         return 1 if kind.file else max(len(one.items) for one in self._inputs)
 
     def item_bytes(self, kind: Kind) -> int:
-        """Returns the bytes of one item of every input. Raises PayloadError."""
+        """Returns the bytes of one item of each input together. Raises PayloadError."""
         return sum(one.items[0].size * _item_bytes(one.tensor.datatype) for one in self._inputs_of(kind))
 
     def data(self, kind: Kind, first: int) -> bytes:
-        """Returns a request with items from `first` on. Raises PayloadError for several where an input has no batch."""
+        """Returns a request with items from `first` on. Raises PayloadError for several items where an input has no
+        batch."""
         if kind.size:
             raise PayloadError(f"{self._model} has inputs of its own: --size is for models of images")
         fixed = [one.tensor for one in self._inputs if not one.tensor.has_batch]
@@ -138,7 +139,7 @@ class TensorMaker:
 
 
 def parse_source(text: str) -> tuple[str, str]:
-    """Reads `pixels=photos/`. Raises ValueError."""
+    """Parses `pixels=photos/`: an input and its source. Raises ValueError."""
     name, equals, source = text.partition("=")
     if not (name and equals and source):
         raise ValueError(f"expected NAME={NOISE}, NAME={ZEROS} or NAME=PATH, got {text!r}")
@@ -146,7 +147,7 @@ def parse_source(text: str) -> tuple[str, str]:
 
 
 def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """Reads `pixels=224x224x3`. Raises ValueError."""
+    """Parses `pixels=224x224x3`: an input and the shape of its items. Raises ValueError."""
     name, equals, sides = text.partition("=")
     parts = sides.split("x")
     if not (name and equals) or not all(part.isdecimal() and int(part) for part in parts):
@@ -169,7 +170,7 @@ def _serialised(inputs: Sequence[Input], *, model: str, first: int, count: int) 
 
 
 def _item_bytes(datatype: str) -> int:
-    """Returns the bytes of an element; of BYTES, which may be of any length, those of the length alone."""
+    """Returns the bytes of an element; of BYTES, whose elements have any length, the bytes of the length field."""
     return np.dtype(DTYPES[datatype]).itemsize if datatype in DTYPES else LENGTH_BYTES
 
 
@@ -248,7 +249,8 @@ def _from_files(tensor: Tensor, path: Path, shape: tuple[int, ...], seed: int) -
 
 
 def _read(tensor: Tensor, path: Path, shape: tuple[int, ...]) -> list[Item]:
-    """Returns the items that a file holds: an image one, a `.npy` file one or, with one side more, many."""
+    """Returns the items in a file: an image is one item, a `.npy` file is one or, with an additional first side,
+    several."""
     where = f"--input {tensor.name}: {path}"
     if tensor.datatype == BYTES:
         if math.prod(shape) != 1:
@@ -279,7 +281,7 @@ def _fits(shape: tuple[int, ...], declared: tuple[int, ...]) -> bool:
 
 
 def _picture(path: Path, shape: tuple[int, ...], datatype: str) -> Item:
-    """Returns an image `[height, width, 3]` or `[3, height, width]`, as `shape` says; floating point from 0 to 1."""
+    """Returns an image as `[height, width, 3]` or `[3, height, width]`, by `shape`; floating point is from 0 to 1."""
     if len(shape) != 3 or 3 not in (shape[0], shape[-1]):
         raise PayloadError(f"{path}: an image is HEIGHTxWIDTHx3 or 3xHEIGHTxWIDTH, and the input is {_words(shape)}")
     is_first = shape[-1] != 3

@@ -1,4 +1,4 @@
-"""Trace files: when the requests of a replay are due, and what each of them is."""
+"""Trace files: the times at which requests of a replay are due, and their kinds."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from xlaserve_loadtest.schedule.arrivals import ArrivalsError, Places, Replay, S
 from xlaserve_loadtest.schedule.mix import Kind, Size, read_size
 
 MAX_KINDS: Final = 4096
-"""Kinds of requests that a trace may have: each is held in memory, by every process that sends."""
+"""Largest number of kinds of requests in a trace: each is held in memory by every worker."""
 MAX_S: Final = 4_000_000.0
-"""Latest time of a request: up to here a number of JSON is exact to the nanosecond."""
+"""Latest time of a request in seconds: up to it, a number of JSON is exact to the nanosecond."""
 
 _NS: Final = 10**9
 _MAX_SHOWN: Final = 80
 _EXPECTED: Final = 'expected seconds, or a JSON object such as {"at_s": 0.25, "images": 4}'
 
 
-class Named(NamedTuple):
-    """What a line says of its request; None where it leaves that to the run."""
+class PartialKind(NamedTuple):
+    """The kind of a request as a line states it; a field that is None is chosen by the run."""
 
     model: str | None = None
     images: int | None = None
@@ -41,28 +41,28 @@ class Named(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """A trace file, read."""
+    """The contents of a trace file."""
 
     path: Path
     sha256: str
     due_ns: Schedule
     """Nanoseconds after the start, ascending; at least one."""
-    named: tuple[Named, ...]
-    """What lines say, each once."""
+    kinds: tuple[PartialKind, ...]
+    """The distinct kinds that lines state."""
     places: Places
-    """Index in `named` of each request."""
+    """Index in `kinds` of each request."""
     ends_s: float = math.inf
-    """Where it was cut, in seconds after the start."""
+    """Seconds after the start at which it was cut; infinite where it is whole."""
 
     @property
     def models(self) -> tuple[str | None, ...]:
-        """The models that lines name, each once; None where a line names none."""
-        return tuple(dict.fromkeys(own.model for own in self.named))
+        """The distinct models that lines name; None among them where a line names none."""
+        return tuple(dict.fromkeys(kind.model for kind in self.kinds))
 
     @property
     def has_files(self) -> bool:
         """Whether a line names a file."""
-        return any(own.file is not None for own in self.named)
+        return any(kind.file is not None for kind in self.kinds)
 
     def until(self, duration_s: float) -> Trace:
         """Returns the requests that are due before `duration_s`. Raises ArrivalsError where there are none."""
@@ -73,15 +73,15 @@ class Trace:
             first_s = self.due_ns[0] / _NS
             raise ArrivalsError(f"{self.path}: its first request is due after {first_s:g} s, and --duration is shorter")
         left, places = np.unique(self.places[:number], return_inverse=True)
-        named = tuple(self.named[place] for place in left.tolist())
+        kinds = tuple(self.kinds[place] for place in left.tolist())
         return replace(
-            self, due_ns=self.due_ns[:number], named=named, places=places.astype(np.int32), ends_s=duration_s
+            self, due_ns=self.due_ns[:number], kinds=kinds, places=places.astype(np.int32), ends_s=duration_s
         )
 
     def replay(self, models: Sequence[str], drawn: Sequence[Kind]) -> Replay:
-        """Returns its requests; what a line leaves out is that of the kinds that the run has `drawn`, in turn.
+        """Returns the replay of its requests. Fields that a line leaves out are taken from the kinds `drawn`, in turn.
 
-        `Kind.model` is an index in `models`. Raises ArrivalsError.
+        `Kind.model` is an index in `models`. Raises ArrivalsError where there are too many kinds.
         """
         own = {kind: place for place, kind in enumerate(dict.fromkeys(drawn))}
         turns = np.resize([own[kind] for kind in drawn], self.places.size)
@@ -89,7 +89,7 @@ class Trace:
         rest, kinds = list(own), dict[Kind, int]()
         found = []
         for pair in pairs.tolist():
-            kind = _completed(self.named[pair // len(own)], rest[pair % len(own)], models)
+            kind = _completed(self.kinds[pair // len(own)], rest[pair % len(own)], models)
             found.append(kinds.setdefault(kind, len(kinds)))
         if len(kinds) > MAX_KINDS:
             raise ArrivalsError(f"{self.path}: {_too_many(len(kinds))}, with what --mix, --size and others add")
@@ -98,21 +98,22 @@ class Trace:
         )
 
 
-def _completed(named: Named, rest: Kind, models: Sequence[str]) -> Kind:
+def _completed(stated: PartialKind, rest: Kind, models: Sequence[str]) -> Kind:
     return Kind(
-        rest.model if named.model is None else models.index(named.model),
-        named.images or rest.images,
-        named.size or rest.size,
-        named.file or rest.file,
+        rest.model if stated.model is None else models.index(stated.model),
+        stated.images or rest.images,
+        stated.size or rest.size,
+        stated.file or rest.file,
     )
 
 
 def read(path: Path) -> Trace:
-    """Reads a request from each line: its seconds after the start, or a JSON object with `at_s` and what it is.
+    """Reads a trace file. Each line is a request: its seconds after the start, or a JSON object with `at_s` and its
+    kind.
 
-    Lines ascend in time; empty ones and those that begin with `#` are left out. Of an object `model` (a name), `images`
-    (a number), `size` (HEIGHTxWIDTH) and `file` (a path in the trace's folder) are read, each where it is there and not
-    null. Raises ArrivalsError, which names the line.
+    Lines ascend in time; empty lines and lines that begin with `#` are ignored. The fields of an object are `model` (a
+    name), `images` (a number), `size` (HEIGHTxWIDTH) and `file` (a path in the trace's folder); each may be missing or
+    null, and others are ignored. Raises ArrivalsError, which names the line.
     """
     try:
         data = path.read_bytes()
@@ -121,7 +122,7 @@ def read(path: Path) -> Trace:
         raise ArrivalsError(f"{path}: expected a file that can be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ArrivalsError(f"{path}: expected text in UTF-8: {error}") from None
-    due_ns, places, found = array("q"), array("i"), _Found(path.parent)
+    due_ns, places, found = array("q"), array("i"), _KindReader(path.parent)
     for number, line in enumerate(map(str.strip, lines), start=1):
         if not line or line.startswith("#"):
             continue
@@ -138,13 +139,13 @@ def read(path: Path) -> Trace:
         path,
         hashlib.sha256(data).hexdigest(),
         np.array(due_ns, np.int64),
-        tuple(found.named),
+        tuple(found.kinds),
         np.array(places, np.int32),
     )
 
 
 def _parsed(line: str) -> tuple[Any, dict[str, Any]]:
-    """Returns the time that a line says, and the rest of it."""
+    """Returns the time in a line, and its object; empty where the line is only a number."""
     if line.startswith("["):
         raise ValueError("expected a request on each line, got a JSON list; `jq -c '.[]' FILE` makes lines of one")
     try:
@@ -167,29 +168,29 @@ def _read_time(at_s: Any, last_ns: int) -> int:
     return at_ns
 
 
-class _Found:
-    """What lines say of their requests, each once, and checked once."""
+class _KindReader:
+    """Reads the kinds that lines state; equal kinds are checked and kept once."""
 
     def __init__(self, folder: Path) -> None:
-        self.named: dict[Named, int] = {}
+        self.kinds: dict[PartialKind, int] = {}
         self._folder = folder
         self._places: dict[str, int] = {}
 
     def place(self, document: dict[str, Any]) -> int:
-        """Returns the index in `named` of what a line says. Raises ValueError."""
-        said = [document.get(key) for key in Named._fields]
-        text = repr(said)
+        """Returns the index in `kinds` of the kind that a line states. Raises ValueError."""
+        fields = [document.get(key) for key in PartialKind._fields]
+        text = repr(fields)
         if text not in self._places:
-            model, images, size, file = said
-            named = Named(
+            model, images, size, file = fields
+            kind = PartialKind(
                 None if model is None else _read_model(model),
                 None if images is None else _read_images(images),
                 None if size is None else _read_size(size),
                 None if file is None else _read_file(file, self._folder),
             )
-            self._places[text] = self.named.setdefault(named, len(self.named))
-            if len(self.named) > MAX_KINDS:
-                raise ValueError(_too_many(len(self.named)))
+            self._places[text] = self.kinds.setdefault(kind, len(self.kinds))
+            if len(self.kinds) > MAX_KINDS:
+                raise ValueError(_too_many(len(self.kinds)))
         return self._places[text]
 
 
@@ -212,7 +213,7 @@ def _read_size(value: Any) -> Size:
 
 
 def _read_file(value: Any, folder: Path) -> str:
-    # A trace may come from others: it must not have any file of this machine sent.
+    # A trace may come from others: it must not be able to send any file of this machine.
     if not isinstance(value, str) or not value or PurePath(value).is_absolute() or ".." in PurePath(value).parts:
         raise ValueError(f"file: expected a path in the trace's folder, got {_shown(value)}")
     path = folder / value
@@ -234,7 +235,7 @@ def _too_many(number: int) -> str:
 
 
 def described(document: Mapping[str, Any]) -> str:
-    """Returns the document of a `Replay` in words."""
+    """Returns `Replay.document` as text."""
     fewest, most = document["images_per_request"]
     differs = [f"{number} {what}" for what in ("models", "sizes") if (number := document[what]) > 1]
     differs += [f"{fewest} to {most} images"] * (fewest != most) + [f"{document['files']} files"] * (
@@ -247,9 +248,9 @@ def described(document: Mapping[str, Any]) -> str:
 
 
 def write(path: Path, due_ns: Schedule, kinds: Sequence[Kind], models: Sequence[str]) -> None:
-    """Writes a trace of requests of these `kinds`, which repeat, that `read` reads back to the nanosecond.
+    """Writes a trace that `read` reads back to the nanosecond; the requests are of `kinds`, which repeat.
 
-    The model is written where there are several `models`, and the size and the file where a request has its own.
+    The model is written where there are several `models`, the size and the file where the kind has one.
     """
     rests = {kind: _rest(kind, models, path.parent) for kind in set(kinds)}
     with naming(path), path.open("w") as file:
@@ -258,10 +259,10 @@ def write(path: Path, due_ns: Schedule, kinds: Sequence[Kind], models: Sequence[
 
 
 def _rest(kind: Kind, models: Sequence[str], folder: Path) -> str:
-    said = {
+    fields = {
         "model": models[kind.model] if len(models) > 1 else None,
         "images": kind.images,
         "size": "{}x{}".format(*kind.size) if kind.size else None,
         "file": os.path.relpath(kind.file, folder) if kind.file else None,
     }
-    return json.dumps({key: value for key, value in said.items() if value is not None})[1:]
+    return json.dumps({key: value for key, value in fields.items() if value is not None})[1:]

@@ -26,21 +26,22 @@ class Model:
     """A model to sweep over."""
 
     source: str
-    """As the server's configuration names it."""
+    """The model's source, as in the server's configuration."""
     name: str
     family: str
     size: int | None
-    """Height and width that it was designed for, in pixels; None where only the model knows."""
+    """Height and width that the model was designed for, in pixels; None where the catalogue has none."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """What the Keras XLA benchmark project published for a model on one accelerator: batches of 4 images."""
+    """Figures that the Keras XLA benchmark project published for a model on one accelerator, in batches of 4 images."""
 
     images_per_s: tuple[float, float] | None
-    """Under XLA: the least and the greatest over the revisions of their notebooks."""
+    """Least and greatest images/s under XLA over the revisions of their notebooks; None where only ratios were
+    published."""
     ratio_to_eager: float | None
-    """Their speed-up, which is over eager execution."""
+    """Their speed-up under XLA over eager execution."""
 
 
 @cache
@@ -52,9 +53,9 @@ def applications() -> tuple[Model, ...]:
 
 
 def find(names: Sequence[str]) -> tuple[Model, ...]:
-    """Returns the models named: `all`, one of keras.applications, a family of them, or any source or path.
+    """Returns the models that `names` name: `all`, one of keras.applications, a family of them, or any source or path.
 
-    Each comes once, in the order asked for. Raises ValueError for a name that is none of these.
+    Each model occurs once, in the order of `names`. Raises ValueError for an unknown name.
     """
     known = applications()
     by_source: dict[str, Model] = {}
@@ -72,9 +73,9 @@ def find(names: Sequence[str]) -> tuple[Model, ...]:
 
 
 def published(gpus: Sequence[str]) -> dict[tuple[str, int], Published]:
-    """Returns what was published for the first of `gpus` (the driver's names), by model and resolution.
+    """Returns the published figures for the first of `gpus` (the driver's names), by model and resolution.
 
-    It is empty where nothing was published for such a device.
+    Empty where none were published for such a device.
     """
     device = gpus[0].lower() if gpus else ""
     accelerator = next((known for known in _ACCELERATORS if known in device.replace("-", " ").split()), None)

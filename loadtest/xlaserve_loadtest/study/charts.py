@@ -1,4 +1,4 @@
-"""Charts of a sweep: pure functions from rows and groups to what plotly draws."""
+"""Charts of a sweep: pure functions from rows and groups to charts of plotly."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _ROW_PX: Final = 20
 _TICKS: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
 _NARROW: Final = (0.4, 2.5)
 _NARROW_TICKS: Final = (0.5, 0.7, 1, 1.4, 2)
-"""Where all ratios lie in `_NARROW`."""
+"""Ticks of the axis where all ratios lie in `_NARROW`."""
 
 
 def speed_ups(rows: Sequence[Row], mode: str, baseline: str) -> Markup | None:
-    """Returns a bar for each row, in the order given; every row has a ratio."""
+    """Draws a bar for each row, in the given order. Every row must have a ratio; None without rows."""
     if not rows:
         return None
     outcomes = [row.result.verdict if row.result.verdict in _OUTCOMES else "undecided" for row in rows]
@@ -86,7 +86,7 @@ def _ratio_bars(outcome: str, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def groups(of: Sequence[Group], *, name: str, title: str, what: str) -> Markup | None:
-    """Returns images/s by group and mode; `what` says what the cells of a group have in common."""
+    """Draws images/s by group and mode; `what` names the property by which cells are grouped, such as `family`."""
     modes = list(dict.fromkeys(mode for group in of for mode in group.images_per_s))
     rates = {mode: [group.images_per_s.get(mode, float("nan")) for group in of] for mode in modes}
     hover = "%{y}: %{x:,.4~g} images/s<extra>%{fullData.name}</extra>"

@@ -53,7 +53,7 @@ def verdict(rows: Sequence[Row], modes: Iterable[str], baseline: str) -> str:
 
 
 def outcomes(sweep: Sweep) -> Table:
-    """Returns what became of every cell: a row for each model, resolution, batch and mode."""
+    """Returns the outcome of every cell: a row for each model, resolution, batch and mode."""
     return Table.of(
         (
             {

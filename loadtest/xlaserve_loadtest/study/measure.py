@@ -1,4 +1,5 @@
-"""Measures one cell of a sweep: an ordinary load test in a separate process, so that its failure stays its own."""
+"""Measurement of one cell of a sweep: an ordinary load test in a separate process, whose failure does not end the
+sweep."""
 
 from __future__ import annotations
 
@@ -25,19 +26,20 @@ from xlaserve_loadtest.targets.embedded import configuration, served_name
 
 COMMAND: Final = (sys.executable, "-m", "xlaserve_loadtest")
 STOP_TIMEOUT_S: Final = 60.0
-"""Time for a load test to stop; it stops its server first."""
+"""Seconds for a load test to stop; it stops its server first."""
 
 _DEADLINE_S: Final = 120.0
-"""Deadline of a request: large models are slow on small machines, and that is a figure, not a failure."""
+"""Deadline of a request in seconds: large models are slow on small machines, which is a result, not a failure."""
 
 _TURN_S: Final = 1.0
-_OWN_WORDS: Final = "loadtest: "
+"""Seconds between two looks at `is_over`."""
+_ERROR_PREFIX: Final = "loadtest: "
 _REASON_CHARACTERS: Final = 600
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """How to measure a cell."""
+    """The settings with which cells are measured."""
 
     modes: tuple[str, ...]
     baseline: str
@@ -45,11 +47,11 @@ class Measurement:
     """Measured seconds for each mode."""
     concurrency: int
     timeout_s: float
-    """Time for a cell's load test, starting and compiling included."""
+    """Seconds for a cell's load test, starting and compiling included."""
     is_in_process: bool
     has_control: bool
     folder: Path
-    """Where its run files go."""
+    """The folder of the run files."""
     processes: int = 4
     """Server processes of each mode, one after the other."""
 
@@ -61,12 +63,12 @@ class StoppedError(Exception):
 def measure(
     cell: Cell, how: Measurement, command: Sequence[str] = COMMAND, is_over: Event | None = None
 ) -> dict[str, ModeResult]:
-    """Returns a result for each mode; a failure of the model becomes a reason, never an exception.
+    """Measures a cell and returns a result for each mode; a failure of the model becomes a reason, never an exception.
 
-    Raises StoppedError once `is_over` is set, within a second, when the load test and its servers have ended.
+    Raises StoppedError within about a second after `is_over` is set, once the load test and its servers have ended.
 
-    All modes run interleaved in one load test. Only where that fails is each tried alone, to find the one that fails:
-    the others then have a figure, but no ratio, as nothing was measured with them.
+    All modes run interleaved in one load test. Where that fails, each mode is measured alone, to find the one that
+    fails: the others then have figures, but no ratio, as they were not measured together.
     """
     results = _attempt(cell, how.modes, how, command, is_over)
     if len(how.modes) > 1 and any(result.reason for result in results.values()):
@@ -84,7 +86,7 @@ def _attempt(
     config, page = (how.folder / f"{name}.{kind}" for kind in ("json", "html"))
     options = [*_arguments(cell, modes, how, config), "--record", str(record), "--html", str(page)]
     failure = _run([*command, *options], how.timeout_s, is_over)
-    # Some megabytes for each cell, and made again from the record at any time.
+    # Some megabytes for each cell, which can be made again from the record.
     page.unlink(missing_ok=True)
     try:
         summary = summarize(read_run(record))
@@ -94,7 +96,7 @@ def _attempt(
 
 
 def result_of(summary: Summary, mode: str, failure: str | None = None) -> ModeResult:
-    """Returns the result of one mode; `failure` is how its load test ended, None where it ended well."""
+    """Returns the result of one mode; `failure` is the reason why its load test failed, None where it succeeded."""
     point = next((point for point in summary.points if point.arm == mode), None)
     if point is None or point.images_per_s is None or failure:
         failures = (f"{each.status}: {each.message}" for each in summary.failures if each.arm == mode)
@@ -134,7 +136,7 @@ def _arguments(cell: Cell, modes: Sequence[str], how: Measurement, config: Path)
         "--deadline": f"{_DEADLINE_S:g}",
         "--start-timeout": f"{how.timeout_s:g}",
         "--processes": str(how.processes),
-        # Outputs that differ are a result of the sweep, with the figures.
+        # Differing outputs are a result of the sweep, and do not fail the load test.
         "--fail-if": "differing>100%",
     }
     flags = ["--in-process"] * how.is_in_process + ["--no-control"] * (not how.has_control)
@@ -142,7 +144,7 @@ def _arguments(cell: Cell, modes: Sequence[str], how: Measurement, config: Path)
 
 
 def _run(command: Sequence[str], timeout_s: float, is_over: Event | None) -> str | None:
-    """Runs a load test to its end or its timeout. Returns why it failed, None where it did not."""
+    """Runs a load test to its end or its timeout. Returns the reason why it failed, None where it succeeded."""
     with subprocess.Popen(
         ending_with_us(command),
         stdin=subprocess.DEVNULL,
@@ -150,7 +152,7 @@ def _run(command: Sequence[str], timeout_s: float, is_over: Event | None) -> str
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        # Ctrl-C is for the sweep, which stops what it started.
+        # Ctrl-C must reach only the sweep, which stops its load tests in order.
         start_new_session=True,
     ) as process:
         try:
@@ -167,7 +169,7 @@ def _run(command: Sequence[str], timeout_s: float, is_over: Event | None) -> str
 
 
 def _wait(process: subprocess.Popen[str], timeout_s: float, is_over: Event | None) -> str | None:
-    """Returns what a load test wrote to stderr, once it has ended; None where it has not in time."""
+    """Waits for a load test and returns its stderr; None where it has not ended in time."""
     give_up_at = time.monotonic() + timeout_s
     while (left_s := give_up_at - time.monotonic()) > 0:
         if is_over is not None and is_over.is_set():
@@ -178,7 +180,7 @@ def _wait(process: subprocess.Popen[str], timeout_s: float, is_over: Event | Non
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """Ends a load test and every process of its own."""
+    """Ends a load test and all its descendants."""
     family: list[psutil.Process] = []
     with suppress(psutil.Error):
         family = psutil.Process(process.pid).children(recursive=True)
@@ -193,9 +195,9 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def _reason(lines: Iterable[str]) -> str:
-    """Returns the load test's last error, and the final stderr line of its server, which it quotes below that."""
+    """Returns the load test's last error, and the last line, which is of its server's stderr if it quotes that."""
     reported = [line.strip() for line in lines if line.strip()]
-    own = [line for line in reported if line.startswith(_OWN_WORDS)][-1:]
+    own = [line for line in reported if line.startswith(_ERROR_PREFIX)][-1:]
     return "; ".join(dict.fromkeys([*own, *reported[-1:]]))[:_REASON_CHARACTERS]
 
 

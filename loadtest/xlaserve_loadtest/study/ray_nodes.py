@@ -1,4 +1,5 @@
-"""The cells of a sweep on the nodes of a Ray cluster: on each node one at a time, with all its cores and GPUs."""
+"""Measurement of a sweep's cells on the nodes of a Ray cluster: one cell at a time on each, with all its cores and
+GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from xlaserve_loadtest.study.record import Cell, ModeResult
 from xlaserve_loadtest.targets.target import TargetError
 
 MAX_LOSSES: Final = 2
-"""A cell whose process or node is lost so often has that as its result: it may be what kills them."""
+"""A cell whose process or node was lost this often has the loss as its result: the cell may be its cause."""
 
 _GRACE_S: Final = 10.0
 _MAX_SHOWN: Final = 3
@@ -30,20 +31,21 @@ _MAX_SHOWN: Final = 3
 
 @dataclass(frozen=True)
 class Probe:
-    """What a node says of itself."""
+    """The version and the machine of a node."""
 
     version: str
     machine: Machine
 
 
 class RayNodes:
-    """`with` finds the nodes that can measure one study together. Raises TargetError where there are none."""
+    """The nodes that can measure one study together. Entering finds them, and raises TargetError where there are
+    none."""
 
     def __init__(self, address: str, tell: Callable[[str], None]) -> None:
         self._cluster = Cluster(address)
         self._tell = tell
         self._measurers: dict[Node, Any] = {}
-        """The actors on the nodes that are not lost."""
+        """The actor on each node that is not lost."""
         self._free: SimpleQueue[Node | None] = SimpleQueue()
         self._is_over = False
 
@@ -63,10 +65,10 @@ class RayNodes:
             raise
         self._tell(f"measuring on {', '.join(map(str, chosen))}")
         self.environment = probes[chosen[0]].machine.environment
-        """Of all of them."""
+        """The environment that all chosen nodes have."""
         self.count = len(chosen)
-        """How many there are."""
-        # The actors of the others end, as nothing refers to them.
+        """The number of chosen nodes."""
+        # The actors of the other nodes end, as no reference to them is left.
         self._measurers = {node: own for node, own in zip(nodes, measurers, strict=True) if node in chosen}
         for node in chosen:
             self._free.put(node)
@@ -74,14 +76,14 @@ class RayNodes:
 
     def __exit__(self, *error: object) -> None:
         self._is_over = True
-        # Ray would kill the load tests, which then could not stop their servers.
+        # Otherwise Ray would kill the load tests, which then could not stop their servers.
         stopped = [own.stop.remote() for own in self._measurers.values()]
         self._cluster.answers(stopped, STOP_TIMEOUT_S + _GRACE_S)
         self._measurers.clear()
         self._cluster.__exit__()
 
     def measure(self, cell: Cell, how: Measurement) -> Mapping[str, ModeResult]:
-        """Measures a cell on a node that is free, for which it waits. As many threads may call it as there are nodes.
+        """Waits for a free node and measures a cell on it. As many threads may call it as there are nodes.
 
         A node that is lost gets no more cells. Raises TargetError where no node is left.
         """
@@ -110,7 +112,8 @@ class RayNodes:
         return dict.fromkeys(how.modes, ModeResult(reason=f"the load test was lost {MAX_LOSSES} times: {problem}"))
 
     def _begin_again(self, node: Node) -> None:
-        """Starts the actor of a node anew; without an answer the node is lost, which the cluster may not know yet."""
+        """Starts the actor of a node again. If it does not answer, the node is lost, even if the cluster does not know
+        yet."""
         del self._measurers[node]
         measurer = self._measurer(node)
         (answer,) = self._cluster.answers([measurer.probe.remote()])
@@ -127,34 +130,34 @@ class RayNodes:
 
 
 class Measurer:
-    """An actor that has a node to itself. Its methods run in threads, two at a time."""
+    """The actor that measures on a node. Ray runs its methods in threads, two at a time."""
 
     def __init__(self) -> None:
         self._is_over = Event()
         self._is_measuring = Lock()
 
     def probe(self) -> Probe:
-        """Says what it runs on."""
+        """Returns the version and the machine of this node."""
         return Probe(own_version(), Machine.of_this())
 
     def measure(self, cell: Cell, how: Measurement) -> tuple[Mapping[str, ModeResult], Mapping[str, bytes]]:
-        """Returns the results, and what is to be kept of the load test."""
+        """Measures a cell; returns the results, and the contents of the load test's files by name."""
         with self._is_measuring, tempfile.TemporaryDirectory(prefix="loadtest-sweep-") as name:
             folder = Path(name)
             results = measure(cell, dataclasses.replace(how, folder=folder), is_over=self._is_over)
             return results, {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
     def stop(self) -> None:
-        """Ends the load test that runs, and returns when it has ended."""
+        """Stops the running load test, and returns when it has ended."""
         self._is_over.set()
         with self._is_measuring:
             pass
 
 
 def choose(probes: Mapping[Node, Probe | Exception]) -> tuple[list[Node], list[str]]:
-    """Returns the nodes whose figures can stand in one study, and why the others are left out.
+    """Returns the nodes whose figures can be compared in one study, and the reasons why the others are left out.
 
-    They run our code, are as many machines, and have the environment that most of them have.
+    Chosen nodes run this version, are on different machines, and have the environment that most such nodes have.
     """
     chosen: dict[Node, Machine] = {}
     left_out: list[str] = []

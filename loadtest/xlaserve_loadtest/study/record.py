@@ -1,7 +1,7 @@
-"""The state of a sweep: JSON lines, one for each cell, from which it resumes and its report is made.
+"""The state file of a sweep: JSON lines, one for each cell, from which the sweep resumes and its report is made.
 
-A header stands before the cells that were measured as it says: with those versions, for that duration, under that load.
-A sweep goes on only from cells of headers that agree with its own in everything that changes a figure.
+Each header has the conditions of the cells after it: versions, duration, load. A sweep resumes only from cells whose
+header agrees with its own conditions in everything that changes a figure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FILE_NAME: Final = "sweep.jsonl"
 
 _MACHINE: Final = ("cpu", "cores", "gpus")
 _FIGURE_OPTIONS: Final = ("duration", "concurrency", "in_process", "no_control", "processes")
-"""Options that change a figure of a cell. The time limit changes only whether there is one."""
+"""Options that change a figure of a cell. The time limit decides only whether there is a figure."""
 
 
 class SweepFileError(Exception):
@@ -47,19 +47,19 @@ class Cell:
 
 @dataclass(frozen=True)
 class ModeResult:
-    """The figures of one mode in a cell, with 95% intervals, or why there are none."""
+    """The figures of one mode in a cell with 95% intervals, or the reason why there are none."""
 
     reason: str | None = None
-    """Why there is no figure: it did not load or compile, failed, or took too long."""
+    """Why there are no figures: the model did not load or compile, failed, or took too long; None where there are."""
     images_per_s: float | None = None
     images_per_s_interval: tuple[float, float] | None = None
     ratio: float | None = None
-    """Images/s over those of the baseline."""
+    """Images/s over images/s of the baseline."""
     ratio_interval: tuple[float, float] | None = None
     verdict: str | None = None
     """faster, slower or inconclusive; None for the baseline."""
     verdict_reason: str | None = None
-    """Why it is inconclusive."""
+    """Why the verdict is inconclusive."""
     p50_ms: float | None = None
     p99_ms: float | None = None
     trace_s: float | None = None
@@ -70,7 +70,7 @@ class ModeResult:
 
 @dataclass(frozen=True)
 class Entry:
-    """A cell that is done."""
+    """A measured cell."""
 
     cell: Cell
     name: str
@@ -78,11 +78,11 @@ class Entry:
     results: Mapping[str, ModeResult]
     """Results by mode."""
     at: str
-    """When the cell was done, ISO 8601."""
+    """Time at which the cell was done, ISO 8601."""
     seconds: float
-    """Time that the cell took."""
+    """Seconds that the cell took."""
     file: str = ""
-    """Size and time of change of the model's file or folder; empty where the source is not one."""
+    """Size and modification time of the model's file or folder; empty where the source is neither."""
 
 
 _ENTRY: Final = TypeAdapter(Entry)
@@ -98,11 +98,11 @@ class Sweep:
     started_at: str
     entries: dict[Cell, Entry] = field(default_factory=dict)
     left_out: dict[Cell, Sequence[str]] = field(default_factory=dict)
-    """Cells of the file that were measured only under other conditions, with what differs: "duration: 5 became 10"."""
+    """Cells that were measured only under other conditions, with the differences: "duration: 5 became 10"."""
 
     @property
     def key(self) -> Mapping[str, Any]:
-        """Everything that changes a figure of a cell, in JSON's types."""
+        """The conditions that change a figure of a cell, in JSON's types."""
         options = {name: self.options.get(name) for name in _FIGURE_OPTIONS}
         key: Mapping[str, Any] = json.loads(
             json.dumps({**self.environment, "machine_ids": (), **options, "baseline": self.baseline})
@@ -110,7 +110,8 @@ class Sweep:
         return key
 
     def done(self, cell: Cell, modes: Iterable[str], *, retry_failed: bool = False) -> bool:
-        """Returns whether each of `modes` has its result, which may be the reason why it has no figure."""
+        """Returns whether each of `modes` has a result for the present model file; with `retry_failed`, whether all
+        have figures."""
         entry = self.entries.get(cell)
         if entry is None or not set(modes) <= set(entry.results) or entry.file != state_of_file(cell.source):
             return False
@@ -118,10 +119,11 @@ class Sweep:
 
 
 class SweepFile:
-    """The state file of a sweep in `folder`, locked by one process: `with` opens or creates it.
+    """The state file of a sweep in `folder`. Entering opens or creates it and locks it for this process.
 
-    `sweep` is what it holds that was measured as `fresh` says. Entering raises SweepFileError when another process has
-    it, when it isn't such a file, or when it was made on another machine: figures of two machines don't mix.
+    `sweep` has its cells that were measured under the conditions of `fresh`. Entering raises SweepFileError where
+    another process has locked the file, where it is no state file, or where it was made on another machine, since
+    figures of two machines can't be compared.
     """
 
     def __init__(self, folder: Path, fresh: Sweep) -> None:
@@ -149,7 +151,7 @@ class SweepFile:
         self._file.close()
 
     def add(self, entry: Entry) -> None:
-        """Appends an entry; it is on disk when this returns."""
+        """Appends an entry; it is on disk when `add` returns."""
         self.sweep.entries[entry.cell] = entry
         self._write({"kind": "entry", **dataclasses.asdict(entry)})
 
@@ -184,7 +186,7 @@ def read(path: Path) -> Sweep:
 
 
 def state_of_file(source: str) -> str:
-    """Returns the size and the time of change of a model's file or folder; empty where the source is not one."""
+    """Returns size and modification time of a model's file or folder; empty where the source is neither."""
     path = Path(source)
     files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else []
     if not files:
@@ -194,7 +196,7 @@ def state_of_file(source: str) -> str:
 
 
 def _merged(sessions: Sequence[Sweep], last: Sweep) -> Sweep:
-    """Returns the cells that were measured as `last` says, and those that were measured only in another way."""
+    """Returns the cells measured under the conditions of `last`, and in `left_out` those measured only under others."""
     merged = Sweep(last.environment, last.options, last.baseline, last.started_at)
     for session in sessions:
         differs = [f"{name}: {what}" for name, what in apart("", session.key, last.key)]
@@ -208,12 +210,12 @@ def _merged(sessions: Sequence[Sweep], last: Sweep) -> Sweep:
 
 
 def _plain(options: Mapping[str, Any]) -> Any:
-    """Returns options as JSON gives them back: a tuple is a list there."""
+    """Returns options in the types in which JSON gives them back: tuples become lists."""
     return json.loads(json.dumps(options))
 
 
 def _sessions(path: Path) -> list[Sweep]:
-    """Returns what stands in a state file, at least one header with its cells. Raises SweepFileError."""
+    """Reads a state file: a sweep for each header, at least one, with the cells after it. Raises SweepFileError."""
     sessions: list[Sweep] = []
     try:
         for line in path.read_bytes().split(b"\n")[:-1]:

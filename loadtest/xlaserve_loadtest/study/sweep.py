@@ -1,4 +1,4 @@
-"""The whole-zoo study, `loadtest sweep`: every model, resolution, batch and mode, resumable, failures included."""
+"""`loadtest sweep`: a resumable study of every model, resolution, batch and mode, failures included."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _MAX_SIDE: Final = 65_536
 
 @dataclass(frozen=True)
 class Plan:
-    """What to sweep over."""
+    """The cells of a sweep: all combinations of its fields."""
 
     models: tuple[catalog.Model, ...]
     modes: tuple[str, ...]
@@ -69,7 +69,8 @@ class Plan:
     """Resolutions in pixels; None for each model's own."""
 
     def cells(self) -> list[tuple[catalog.Model, Cell]]:
-        """Returns every cell, those of a model together, so that an interrupted sweep has whole models."""
+        """Returns every cell with its model, cells of a model together, so that an interrupted sweep has whole
+        models."""
         return [
             (model, Cell(model.source, resolution, batch))
             for model in self.models
@@ -89,10 +90,10 @@ def run(
     tell: Callable[[str], None] = lambda line: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Measures the cells that are not done yet, `at_once` of them at a time, and adds each to `file` as it ends.
+    """Measures the cells that are not done yet, `at_once` at a time, and adds each to `file` when it is measured.
 
-    `measure_cell` returns a result for each mode of the plan, even if the model fails. Several at once are measured in
-    threads; whoever interrupts them has to see to it that those end.
+    `measure_cell` returns a result for each mode of the plan, even if the model fails. With `at_once` over 1 it is
+    called in threads; after an interruption the caller must make these calls end.
     """
     todo = [
         (model, cell)
@@ -120,7 +121,7 @@ def run(
 
 
 def _in_threads(calls: Sequence[Callable[[], Entry]], at_once: int) -> Iterator[Entry]:
-    """Yields what the calls return, as they end."""
+    """Yields the results of the calls, in the order in which they end."""
     pool = ThreadPoolExecutor(at_once)
     try:
         for done in as_completed([pool.submit(call) for call in calls]):
@@ -130,7 +131,7 @@ def _in_threads(calls: Sequence[Callable[[], Entry]], at_once: int) -> Iterator[
 
 
 def left_out(sweep: Sweep) -> Iterator[str]:
-    """Yields what of the state file is left out, since it was measured under other conditions."""
+    """Yields a line for each group of results that are left out because they were measured under other conditions."""
     for why, count in Counter(tuple(why) for why in sweep.left_out.values()).items():
         more = f" and {len(why) - _MAX_SHOWN} more" if len(why) > _MAX_SHOWN else ""
         tested = "result is left out: it was" if count == 1 else "results are left out: they were"
@@ -140,8 +141,8 @@ def left_out(sweep: Sweep) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status.
 
-    0: every cell has its figures or the reason why not; 1: nothing could be measured; 2: a wrong command line or state
-    file; 3: outputs of some cells differ from the baseline's; 130: interrupted, the same command goes on from there.
+    0: every cell has figures or a reason why it has none; 1: nothing could be measured; 2: a wrong command line or
+    state file; 3: outputs of some cells differ from the baseline's; 130: interrupted; the same command resumes.
     """
     command = parser()
     options = command.parse_args(arguments)
@@ -170,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = {name: value for name, value in vars(options).items() if name not in {"out", "report", "list"}}
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     interrupted = False
-    # Handled like Ctrl-C: what was started must be stopped.
+    # Handled like Ctrl-C, so that load tests and servers are stopped.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if options.report:

@@ -31,7 +31,7 @@ class Row:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether a comparison of its cell is inconclusive."""
+        """Whether any verdict of the cell is inconclusive."""
         return any(result.verdict == "inconclusive" for result in self.entry.results.values())
 
     @property
@@ -48,18 +48,20 @@ class Podium:
 
     title: str
     unit: str
-    """Empty where the measure is a column of every podium."""
+    """Heading of the column of the measure; empty where every podium has that column already."""
     places: tuple[tuple[Row, float], ...]
-    """Best first; at most one for each model, so that a model with many cells does not fill it."""
+    """Rows and their measures, the best first; one for each model at most, so that a model with many cells fills only
+    one."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Cells that have something in common."""
+    """Cells of one family or one resolution."""
 
     name: str
     images_per_s: Mapping[str, float]
-    """By mode: geometric mean over the cells that ran in every mode, so that modes of the group can be compared."""
+    """Geometric mean of images/s by mode, over cells that ran in every mode, so that the group's modes can be
+    compared."""
     cells: int
     """Number of cells that ran in every mode."""
     best: Row | None
@@ -77,8 +79,8 @@ def rows(sweep: Sweep) -> list[Row]:
 def podiums(of: Iterable[Row], baseline: str) -> tuple[Podium, ...]:
     """Returns the three podiums: throughput, absolute gain and relative gain over the baseline.
 
-    None holds what is inconclusive: gains are those of modes that are faster, throughput that of cells that came to a
-    verdict for each mode that was compared.
+    They have only conclusive results: gains of modes whose verdict is `faster`, and throughput of cells with a
+    conclusive verdict on each mode that was compared.
     """
     ran = [row for row in of if not row.is_undecided]
     faster = [row for row in ran if row.mode != baseline and row.result.verdict == "faster"]
@@ -90,7 +92,7 @@ def podiums(of: Iterable[Row], baseline: str) -> tuple[Podium, ...]:
 
 
 def by_speed_up(of: Iterable[Row], mode: str) -> list[Row]:
-    """Returns every row of `mode` that has a ratio, the greatest first: slowdowns come last, none is left out."""
+    """Returns every row of `mode` that has a ratio, slowdowns included, the greatest ratio first."""
     return sorted(
         (row for row in of if row.mode == mode and row.result.ratio is not None),
         key=lambda row: row.result.ratio or 0.0,
@@ -99,7 +101,7 @@ def by_speed_up(of: Iterable[Row], mode: str) -> list[Row]:
 
 
 def without_ratio(of: Iterable[Row], mode: str) -> list[Row]:
-    """Returns every row of `mode` that has no ratio, because it or its baseline failed."""
+    """Returns every row of `mode` without a ratio, where it or its baseline failed."""
     return [row for row in of if row.mode == mode and row.result.ratio is None]
 
 

@@ -11,7 +11,7 @@ import pytest
 from xlaserve_loadtest.schedule import trace
 from xlaserve_loadtest.schedule.arrivals import ArrivalsError, OpenLoop, schedule
 from xlaserve_loadtest.schedule.mix import Kind, Mix, Size, draw_kinds, parse_counts
-from xlaserve_loadtest.schedule.trace import MAX_KINDS, Named, Trace
+from xlaserve_loadtest.schedule.trace import MAX_KINDS, PartialKind, Trace
 
 
 def written(tmp_path: Path, *lines: object) -> Trace:
@@ -28,10 +28,10 @@ def test_a_line_is_seconds_or_says_what_its_request_is(tmp_path: Path) -> None:
         tmp_path, "# a comment", "0.5", "", full, {"at_s": 2, "user": "x", "images": None}, full | {"at_s": 3}
     )
     assert read.due_ns.tolist() == [500_000_000, 1_500_000_000, 2_000_000_000, 3_000_000_000]
-    assert [read.named[place] for place in read.places] == [
-        Named(),
-        own := Named("resnet", 4, (224, 320), str(tmp_path / "cats" / "one.jpg")),
-        Named(),
+    assert [read.kinds[place] for place in read.places] == [
+        PartialKind(),
+        own := PartialKind("resnet", 4, (224, 320), str(tmp_path / "cats" / "one.jpg")),
+        PartialKind(),
         own,
     ]
     assert read.models == (None, "resnet")
@@ -102,7 +102,7 @@ def test_a_trace_that_is_no_text_or_not_there_is_refused(tmp_path: Path) -> None
 
 def test_a_trace_of_too_many_kinds_is_refused_where_they_are_too_many(tmp_path: Path) -> None:
     lines = [{"at_s": number, "images": number + 1} for number in range(MAX_KINDS + 1)]
-    assert len(written(tmp_path, *lines[:-1]).named) == MAX_KINDS
+    assert len(written(tmp_path, *lines[:-1]).kinds) == MAX_KINDS
     with pytest.raises(ArrivalsError, match=f"line {MAX_KINDS + 1}: expected up to 4,096 kinds of requests"):
         written(tmp_path, *lines)
 
