@@ -16,7 +16,7 @@ from bench import processes
 from bench.figures import Figure, ratio
 from bench.generator import closed_loop, pixels_request
 from bench.trials import interleaved
-from xlaserve_loadtest.record.lines import Status
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.run import crew
 from xlaserve_loadtest.run.worker import Setup
 from xlaserve_loadtest.run.workers import WorkerProcess

@@ -12,7 +12,7 @@ from xlaserve_loadtest import transport_options
 from xlaserve_loadtest.addresses import CLEAR, Address
 from xlaserve_loadtest.analysis.mlperf import SCENARIOS
 from xlaserve_loadtest.options import DEFAULT_MODELS
-from xlaserve_loadtest.record.lines import MAX_MODELS
+from xlaserve_loadtest.record.requests import MAX_MODELS
 from xlaserve_loadtest.run.handshake import read_key
 from xlaserve_loadtest.schedule.arms import ALL, MODES
 from xlaserve_loadtest.schedule.arrivals import ArrivalsError, ClosedLoop, Load, OpenLoop, Process, Replay

@@ -28,7 +28,7 @@ from tests.clients.registry import perf_analyzer
 
 from xlaserve_loadtest.analysis.intervals import estimate
 from xlaserve_loadtest.analysis.summary import summarize
-from xlaserve_loadtest.record.lines import answered
+from xlaserve_loadtest.record.requests import answered
 from xlaserve_loadtest.run import environment
 
 SERVICE_S: Final = 0.005

@@ -15,7 +15,7 @@ from tests.loadtest.known_servers import measured
 from tests.loadtest.run_files import compared, run_file
 
 from xlaserve.planning.virtual_time import VirtualTimeLoop
-from xlaserve_loadtest.record.lines import Status
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.run import ceilings, strain
 from xlaserve_loadtest.run.recorder import Ceiling
 from xlaserve_loadtest.schedule.payload import Request

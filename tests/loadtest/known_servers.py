@@ -16,7 +16,9 @@ from tests.required import required
 
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.summary import Summary, summarize
-from xlaserve_loadtest.record.lines import Arm, End, Header, ServerUse, Status
+from xlaserve_loadtest.record.blocks import ServerUse
+from xlaserve_loadtest.record.lines import Arm, End, Header
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.record.run_file import RunWriter, read_run
 from xlaserve_loadtest.run import crew
 from xlaserve_loadtest.run.generator import Generator

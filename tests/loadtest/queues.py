@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve_loadtest.record.lines import REQUEST
+from xlaserve_loadtest.record.requests import REQUEST
 from xlaserve_loadtest.schedule.search import Slo, TriedRate
 
 Seconds = NDArray[np.float64]

@@ -8,23 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xlaserve_loadtest.record.lines import (
-    REQUEST,
-    STAGES,
-    Arm,
-    BlockLine,
-    End,
-    Environment,
-    GeneratorUse,
-    Header,
-    LedgerEntry,
-    Line,
-    LoadLine,
-    Requests,
-    Run,
-    Server,
-    Status,
-)
+from xlaserve_loadtest.record.blocks import BlockLine, GeneratorUse, LoadLine
+from xlaserve_loadtest.record.lines import Arm, End, Environment, Header, LedgerEntry, Line, Requests, Run, Server
+from xlaserve_loadtest.record.requests import REQUEST, STAGES, Status
 from xlaserve_loadtest.record.run_file import RunWriter, read_run
 
 CLOSED = LoadLine("closed", concurrency=4)

@@ -9,7 +9,9 @@ from tests.loadtest.run_files import CLOSED, ENVIRONMENT
 
 from xlaserve_loadtest.analysis.compare import Comparison, compare
 from xlaserve_loadtest.analysis.samples import Sample
-from xlaserve_loadtest.record.lines import REQUEST, Arm, BlockLine, GeneratorUse, Header
+from xlaserve_loadtest.record.blocks import BlockLine, GeneratorUse
+from xlaserve_loadtest.record.lines import Arm, Header
+from xlaserve_loadtest.record.requests import REQUEST
 
 ARMS = (
     Arm("xla", "xla", "digits", "embedded"),

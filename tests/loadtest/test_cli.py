@@ -19,7 +19,8 @@ from tests.required import required
 
 from xlaserve_loadtest import cli
 from xlaserve_loadtest.analysis.summary import summarize
-from xlaserve_loadtest.record.lines import End, Rows, Run, Status
+from xlaserve_loadtest.record.lines import End, Run
+from xlaserve_loadtest.record.requests import Rows, Status
 from xlaserve_loadtest.record.run_file import read_run
 from xlaserve_loadtest.reports import cli as report
 from xlaserve_loadtest.run import crew

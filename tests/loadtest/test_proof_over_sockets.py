@@ -10,7 +10,7 @@ from tests.prove.sockets import LOADS, TRACE, Figure, Load, Measured, queue_ms, 
 from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.cli import parser
 from xlaserve_loadtest.option_checks import settings_of
-from xlaserve_loadtest.record.lines import LoadLine
+from xlaserve_loadtest.record.blocks import LoadLine
 
 
 def test_every_kind_of_load_is_there() -> None:

@@ -11,7 +11,8 @@ from tests.prove.registry import Row, Trials, part, share
 
 from xlaserve_loadtest.analysis.parts import odd_parts
 from xlaserve_loadtest.analysis.samples import Sample
-from xlaserve_loadtest.record.lines import REQUEST, BlockLine, GeneratorUse, LoadLine, Status
+from xlaserve_loadtest.record.blocks import BlockLine, GeneratorUse, LoadLine
+from xlaserve_loadtest.record.requests import REQUEST, Status
 
 SERVICE_S: Final = 0.005
 CASES: Final[tuple[tuple[float, float, float, int, dict[str, float]], ...]] = (

@@ -16,7 +16,9 @@ from tests.prove.runs import header
 
 from xlaserve_loadtest.analysis.compare import Comparison, compare
 from xlaserve_loadtest.analysis.samples import Sample, collect, rate
-from xlaserve_loadtest.record.lines import REQUEST, STAGES, BlockLine, GeneratorUse, LoadLine, Run
+from xlaserve_loadtest.record.blocks import BlockLine, GeneratorUse, LoadLine
+from xlaserve_loadtest.record.lines import Run
+from xlaserve_loadtest.record.requests import REQUEST, STAGES
 from xlaserve_loadtest.schedule import plan
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop
 

@@ -6,16 +6,9 @@ import numpy as np
 
 from xlaserve_loadtest.analysis.intervals import Floats
 from xlaserve_loadtest.analysis.samples import Sample
-from xlaserve_loadtest.record.lines import (
-    REQUEST,
-    STAGES,
-    Arm,
-    BlockLine,
-    Environment,
-    GeneratorUse,
-    Header,
-    LoadLine,
-)
+from xlaserve_loadtest.record.blocks import BlockLine, GeneratorUse, LoadLine
+from xlaserve_loadtest.record.lines import Arm, Environment, Header
+from xlaserve_loadtest.record.requests import REQUEST, STAGES
 
 CONTROL = "arm0 again"
 

@@ -11,7 +11,7 @@ from tests.prove.registry import Row, Trials, part, share
 from tests.prove.runs import CONTROL, Blocks, header
 
 from xlaserve_loadtest.analysis.compare import Comparison, compare
-from xlaserve_loadtest.record.lines import LoadLine
+from xlaserve_loadtest.record.blocks import LoadLine
 
 Noise = Literal["3% from block to block", "a tenth of blocks stalls", "2% from process to process"]
 

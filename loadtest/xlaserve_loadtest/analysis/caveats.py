@@ -17,7 +17,8 @@ from xlaserve_loadtest.analysis.parts import Column, odd_parts, part_names
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.samples import Sample, label
 from xlaserve_loadtest.analysis.verdict import capped, disagreement
-from xlaserve_loadtest.record.lines import Header, Run, Status, in_words
+from xlaserve_loadtest.record.lines import Header, Run
+from xlaserve_loadtest.record.requests import Status, in_words
 from xlaserve_loadtest.schedule.trace import described
 
 CLOCK_SHARE: Final = 0.01

@@ -8,7 +8,8 @@ from typing import Final
 
 from xlaserve_loadtest.analysis.conditions import Judged, judge
 from xlaserve_loadtest.analysis.points import Point
-from xlaserve_loadtest.record.lines import Equality, Status
+from xlaserve_loadtest.record.lines import Equality
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.schedule.conditions import DIFFERING, ERRORS, Condition, parse
 
 DEFAULTS: Final = tuple(parse(f"{metric}>0") for metric in (ERRORS, DIFFERING))

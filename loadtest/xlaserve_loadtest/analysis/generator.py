@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from xlaserve_loadtest.analysis.samples import Sample
-from xlaserve_loadtest.record.lines import GeneratorUse, MachineUse
+from xlaserve_loadtest.record.blocks import GeneratorUse, MachineUse
 
 BUSY_LIMIT: Final = 0.8
 LATE_LIMIT: Final = 0.01

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from xlaserve_loadtest.analysis.highest_rate import HighestRate
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.samples import Sample
-from xlaserve_loadtest.record import lines as record
-from xlaserve_loadtest.record.lines import Header, Status
+from xlaserve_loadtest.record import requests as record
+from xlaserve_loadtest.record.lines import Header
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.schedule.early_stopping import least_requests_for_estimate, percentile_estimate
 
 MIN_DURATION_S: Final = 600.0

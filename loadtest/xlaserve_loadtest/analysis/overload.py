@@ -12,8 +12,8 @@ from xlaserve_loadtest.analysis import settling
 from xlaserve_loadtest.analysis.intervals import MIN_BLOCKS
 from xlaserve_loadtest.analysis.percentiles import Nanoseconds
 from xlaserve_loadtest.analysis.samples import Sample, is_too_much, latencies_ns, rate
-from xlaserve_loadtest.record import lines as record
-from xlaserve_loadtest.record.lines import Rows
+from xlaserve_loadtest.record import requests as record
+from xlaserve_loadtest.record.requests import Rows
 
 _CONFIDENCE: Final = 0.99
 """That latency grows, where it is known that more was due than was answered."""

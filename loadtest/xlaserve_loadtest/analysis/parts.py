@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from xlaserve_loadtest.analysis.intervals import MIN_BLOCKS, Estimate, ratio
 from xlaserve_loadtest.analysis.samples import Sample, latencies_ns
 from xlaserve_loadtest.analysis.served import Share, difference
-from xlaserve_loadtest.record import lines as record
-from xlaserve_loadtest.record.lines import Header, Rows, Status
+from xlaserve_loadtest.record import requests as record
+from xlaserve_loadtest.record.lines import Header
+from xlaserve_loadtest.record.requests import Rows, Status
 
 SLICES: Final = 8
 """Stretches of time in which parts are compared at least, where there are fewer blocks."""

@@ -22,7 +22,8 @@ from xlaserve_loadtest.analysis.samples import Sample, label, latencies_ns, rate
 from xlaserve_loadtest.analysis.served import Goodput, goodput
 from xlaserve_loadtest.analysis.settling import Unsettled, unsettled
 from xlaserve_loadtest.analysis.stages import Stage
-from xlaserve_loadtest.record.lines import BlockLine, LoadLine, Role, Rows, Status, in_words
+from xlaserve_loadtest.record.blocks import BlockLine, LoadLine, Role
+from xlaserve_loadtest.record.requests import Rows, Status, in_words
 from xlaserve_loadtest.schedule.early_stopping import least_requests
 
 _SLICES: Final = 240

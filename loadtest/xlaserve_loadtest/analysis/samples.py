@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from xlaserve_loadtest.analysis.intervals import Estimate, Work, estimate, rate_over_time
 from xlaserve_loadtest.analysis.percentiles import Nanoseconds
-from xlaserve_loadtest.record import lines as record
-from xlaserve_loadtest.record.lines import MAX_MODELS, BlockLine, Header, LoadLine, Rows, Run, Status
+from xlaserve_loadtest.record import requests as record
+from xlaserve_loadtest.record.blocks import BlockLine, LoadLine
+from xlaserve_loadtest.record.lines import Header, Run
+from xlaserve_loadtest.record.requests import MAX_MODELS, Rows, Status
 from xlaserve_loadtest.schedule.conditions import ConditionError, parse
 
 _MIN_LEFT_SHARE: Final = 0.03

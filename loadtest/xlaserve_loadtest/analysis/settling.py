@@ -12,7 +12,7 @@ import numpy as np
 from xlaserve_loadtest.analysis.intervals import MIN_BLOCKS, t_quantile
 from xlaserve_loadtest.analysis.percentiles import Nanoseconds
 from xlaserve_loadtest.analysis.samples import Sample
-from xlaserve_loadtest.record.lines import LoadLine
+from xlaserve_loadtest.record.blocks import LoadLine
 
 _CONFIDENCE: Final = 0.999
 """That latency grows within blocks: reports have many points, and one of a hundred would warn for nothing."""

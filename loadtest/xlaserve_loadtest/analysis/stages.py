@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from xlaserve_loadtest.analysis.samples import latencies_ns
-from xlaserve_loadtest.record.lines import STAGES, Rows
+from xlaserve_loadtest.record.requests import STAGES, Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from xlaserve_loadtest.analysis.intervals import Estimate
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES
 from xlaserve_loadtest.analysis.overload import Overload
 from xlaserve_loadtest.analysis.points import Point
-from xlaserve_loadtest.record.lines import Equality, Run, in_words
+from xlaserve_loadtest.record.lines import Equality, Run
+from xlaserve_loadtest.record.requests import in_words
 
 _MAX_SENTENCES = 3
 

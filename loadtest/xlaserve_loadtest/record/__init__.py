@@ -1,4 +1,4 @@
-"""The run file: written by a run, read by the reports.
+"""The run file, which a run writes and reports read.
 
-Imports nothing else of the load tester.
+Its modules import nothing else of the load tester but `files`.
 """

@@ -1,6 +1,6 @@
-"""Writes and reads run files: JSON lines, compressed by gzip.
+"""Reader and writer of run files: JSON lines, compressed by gzip.
 
-A file grows while the run goes on, and every line is kept: the reader accepts a file that ends in mid-line.
+A file grows during the run, and is readable at any time: the reader accepts a file that ends in mid-line.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from xlaserve_loadtest.files import naming
+from xlaserve_loadtest.record.blocks import BlockLine
 from xlaserve_loadtest.record.lines import (
-    REQUEST,
     SCHEMA,
-    STAGES,
     SUFFIX,
-    BlockLine,
     End,
     Equality,
     Event,
@@ -32,11 +30,10 @@ from xlaserve_loadtest.record.lines import (
     Header,
     Line,
     Requests,
-    Rows,
     Run,
     Server,
-    Status,
 )
+from xlaserve_loadtest.record.requests import REQUEST, STAGES, Rows, Status
 
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _MAX_LISTED: Final = 5
@@ -49,12 +46,12 @@ class RunFileError(Exception):
 
 
 def new_file(folder: Path, name: str) -> Path:
-    """Makes an empty run file, and `folder`; returns its path, with a number where another has the name."""
+    """Creates `folder` and an empty run file in it; returns its path, with a number where the name is taken."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}{SUFFIX}"
     number = 1
     while True:
-        # Taken at once: another run may begin in the same second.
+        # Created without a check before: another run may begin in the same second.
         try:
             path.touch(exist_ok=False)
         except FileExistsError:
@@ -97,9 +94,9 @@ class RunWriter:
 
 
 def read_run(path: Path) -> Run:
-    """Reads a run file, compressed or not, whole or cut off, which `Run.end` tells.
+    """Reads a run file, compressed or not. Of a file that was cut off, `Run.end` is None.
 
-    Raises RunFileError with the line and what is wrong, such as data after the end of the run.
+    Raises RunFileError, which names the line and the problem, such as data after the end of the run.
     """
     chunks: list[Rows] = []
     lines: list[Line] = []
@@ -168,7 +165,7 @@ _COLUMNS: Final = ("scheduled_ns", "start_ns", "end_ns", "images", "measured")
 
 @dataclass(frozen=True, slots=True)
 class _RequestColumns:
-    """`Requests` as it stands in the file."""
+    """The JSON form of a `Requests` line."""
 
     block: int
     scheduled_ns: list[int]
@@ -179,7 +176,7 @@ class _RequestColumns:
     measured: list[bool]
     stages: dict[str, list[float | None]] = field(default_factory=dict)
     model: list[int] | None = None
-    """None where all requests are for the arm's first model, which goes for the following, too."""
+    """None where all requests are for the arm's first model; `target` and `generator` likewise."""
     target: list[int] | None = None
     generator: list[int] | None = None
 
@@ -247,7 +244,7 @@ def _parse(path: Path) -> Iterator[Line]:
         if kind not in _ADAPTERS:
             if number == 1:
                 raise RunFileError(f"{where}: expected a header, got {kind}")
-            continue  # a later version added it
+            continue  # a kind of line that a later version has added
         schema = document.pop("schema", SCHEMA)
         if schema != SCHEMA:
             raise RunFileError(f"{where}: schema {schema!r} is not known here; this version reads {SCHEMA!r}")

@@ -10,7 +10,7 @@ from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES
 from xlaserve_loadtest.analysis.percentiles import Percentile
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.summary import Summary
-from xlaserve_loadtest.record.lines import in_words
+from xlaserve_loadtest.record.requests import in_words
 from xlaserve_loadtest.reports.table import Cell, LowerBound, Number, Strong, Table, mebibytes, ratio, share
 
 Rows = Iterator[Mapping[str, Cell]]

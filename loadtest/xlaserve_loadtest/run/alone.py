@@ -13,7 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve_loadtest.record.lines import Header, Status
+from xlaserve_loadtest.record.lines import Header
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.run.fleet import Fleet
 from xlaserve_loadtest.run.recorder import Recorder
 from xlaserve_loadtest.schedule.payload import Request

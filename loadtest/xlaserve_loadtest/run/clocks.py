@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve_loadtest.record.lines import Rows
+from xlaserve_loadtest.record.requests import Rows
 from xlaserve_loadtest.run.generator import Generator
 from xlaserve_loadtest.run.sender import Clock, Result, Task, Window
 

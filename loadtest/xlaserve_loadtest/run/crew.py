@@ -11,8 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from xlaserve_loadtest.record import lines as record
-from xlaserve_loadtest.record.lines import REQUEST, MachineUse, Rows, Status
+from xlaserve_loadtest.record import requests as record
+from xlaserve_loadtest.record.blocks import MachineUse
+from xlaserve_loadtest.record.requests import REQUEST, Rows, Status
 from xlaserve_loadtest.run.generator import MAX_ROWS, Generator
 from xlaserve_loadtest.run.sender import LATE_NS, Clock, Live, Result, Task, Window
 from xlaserve_loadtest.run.strain import Strain

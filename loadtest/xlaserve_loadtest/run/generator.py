@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from xlaserve_loadtest.record.lines import REQUEST, Rows
+from xlaserve_loadtest.record.requests import REQUEST, Rows
 from xlaserve_loadtest.run.sender import Clock, Live, Result, Sender, Task, Window, listed
 from xlaserve_loadtest.schedule.arrivals import Places
 from xlaserve_loadtest.schedule.payload import Request

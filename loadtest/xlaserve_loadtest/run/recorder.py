@@ -8,19 +8,9 @@ from typing import Final, Literal
 import numpy as np
 
 from xlaserve_loadtest.printable import shortened
-from xlaserve_loadtest.record.lines import (
-    BlockLine,
-    Counters,
-    End,
-    Event,
-    Failure,
-    GeneratorUse,
-    Line,
-    LoadLine,
-    Requests,
-    ServerUse,
-    Status,
-)
+from xlaserve_loadtest.record.blocks import BlockLine, Counters, GeneratorUse, LoadLine, ServerUse
+from xlaserve_loadtest.record.lines import End, Event, Failure, Line, Requests
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.record.run_file import RunWriter
 from xlaserve_loadtest.run.crew import Outcome
 from xlaserve_loadtest.schedule import steady

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve_loadtest.record.lines import REQUEST, Rows, Status
+from xlaserve_loadtest.record.requests import REQUEST, Rows, Status
 from xlaserve_loadtest.run.alarm import Alarm
 from xlaserve_loadtest.run.strain import Strain, StrainWatch
 from xlaserve_loadtest.schedule.arrivals import Places, Schedule

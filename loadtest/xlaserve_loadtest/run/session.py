@@ -15,7 +15,8 @@ from pathlib import Path
 
 from xlaserve_loadtest.analysis.compare import baselines
 from xlaserve_loadtest.analysis.samples import label
-from xlaserve_loadtest.record.lines import End, Header, Status, in_words
+from xlaserve_loadtest.record.lines import End, Header
+from xlaserve_loadtest.record.requests import Status, in_words
 from xlaserve_loadtest.record.run_file import RunWriter, new_file
 from xlaserve_loadtest.run import accuracy_log, crew, environment, fleet, usage
 from xlaserve_loadtest.run.alone import ask_alone

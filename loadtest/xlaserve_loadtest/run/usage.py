@@ -14,7 +14,7 @@ from typing import Final
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from xlaserve_loadtest.record.lines import Counters, GpuUse, ServerUse
+from xlaserve_loadtest.record.blocks import Counters, GpuUse, ServerUse
 from xlaserve_loadtest.run import gpus
 from xlaserve_loadtest.run.energy import CpuMeters
 

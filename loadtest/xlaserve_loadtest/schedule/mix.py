@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from xlaserve_loadtest.record.lines import MAX_MODELS
+from xlaserve_loadtest.record.requests import MAX_MODELS
 
 Size = tuple[int, int]
 """Height and width."""

@@ -9,7 +9,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Final
 
-from xlaserve_loadtest.record.lines import Role
+from xlaserve_loadtest.record.blocks import Role
 from xlaserve_loadtest.schedule.arrivals import Load
 
 BLOCK_S: Final = 1.0

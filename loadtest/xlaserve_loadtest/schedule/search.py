@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from xlaserve_loadtest.record.lines import Rows, Status
+from xlaserve_loadtest.record.requests import Rows, Status
 from xlaserve_loadtest.schedule import conditions
 from xlaserve_loadtest.schedule.conditions import ConditionError
 from xlaserve_loadtest.schedule.early_stopping import (

@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve_loadtest.record.lines import NO_STAGES, STAGES, Status
+from xlaserve_loadtest.record.requests import NO_STAGES, STAGES, Status
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import ANY, BYTES, DTYPES, LENGTH_BYTES
 from xlaserve_loadtest.targets.references import NONE, References

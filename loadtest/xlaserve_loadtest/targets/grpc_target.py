@@ -14,7 +14,7 @@ import grpc.aio
 
 from xlaserve_loadtest.addresses import Address
 from xlaserve_loadtest.printable import shortened
-from xlaserve_loadtest.record.lines import Status
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.targets.answers import Checker, Reader
 from xlaserve_loadtest.targets.channel import Transport, open_channel

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from xlaserve_loadtest.addresses import Address
 from xlaserve_loadtest.printable import shortened
-from xlaserve_loadtest.record.lines import Status
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.schedule.payload import STAMP_BYTES, PayloadError, Request
 from xlaserve_loadtest.targets.answers import Checker, NoAnswer, Reader
 from xlaserve_loadtest.targets.channel import Transport

@@ -26,7 +26,8 @@ from xlaserve.engine.warmup.ledger import Entry, Ledger
 from xlaserve.models import catalog
 from xlaserve.programs.tf.device import configure
 from xlaserve.telemetry.logs import quiet_tensorflow
-from xlaserve_loadtest.record.lines import LedgerEntry, Status
+from xlaserve_loadtest.record.lines import LedgerEntry
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import ANY, Tensor
 from xlaserve_loadtest.targets.answers import numbers_fault

@@ -11,7 +11,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from xlaserve_loadtest.addresses import Address
-from xlaserve_loadtest.record.lines import STAGES
+from xlaserve_loadtest.record.requests import STAGES
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import Tensor
 from xlaserve_loadtest.targets.answers import Answer, NoAnswer, Output

@@ -18,7 +18,7 @@ from xlaserve_client.aio_fleet import AsyncFleet
 from xlaserve_client.errors import Unavailable
 from xlaserve_client.name_service import NameService, failure_reason
 from xlaserve_loadtest.printable import shortened
-from xlaserve_loadtest.record.lines import Status
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.targets import open_inference
 from xlaserve_loadtest.targets.answers import Checker

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve_loadtest.record.lines import NO_STAGES, Status, in_words
+from xlaserve_loadtest.record.requests import NO_STAGES, Status, in_words
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import Tensor
 from xlaserve_loadtest.targets.channel import PLAIN, Transport

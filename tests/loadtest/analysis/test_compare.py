@@ -14,7 +14,9 @@ from xlaserve_loadtest.analysis.intervals import Estimate, ratio
 from xlaserve_loadtest.analysis.samples import collect
 from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.analysis.verdict import sentence
-from xlaserve_loadtest.record.lines import Arm, GeneratorUse, Header, LoadLine, Run, Status
+from xlaserve_loadtest.record.blocks import GeneratorUse, LoadLine
+from xlaserve_loadtest.record.lines import Arm, Header, Run
+from xlaserve_loadtest.record.requests import Status
 
 BLOCK_NOISE = 0.03
 """Assumed deviation of a block's images/s, as in docs/loadtest-method.md."""

@@ -13,7 +13,9 @@ from xlaserve_loadtest.analysis.conditions import Judged, judge, value_of
 from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Verdict
 from xlaserve_loadtest.analysis.served import Goodput
 from xlaserve_loadtest.analysis.summary import Summary, summarize
-from xlaserve_loadtest.record.lines import GeneratorUse, LoadLine, Run, Status
+from xlaserve_loadtest.record.blocks import GeneratorUse, LoadLine
+from xlaserve_loadtest.record.lines import Run
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.reports import junit, markdown, prometheus
 from xlaserve_loadtest.reports.tables import throughput
 from xlaserve_loadtest.schedule.conditions import METRICS, RATIO_MEASURES, VERDICTS, ConditionError, parse

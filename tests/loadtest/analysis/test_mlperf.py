@@ -5,7 +5,8 @@ import pytest
 from tests.loadtest.run_files import NewRun
 
 from xlaserve_loadtest.analysis.summary import summarize
-from xlaserve_loadtest.record.lines import LoadLine, Status
+from xlaserve_loadtest.record.blocks import LoadLine
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.reports import mlperf_log
 
 ONE = LoadLine("closed", concurrency=1)

@@ -8,7 +8,7 @@ from xlaserve_loadtest.analysis.intervals import Estimate
 from xlaserve_loadtest.analysis.judgement import Verdict
 from xlaserve_loadtest.analysis.multiplicity import corrected
 from xlaserve_loadtest.analysis.samples import collect
-from xlaserve_loadtest.record.lines import LoadLine
+from xlaserve_loadtest.record.blocks import LoadLine
 
 
 def verdicts(*p_values: float | None) -> list[Verdict]:

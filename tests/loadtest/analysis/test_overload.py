@@ -5,7 +5,8 @@ import pytest
 
 from xlaserve_loadtest.analysis.overload import overload
 from xlaserve_loadtest.analysis.samples import Sample, is_too_much
-from xlaserve_loadtest.record.lines import REQUEST, BlockLine, GeneratorUse, LoadLine
+from xlaserve_loadtest.record.blocks import BlockLine, GeneratorUse, LoadLine
+from xlaserve_loadtest.record.requests import REQUEST
 
 SERVED_PER_S = 100.0
 WARMUP_S, BLOCK_S, COOL_DOWN_S = 0.25, 1.0, 2.0

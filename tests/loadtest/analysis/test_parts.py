@@ -11,7 +11,9 @@ from tests.loadtest.run_files import ENVIRONMENT, NewRun, RunFile
 from tests.required import required
 
 from xlaserve_loadtest.analysis.summary import Summary, summarize
-from xlaserve_loadtest.record.lines import Arm, GeneratorLine, GeneratorUse, Header, LoadLine, MachineUse, Status
+from xlaserve_loadtest.record.blocks import GeneratorUse, LoadLine, MachineUse
+from xlaserve_loadtest.record.lines import Arm, GeneratorLine, Header
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.reports import tables
 
 OPEN = LoadLine("open", rate_per_s=100.0, arrivals="poisson")

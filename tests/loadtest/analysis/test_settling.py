@@ -10,7 +10,8 @@ from tests.required import required
 from xlaserve_loadtest.analysis.percentiles import Nanoseconds
 from xlaserve_loadtest.analysis.samples import Sample
 from xlaserve_loadtest.analysis.settling import grows, unsettled
-from xlaserve_loadtest.record.lines import LoadLine, Rows
+from xlaserve_loadtest.record.blocks import LoadLine
+from xlaserve_loadtest.record.requests import Rows
 
 OPEN = LoadLine("open", rate_per_s=100.0, arrivals="poisson")
 

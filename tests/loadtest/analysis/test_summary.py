@@ -14,22 +14,9 @@ from xlaserve_loadtest.analysis.completeness import MARK
 from xlaserve_loadtest.analysis.conditions import judge
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.summary import summarize
-from xlaserve_loadtest.record.lines import (
-    Arm,
-    BlockLine,
-    Counters,
-    End,
-    Equality,
-    Event,
-    Failure,
-    GeneratorUse,
-    Header,
-    Line,
-    LoadLine,
-    MachineUse,
-    ServerUse,
-    Status,
-)
+from xlaserve_loadtest.record.blocks import BlockLine, Counters, GeneratorUse, LoadLine, MachineUse, ServerUse
+from xlaserve_loadtest.record.lines import Arm, End, Equality, Event, Failure, Header, Line
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.schedule.conditions import parse
 
 OPEN = LoadLine("open", rate_per_s=100.0, arrivals="constant")

@@ -12,24 +12,9 @@ import pytest
 from tests.loadtest.run_files import ENVIRONMENT, NewRun
 from tests.required import required
 
-from xlaserve_loadtest.record.lines import (
-    REQUEST,
-    BlockLine,
-    Counters,
-    End,
-    Equality,
-    Event,
-    Failure,
-    GeneratorLine,
-    GeneratorUse,
-    Line,
-    LoadLine,
-    MachineUse,
-    Requests,
-    Run,
-    ServerUse,
-    Status,
-)
+from xlaserve_loadtest.record.blocks import BlockLine, Counters, GeneratorUse, LoadLine, MachineUse, ServerUse
+from xlaserve_loadtest.record.lines import End, Equality, Event, Failure, GeneratorLine, Line, Requests, Run
+from xlaserve_loadtest.record.requests import REQUEST, Status
 from xlaserve_loadtest.record.run_file import RunFileError, RunWriter, new_file, read_run
 from xlaserve_loadtest.reports import cli, compare_cli
 

@@ -13,7 +13,7 @@ import pytest
 from tests.loadtest.conftest import FakeTarget
 from tests.required import required
 
-from xlaserve_loadtest.record.lines import Status
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.run import crew, sender
 from xlaserve_loadtest.run.crew import Outcome
 from xlaserve_loadtest.run.generator import Generator, drawn, stamped

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.loadtest.conftest import FakeTarget
 
-from xlaserve_loadtest.record.lines import Status
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.run import clocks, crew
 from xlaserve_loadtest.run.clocks import RemoteGenerator
 from xlaserve_loadtest.run.crew import Outcome

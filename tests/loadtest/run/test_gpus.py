@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pynvml  # type: ignore[import-untyped]
 import pytest
 
-from xlaserve_loadtest.record.lines import GpuUse
+from xlaserve_loadtest.record.blocks import GpuUse
 from xlaserve_loadtest.run import environment, gpus, usage
 
 

@@ -8,7 +8,8 @@ import numpy as np
 from rich.console import Console
 from tests.loadtest.queues import MM1, Seconds
 
-from xlaserve_loadtest.record.lines import REQUEST, Event
+from xlaserve_loadtest.record.lines import Event
+from xlaserve_loadtest.record.requests import REQUEST
 from xlaserve_loadtest.run.crew import Outcome
 from xlaserve_loadtest.run.highest_rate import RateSearch
 from xlaserve_loadtest.run.progress import Progress

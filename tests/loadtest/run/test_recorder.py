@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from xlaserve_loadtest.analysis.samples import label
-from xlaserve_loadtest.record.lines import LoadLine
+from xlaserve_loadtest.record.blocks import LoadLine
 from xlaserve_loadtest.run.recorder import load_line
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, OpenLoop, Process, Profile, Replay
 

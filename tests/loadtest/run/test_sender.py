@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xlaserve_loadtest.record.lines import REQUEST, STAGES, Status
+from xlaserve_loadtest.record.requests import REQUEST, STAGES, Status
 from xlaserve_loadtest.run.sender import Sender, Task
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.targets.target import Array, Reply

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.loadtest.queues import MM1, QUEUES, SimulatedTarget, quantile, with_spells
 
-from xlaserve_loadtest.record.lines import REQUEST, Status
+from xlaserve_loadtest.record.requests import REQUEST, Status
 from xlaserve_loadtest.schedule.early_stopping import TailCount, grows, inflation_with_spells, variance_inflation
 from xlaserve_loadtest.schedule.search import (
     BACK_OFF,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xlaserve_loadtest.record.lines import STAGES, Status
+from xlaserve_loadtest.record.requests import STAGES, Status
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import Tensor
 from xlaserve_loadtest.targets import open_inference_rest, tensorflow_serving, tensorflow_serving_rest

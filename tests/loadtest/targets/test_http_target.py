@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from tests.loadtest.liar import HANG_UP, NEVER, Step, lying, response
 
-from xlaserve_loadtest.record.lines import STAGES, Status
+from xlaserve_loadtest.record.requests import STAGES, Status
 from xlaserve_loadtest.schedule.payload import PayloadError, Request
 from xlaserve_loadtest.schedule.tensors import Tensor
 from xlaserve_loadtest.targets import open_inference_rest as rest

@@ -6,7 +6,7 @@ import time
 import pytest
 from tests.loadtest.conftest import StartPuppet
 
-from xlaserve_loadtest.record.lines import Status
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import Tensor
 from xlaserve_loadtest.targets.answers import Checker

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from xlaserve_loadtest.addresses import DEFAULT_PORTS, FLEET
-from xlaserve_loadtest.record.lines import Arm, Status
+from xlaserve_loadtest.record.lines import Arm
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.run import running_targets
 from xlaserve_loadtest.run.worker import Setup, Worker
 from xlaserve_loadtest.schedule.payload import Request

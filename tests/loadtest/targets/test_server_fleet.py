@@ -12,7 +12,7 @@ from tests.client.fleets import NameService, name_service
 from tests.loadtest.conftest import StartPuppet
 
 from xlaserve_loadtest.cli import main
-from xlaserve_loadtest.record.lines import Status
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.record.run_file import read_run
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.targets.protocols import ServerTarget, describe

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.loadtest.liar import lying, response
 
-from xlaserve_loadtest.record.lines import Status
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.schedule.payload import PayloadError, Request
 from xlaserve_loadtest.schedule.tensors import Tensor
 from xlaserve_loadtest.targets import tensorflow_serving as tfs

@@ -18,18 +18,8 @@ from xlaserve_loadtest.analysis.points import CurveValue, Padding, Point, Server
 from xlaserve_loadtest.analysis.price import Price
 from xlaserve_loadtest.analysis.stages import Stage
 from xlaserve_loadtest.analysis.summary import BlockSpan, Summary, TimedEvent
-from xlaserve_loadtest.record.lines import (
-    Arm,
-    End,
-    Environment,
-    Equality,
-    Failure,
-    Header,
-    LedgerEntry,
-    LoadLine,
-    Role,
-    Server,
-)
+from xlaserve_loadtest.record.blocks import LoadLine, Role
+from xlaserve_loadtest.record.lines import Arm, End, Environment, Equality, Failure, Header, LedgerEntry, Server
 
 RATE = {"xla": 251.0, "graph": 214.0, "graph (A/A)": 213.1}
 

@@ -14,20 +14,9 @@ import numpy as np
 from tests.loadtest.run_files import ENVIRONMENT, RunFile
 
 from xlaserve_loadtest.analysis.summary import Summary, summarize
-from xlaserve_loadtest.record.lines import (
-    Arm,
-    BlockLine,
-    Counters,
-    End,
-    Equality,
-    Event,
-    Failure,
-    GeneratorUse,
-    LedgerEntry,
-    LoadLine,
-    ServerUse,
-    Status,
-)
+from xlaserve_loadtest.record.blocks import BlockLine, Counters, GeneratorUse, LoadLine, ServerUse
+from xlaserve_loadtest.record.lines import Arm, End, Equality, Event, Failure, LedgerEntry
+from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.record.run_file import read_run
 
 STAGES_S = {"decode_s": 0.0004, "queue_s": 0.002, "gather_s": 0.0001, "execute_s": 0.006, "encode_s": 0.0003}

@@ -13,7 +13,8 @@ from tests.loadtest.reports.pages.conftest import MakePoint, MakeSummary
 from xlaserve_loadtest.analysis.intervals import Estimate
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.summary import Summary
-from xlaserve_loadtest.record.lines import Arm, LoadLine
+from xlaserve_loadtest.record.blocks import LoadLine
+from xlaserve_loadtest.record.lines import Arm
 from xlaserve_loadtest.reports import html
 from xlaserve_loadtest.reports.chart import COLOURS, label, mode_colours, short_names
 from xlaserve_loadtest.reports.drawn import arm_colours
