@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import grpc
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
+from tests.client.fleets import CLIENTS, MakeClient, NameService, name_service
 
 from xlaserve_proto import open_inference_pb2 as oip
 from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
@@ -22,6 +23,7 @@ from xlaserve_proto import vision_pb2_grpc as vision_grpc
 Failure = tuple[grpc.StatusCode, str] | tuple[grpc.StatusCode, str, float]
 """The seconds are when to come again."""
 CLASSES = 4
+StartPuppet = Callable[[], "Puppet"]
 
 
 def come_again(wait_s: float) -> bytes:
@@ -241,3 +243,28 @@ def closed_port() -> Iterator[str]:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.fixture(params=CLIENTS)
+def make_client(request: pytest.FixtureRequest) -> MakeClient:
+    return CLIENTS[request.param]
+
+
+@pytest.fixture
+def service() -> Iterator[NameService]:
+    with name_service() as service:
+        yield service
+
+
+@pytest.fixture
+def start_puppet() -> Iterator[StartPuppet]:
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(running_puppet())
+
+
+@pytest.fixture
+def puppets(start_puppet: StartPuppet, service: NameService) -> list[Puppet]:
+    """Three servers, which are listed."""
+    puppets = [start_puppet() for _ in range(3)]
+    service.publish(*(puppet.target for puppet in puppets))
+    return puppets

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -156,3 +157,17 @@ class Blocking:
 MakeClient = Callable[..., Any]
 """Makes a client, as a context manager: VisionClient, or Blocking around AsyncVisionClient."""
 CLIENTS: dict[str, MakeClient] = {"sync": VisionClient, "asyncio": Blocking}
+
+
+def ask(client: Any, number: int = 1) -> int:
+    """Sends an image, and returns what it was classified as, which is the number."""
+    top: int = client.classify(bytes([number]), model="digits").classifications[0].top.index
+    return top
+
+
+def eventually(is_so: Callable[[], object]) -> None:
+    """Waits for what another thread brings about."""
+    give_up_at = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)

@@ -10,66 +10,22 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from typing import Any
 
 import grpc
 import grpc.aio
 import psutil
 import pytest
 import trustme
-from tests.client.conftest import Puppet, running_puppet
-from tests.client.fleets import CLIENTS, PATIENCE_S, Blocking, MakeClient, NameService, name_service
+from tests.client.conftest import Puppet, StartPuppet, running_puppet
+from tests.client.fleets import PATIENCE_S, MakeClient, NameService, ask, eventually
 
-from xlaserve_client import AsyncVisionClient, Overloaded, Unavailable, VisionClient, connection
+from xlaserve_client import Overloaded, Unavailable, VisionClient, connection
 from xlaserve_client import name_service as name_service_module
 from xlaserve_client.cli import main
 from xlaserve_client.connection import MAX_ATTEMPTS
-from xlaserve_client.fleet import CALLS_PER_HEDGE
 
 UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "draining")
-StartPuppet = Callable[[], Puppet]
-
-
-@pytest.fixture(params=CLIENTS)
-def make_client(request: pytest.FixtureRequest) -> MakeClient:
-    return CLIENTS[request.param]
-
-
-@pytest.fixture
-def service() -> Iterator[NameService]:
-    with name_service() as service:
-        yield service
-
-
-@pytest.fixture
-def start_puppet() -> Iterator[StartPuppet]:
-    with ExitStack() as stack:
-        yield lambda: stack.enter_context(running_puppet())
-
-
-@pytest.fixture
-def puppets(start_puppet: StartPuppet, service: NameService) -> list[Puppet]:
-    """Three servers, which are listed."""
-    puppets = [start_puppet() for _ in range(3)]
-    service.publish(*(puppet.target for puppet in puppets))
-    return puppets
-
-
-def ask(client: Any, number: int = 1) -> int:
-    """Sends an image, and returns what it was classified as, which is the number."""
-    top: int = client.classify(bytes([number]), model="digits").classifications[0].top.index
-    return top
-
-
-def eventually(is_so: Callable[[], object]) -> None:
-    """Waits for what another thread brings about."""
-    give_up_at = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.01)
 
 
 def test_calls_take_turns(make_client: MakeClient, service: NameService, puppets: list[Puppet]) -> None:
@@ -289,75 +245,6 @@ def test_tls_tokens_and_metadata_are_those_of_every_server(make_client: MakeClie
             assert [ask(client, number) for number in range(4)] == list(range(4))
         assert one.tokens == other.tokens == ["Bearer secret"] * 2
     assert not any("secret" in asked for asked in service.asked)
-
-
-def test_a_slow_server_is_hedged_by_another_and_the_first_answer_wins(
-    make_client: MakeClient, service: NameService, puppets: list[Puppet]
-) -> None:
-    slow, *others = puppets
-    slow.hold = threading.Event()
-    with make_client(service.target, hedge_after_s=0.05, deadline_s=60) as client:
-        assert ask(client, 5) == 5
-        assert [len(puppet.seen) for puppet in puppets] == [1, 1, 0]
-        assert slow.cancelled.wait(10)  # long before its deadline, or the end of its hold
-        assert not any(puppet.cancelled.is_set() for puppet in others)
-
-
-def test_without_being_asked_for_nothing_is_hedged(
-    make_client: MakeClient, service: NameService, puppets: list[Puppet]
-) -> None:
-    puppets[0].hold = threading.Event()
-    with make_client(service.target) as client, ThreadPoolExecutor(1) as pool:
-        held = pool.submit(ask, client)
-        eventually(lambda: puppets[0].seen)
-        time.sleep(0.2)
-        puppets[0].hold.set()
-        held.result(PATIENCE_S)
-    assert [len(puppet.seen) for puppet in puppets] == [1, 0, 0]
-
-
-def test_where_all_servers_are_slow_few_calls_are_sent_twice(
-    make_client: MakeClient, service: NameService, puppets: list[Puppet]
-) -> None:
-    calls = 60
-    for puppet in puppets:
-        puppet.hold = threading.Event()
-    with make_client(service.target, hedge_after_s=0.001) as client, ThreadPoolExecutor(calls) as pool:
-        held = [pool.submit(ask, client, number) for number in range(calls)]
-        wanted = sum(1 for _ in puppets) * 16  # calls that the servers can hold at a time
-        eventually(lambda: sum(len(puppet.seen) for puppet in puppets) >= wanted)
-        for puppet in puppets:
-            puppet.hold.set() if puppet.hold else None
-        assert [each.result(PATIENCE_S) for each in held] == list(range(calls))
-    assert sum(len(puppet.seen) for puppet in puppets) <= calls + 1 + calls // CALLS_PER_HEDGE
-
-
-def test_a_hedged_call_that_fails_is_answered_by_its_copy_and_fails_with_the_last_error(
-    make_client: MakeClient, service: NameService, puppets: list[Puppet]
-) -> None:
-    first, second, third = puppets
-    first.hold = threading.Event()
-    first.failures = [UNAVAILABLE]
-    with make_client(service.target, hedge_after_s=0.05) as client, ThreadPoolExecutor(1) as pool:
-        second.hold = threading.Event()
-        held = pool.submit(ask, client, 5)
-        eventually(lambda: second.seen)
-        first.hold.set()  # it fails while the copy is under way
-        eventually(lambda: not first.failures)
-        second.hold.set()
-        assert held.result(PATIENCE_S) == 5
-    assert len(third.seen) == 0
-
-
-@pytest.mark.parametrize("hedge_after_s", [0.0, -1.0, float("nan"), float("inf")])
-def test_the_time_of_a_hedge_is_finite_and_positive(make_client: MakeClient, hedge_after_s: float) -> None:
-    kind = AsyncVisionClient if make_client is Blocking else VisionClient
-    with pytest.raises(ValueError, match="hedge_after_s: expected seconds greater than 0"):
-        kind("fleet://127.0.0.1:1", hedge_after_s=hedge_after_s)
-    with pytest.raises(ValueError, match="hedge_after_s: expected a fleet"):
-        kind("127.0.0.1:1", hedge_after_s=1.0)
-    with pytest.raises(ValueError, match="expected fleet://HOST:PORT"):
-        kind("fleet://nonsense")
 
 
 def held_by(process: psutil.Process) -> tuple[int, int]:
