@@ -5,6 +5,7 @@ It is a trial as well. A request that an arm refuses whatever the load ends the 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from itertools import accumulate
@@ -60,7 +61,8 @@ async def ask_alone(fleet: Fleet, header: Header, images: int, recorder: Recorde
             _record(recorder, f"{arm.name}: outputs could not be compared: {error}")
             continue
         found[arm.name] = outputs
-        references = references_of(fleet.requests[arm.name], outputs, again)
+        # Each answer may be compared with each: generators on other machines have to be heard meanwhile.
+        references = await asyncio.to_thread(references_of, fleet.requests[arm.name], outputs, again)
         if all(reference.share is None for reference in references):
             _record(
                 recorder,

@@ -46,11 +46,12 @@ def in_order(ours: Sequence[Array], theirs: Sequence[Array], slacks: Sequence[fl
         moved = np.flatnonzero(~np.logical_and.reduce([_are_same(*triple) for triple in triples]))
         if not 1 < moved.size <= MAX_MOVED:
             continue
-        own_scores = scores[image][moved]
-        same = within(own_scores[None, :], own_scores[:, None], slacks[ranking])
-        for own, other, slack in triples:
-            same &= _are_same(own[moved][None, :], other[moved][:, None], slack, axes=2)
-        order = moved[_assigned(same)]
+        tied = scores[image][moved]
+        pairs = np.argwhere(within(tied[None, :], tied[:, None], slacks[ranking]))
+        # Scores leave few pairs of answers that differ, of which then less is compared than of all.
+        for own, other, slack in sorted(triples, key=lambda triple: triple[0].size):
+            pairs = pairs[_are_same(own[moved[pairs[:, 1]]], other[moved[pairs[:, 0]]], slack)]
+        order = moved[_assigned(pairs, moved.size)]
         for place in lists:
             ordered[place][image][moved] = ours[place][image][order]
     return ordered
@@ -63,20 +64,22 @@ def _is_ranking(output: Array) -> bool:
     return bool((output[:, 1:] <= output[:, :-1]).all())
 
 
-def _are_same(ours: Array, theirs: Array, slack: float, axes: int = 1) -> NDArray[np.bool_]:
-    """Returns which items are the same, all numbers of each; the first `axes` say which item."""
+def _are_same(ours: Array, theirs: Array, slack: float) -> NDArray[np.bool_]:
+    """Returns which items are the same, all numbers of each."""
     same = within(ours, theirs, slack)
-    return np.asarray(same.reshape(*same.shape[:axes], -1).all(axis=-1))
+    return np.asarray(same.all(axis=(*range(1, same.ndim),)))
 
 
-def _assigned(same: NDArray[np.bool_]) -> list[int]:
-    """Returns one of our items for each of the reference's: the same where one is left, and then the others in turn."""
-    left = list(range(len(same)))
-    assigned: list[int | None] = []
-    for row in same:
-        found = next((item for item in left if row[item]), None)
-        if found is not None:
-            left.remove(found)
-        assigned.append(found)
+def _assigned(pairs: NDArray[np.intp], count: int) -> list[int]:
+    """Returns one of our items for each of the reference's: the same where one is left, and then the others in turn.
+
+    `pairs` `[n, 2]` are the reference's items and those of ours that are the same, in order.
+    """
+    left = dict.fromkeys(range(count))
+    assigned: dict[int, int] = {}
+    for item, own in pairs.tolist():
+        if item not in assigned and own in left:
+            assigned[item] = own
+            del left[own]
     others = iter(left)
-    return [next(others) if item is None else item for item in assigned]
+    return [assigned[item] if item in assigned else next(others) for item in range(count)]

@@ -16,8 +16,6 @@ OF_LARGEST: Final = 0.001
 """Allowed on top of RELATIVE, as a share of the largest number of an output: near 0 rounding may differ."""
 DIFFERING_NAMES: Final = 0.001
 """Share of integers that may differ: rounding decides between two equally likely classes."""
-MAX_TIED: Final = 512
-"""Items of an image that are put in order at most: each is compared with each."""
 
 
 def slacks_of(answers: Iterable[Sequence[Array]]) -> list[float]:

@@ -5,10 +5,13 @@ from functools import partial
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from xlaserve_loadtest.schedule.payload import Request
+from xlaserve_loadtest.targets import ties
 from xlaserve_loadtest.targets.references import MAX_NUMBERS, TIME_SHARE, Reference, References
 from xlaserve_loadtest.targets.target import Array
+from xlaserve_loadtest.targets.tolerance import slacks_of, within
 
 
 class Clock:
@@ -197,3 +200,21 @@ def test_a_request_whose_answers_tell_nothing_is_not_compared() -> None:
     references.learn([own], [Reference([SCORES], share=None)])
     assert references.fault(own, lambda: [SCORES + 1]) == ""
     assert references.compared == 0
+
+
+def test_telling_answers_apart_compares_few_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared, items = 0, 300
+
+    def counted(ours: Array, theirs: Array, slack: float) -> NDArray[np.bool_]:
+        nonlocal compared
+        same = within(ours, theirs, slack)
+        compared += same.size
+        return same
+
+    monkeypatch.setattr(ties, "within", counted)
+    random = np.random.default_rng(0)
+    scores = np.linspace(1, 0, items)[None]
+    ours: list[Array] = [random.random((1, items, 4)), scores, random.integers(0, 80, (1, items))]
+    theirs: list[Array] = [random.random((1, items, 4)), scores, ours[2]]
+    assert not ties.are_all_alike(ours, theirs, slacks_of([theirs]))
+    assert items**2 <= compared < 2 * items**2
