@@ -147,6 +147,7 @@ async def run_block(
     assigned = [(worker, share) for worker, share in pairs if share.slots or share.schedule_ns is not None]
     outcome = Outcome(start_ns=clock())
     ended: list[tuple[Result, Rows]] = []
+    ends: list[asyncio.Task[tuple[Result, Rows]]] = []
     under_way: list[asyncio.Task[None]] = []
     used = [worker for worker, _ in assigned]
     try:
@@ -162,14 +163,16 @@ async def run_block(
         for task in done:
             task.result()
         under_way.pop().cancel()
-        ended = list(await asyncio.gather(*(_finish(worker) for worker in used)))
+        ends = [asyncio.create_task(_finish(worker)) for worker in used]
+        ended = list(await asyncio.shield(asyncio.gather(*ends)))
     except asyncio.CancelledError:
         outcome.interrupted = True
         for task in under_way:
             task.cancel()  # it might still open the window
         if outcome.window_ns:
             outcome.window_ns = (outcome.window_ns[0], max(outcome.window_ns[0], min(clock(), outcome.window_ns[1])))
-        ends = [asyncio.ensure_future(_finish(worker, at_once=True)) for worker in used]
+        # A generator gives what it did only once: where it was asked already, that answer is waited for.
+        ends = ends or [asyncio.create_task(_finish(worker, at_once=True)) for worker in used]
         await asyncio.wait(ends)
         ended = [end.result() for end in ends if not end.exception()]
     finally:

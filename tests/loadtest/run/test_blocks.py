@@ -356,6 +356,23 @@ def test_what_was_measured_stands_when_the_block_is_interrupted(attack: Attack, 
     assert target.in_flight == 0
 
 
+@pytest.mark.parametrize("slow", ["finish", "rows"])
+def test_what_was_measured_stands_when_its_end_is_interrupted(
+    attack: Attack, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    whole = getattr(Generator, slow)
+
+    async def slowly(*arguments: Any, **options: Any) -> Any:
+        found = await whole(*arguments, **options)
+        await asyncio.sleep(2)
+        return found
+
+    monkeypatch.setattr(Generator, slow, slowly)
+    outcome, _ = attack(answering(0.04), OpenLoop(100.0), workers=2, after=12)
+    assert outcome.interrupted
+    assert len(outcome.measured) == pytest.approx(1000, rel=0.1)
+
+
 @pytest.mark.parametrize("looks", [False, True])
 def test_a_closed_loop_ends_when_its_coordinator_stands_still(
     in_virtual_time: Callable[[Callable[[], Coroutine[Any, Any, int]]], int],
