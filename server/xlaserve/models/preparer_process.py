@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _tell(step: str) -> None:
-    sys.stdout.write(f"{STEP}{step}\n")
+    sys.stdout.write(f"\n{STEP}{step}\n")  # on a line of its own, whatever the model has printed
     sys.stdout.flush()
 
 

@@ -23,7 +23,7 @@ import pytest
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Settings
 from xlaserve.engine.niceness import NICE, Starvation
 from xlaserve.errors import ModelFailed, ShuttingDown
-from xlaserve.models import catalog
+from xlaserve.models import catalog, preparer, preparer_process
 from xlaserve.models.change_queue import Stop
 from xlaserve.models.held_folder import held_folder
 from xlaserve.models.networks import cached
@@ -217,6 +217,12 @@ async def test_a_process_that_is_killed_fails_the_model(make: Callable[..., Prep
     with pytest.raises(ModelFailed, match="signal 9"):
         async with make("os.kill(os.getpid(), 9)").prepare(MODEL):
             pass
+
+
+def test_a_step_is_told_on_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    sys.stdout.write("50%")  # as the model's own code may
+    preparer_process._tell(preparer.DONE)
+    assert f"{preparer.STEP}{preparer.DONE}" in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize("end", ["sys.exit()", "os._exit(0)"])
