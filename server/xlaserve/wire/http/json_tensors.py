@@ -207,7 +207,7 @@ def image(value: object, where: str) -> Encoded:
     if isinstance(text, memoryview):  # decoded already, as it is long
         return text
     if not isinstance(text, str):
-        raise InvalidArgument(where, "an image in base64", shown(value))
+        raise InvalidArgument(where, "an image in base64", shown(text))
     if ADDRESS.match(text):
         raise InvalidArgument(where, EXPECTED, f"an address, and the server fetches none: {shown(text)}")
     try:

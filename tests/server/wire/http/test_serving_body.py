@@ -118,6 +118,8 @@ def test_what_is_wrong_is_named(body: object, field: str) -> None:
         ({"instances": ["text"]}, "got 'text'"),
         ({"instances": [[[["a"]]]]}, "got 'a'"),
         ({"instances": [None]}, "got nothing"),
+        ({"instances": [{"b64": None}]}, "instances[0].b64: expected an image in base64, got nothing"),
+        ({"instances": [{"b64": 7}]}, "instances[0].b64: expected an image in base64, got 7"),
         ({"instances": [{"image": None}]}, 'instances[0].image: expected {"b64": ...}, got nothing'),
         ({"instances": [{"image": {}}]}, 'instances[0].image: expected {"b64": ...}, got an empty object'),
         ({"instances": [{"image": {"b65": ""}}]}, "got an object of 'b65'"),
