@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -14,7 +13,7 @@ from xlaserve_loadtest.addresses import Address
 from xlaserve_loadtest.record.requests import STAGES
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import Tensor
-from xlaserve_loadtest.targets.answers import Answer, NoAnswer, Output
+from xlaserve_loadtest.targets.answers import Answer, NoAnswer, Output, stages_of
 from xlaserve_loadtest.targets.channel import PLAIN, Transport, open_channel
 from xlaserve_loadtest.targets.grpc_target import GrpcTarget, ask
 from xlaserve_loadtest.targets.target import ModelInfo, TargetError
@@ -78,7 +77,7 @@ def read(data: bytes, model: ModelInfo) -> Answer:
         ],
         response.model_name,
         parameters["mode"].string_param if "mode" in parameters else "",
-        tuple(parameters[stage].double_param if stage in parameters else math.nan for stage in STAGES),
+        stages_of({stage: parameters[stage].double_param for stage in STAGES if stage in parameters}),
     )
 
 

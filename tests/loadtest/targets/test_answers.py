@@ -67,6 +67,14 @@ def test_a_stage_that_can_be_no_time_is_left_out(seconds: object) -> None:
     assert np.isnan(stages_of({"queue_s": seconds})[STAGES.index("queue_s")])
 
 
+def test_a_stage_in_a_message_that_can_be_no_time_is_left_out(model_info: ModelInfo) -> None:
+    message = oip.ModelInferResponse.FromString(answer())
+    message.parameters["queue_s"].double_param = 1e300
+    reply = check(message.SerializeToString(), model_info)
+    assert reply.status is Status.OK
+    assert np.isnan(reply.stages[STAGES.index("queue_s")])
+
+
 def test_a_right_answer_carries_the_stages_that_the_server_told(model_info: ModelInfo) -> None:
     result = check(answer(), model_info)
     assert result.status == Status.OK
