@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -62,7 +63,8 @@ def find(names: Sequence[str]) -> tuple[Model, ...]:
     for name in names:
         bare = name.removeprefix(APPLICATIONS)
         chosen = [model for model in known if name == "all" or bare in {model.name, model.family}]
-        if not chosen and not (":" in name or Path(name).suffix or Path(name).exists() or "/" in name):
+        is_there = os.path.exists(name)  # noqa: PTH110 - `Path.exists` raises an error for a long name
+        if not chosen and not (is_there or ":" in name or "/" in name or Path(name).suffix):
             near = get_close_matches(bare, [text for model in known for text in (model.name, model.family)], n=1)
             meant = f", did you mean {near[0]}?" if near else ""
             raise ValueError(

@@ -40,6 +40,8 @@ def test_models_are_found_by_name_family_source_and_path() -> None:
 def test_a_model_that_is_none_is_refused_before_anything_is_measured() -> None:
     with pytest.raises(ValueError, match=r"^expected all, .*, got Resnet50, did you mean ResNet50\?$"):
         catalog.find(["Resnet50"])
+    with pytest.raises(ValueError, match=r"^expected all"):
+        catalog.find(["m" * 300])
 
 
 def test_published_figures_stand_only_beside_the_same_device() -> None:
