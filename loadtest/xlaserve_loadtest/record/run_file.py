@@ -137,7 +137,10 @@ def _no_run(path: Path, got: str) -> RunFileError:
     where = path if path.is_dir() else path.parent
     found: list[tuple[float, str]] = []
     with suppress(OSError):  # a folder that is not there, or that may not be listed
-        found = sorted(((file.stat().st_mtime, file.name) for file in where.glob(f"*{SUFFIX}")), reverse=True)
+        for file in where.glob(f"*{SUFFIX}"):
+            with suppress(OSError):  # a link to nothing
+                found.append((file.stat().st_mtime, file.name))
+    found.sort(reverse=True)
     more = f" and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
     listed = ", ".join(name for _, name in found[:_MAX_LISTED]) + more or "none"
     return RunFileError(f"{path}: expected a run file, NAME{SUFFIX}, got {got}; run files in {where}: {listed}")

@@ -213,6 +213,7 @@ def test_what_is_no_run_file_is_refused_with_those_that_lie_there(
     command: ModuleType, name: str, run_file: NewRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "page.html").write_text("<html>")
+    (tmp_path / "latest.run.jsonl.gz").symlink_to(tmp_path / "left")
     for number in range(7):
         new_file(tmp_path, "a" if number else "first")
     assert command.main([str(tmp_path / name)] * (1 if command is cli else 2)) == 1
