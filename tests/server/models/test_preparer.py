@@ -77,7 +77,8 @@ time.sleep(how == os.SCHED_IDLE)
     async with make(script).prepare(MODEL) as prepared:
         assert prepared is not None
         [how] = [file.name for file in prepared.root.iterdir()]
-    assert how == (f"{os.SCHED_OTHER} {os.nice(0) + NICE}" if is_starved else f"{os.SCHED_IDLE} {os.nice(0)}")
+    lower = min(os.nice(0) + NICE, 19)  # the lowest that there is, where the tests run at low priority themselves
+    assert how == (f"{os.SCHED_OTHER} {lower}" if is_starved else f"{os.SCHED_IDLE} {os.nice(0)}")
 
 
 async def test_a_configured_compile_cache_keeps_it(make: Callable[..., Preparer], tmp_path: Path) -> None:
