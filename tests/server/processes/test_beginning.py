@@ -131,12 +131,15 @@ def test_a_process_that_ends_without_a_word_is_told_of(start: Start) -> None:
     assert (program.process.returncode, len(program.said())) == (7, 1)
 
 
-@pytest.mark.parametrize("status", [0, 3])
-def test_a_model_whose_library_ends_the_process_is_set_aside(start: Start, status: int) -> None:
-    program = start(CRASH.replace("ctypes.string_at(0)", f"os._exit({status})"))
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [("os._exit(0)", "status 0"), ("os._exit(3)", "status 3"), ("signal.alarm(1); time.sleep(30)", "signal 14")],
+)
+def test_a_model_whose_library_ends_the_process_is_set_aside(start: Start, end: str, said: str) -> None:
+    program = start(CRASH.replace("ctypes.string_at(0)", end))
     assert program.wait() == 0, program.process.communicate()[1]
     (reason,) = program.said()[1]["set_aside"]
-    assert f"status {status}" in reason
+    assert said in reason
 
 
 def test_an_end_with_status_0_that_no_model_has_caused_is_a_failure(start: Start) -> None:
@@ -157,10 +160,12 @@ def test_a_server_that_crashes_again_and_again_gives_up() -> None:
     assert environment == {}
 
 
-def test_a_process_that_others_kill_is_not_started_again(start: Start) -> None:
-    program = start("(folder / 'ready').touch()\nos.kill(os.getpid(), signal.SIGKILL)")
-    assert "signal 9" in program.process.communicate(timeout=PATIENCE_S)[1], "it can't say so itself"
-    assert program.process.returncode == 128 + signal.SIGKILL
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])
+def test_a_process_that_others_kill_is_not_started_again(start: Start, number: signal.Signals) -> None:
+    program = start(f"(folder / 'ready').touch()\nos.kill(os.getpid(), {int(number)})")
+    said = program.process.communicate(timeout=PATIENCE_S)[1]
+    assert f"signal {int(number)} " in said, "it can't say so itself"
+    assert program.process.returncode == 128 + number
     assert len(program.said()) == 1
     assert not (program.folder / "ready").exists(), "clients must not be sent to it"
 

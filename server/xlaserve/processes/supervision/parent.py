@@ -22,11 +22,12 @@ from types import FrameType
 ENDED = "ENDED_BEFORE_XLASERVE"
 """The environment variable that tells COMMAND the exit status of the server, and 1 if it was ready before, else 0."""
 CRASHES = frozenset(
-    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
+    {
+        *(signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS),
+        *(signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGXCPU),
+    }
 )
-"""Signals with which a process ends by an error of its own."""
-TOLD = frozenset({*CRASHES, signal.SIGKILL})
-"""Signals after which COMMAND has to log the end, as the process could not."""
+"""Signals that a process ends by itself with: for a fault, or for a timer or a limit that a library has set."""
 ENDS = b"ENDS=1"
 """The message of a server that ends by itself and has logged the reason."""
 STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
     # For COMMAND, once it can act on them: the first process of a container has no default action for them. What has
     # come until now is known below.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    if (-status in TOLD or status >= 0) and not is_ending:
+    if -status not in PASSED and not is_ending:  # it could not say that it ends, so that COMMAND has to
         _reap()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         os.environ[ENDED] = f"{status} {int(is_ready)}"
