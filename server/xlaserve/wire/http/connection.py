@@ -283,14 +283,18 @@ class Connection(HttpToolsProtocol):
         """Reads no more. Says why, unless answers to earlier requests are due, which are sent first."""
         self._is_deaf = True
         self._expect_no_more()
-        due, is_begun = self.cycle, self._is_in_body
+        due: RequestResponseCycle | None = self.cycle
+        is_begun = self._is_in_body
+        if is_begun and self.pipeline:  # it waits behind others, and is not answered
+            self.pipeline.popleft()
+            due, is_begun = self.pipeline[0][0] if self.pipeline else self._answering, False
         if due is not None and not due.response_complete:
             if not is_begun:
                 due.keep_alive = False
                 return
             due.disconnected = True
             due.message_event.set()
-            if due is not self._answering or due.response_started:
+            if due.response_started:
                 self.close_at_once()
                 return
         status, said = 400, "not HTTP/1.1"

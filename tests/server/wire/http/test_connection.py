@@ -85,7 +85,10 @@ async def test_pipelined_requests_are_answered_in_their_order() -> None:
     assert client.is_open
 
 
-@pytest.mark.parametrize("behind", [b"garbage\r\n\r\n", request() * 1000])
+BROKEN_BODY = request("POST", transfer_encoding="chunked") + b"3\r\nabc!!!!"
+
+
+@pytest.mark.parametrize("behind", [b"garbage\r\n\r\n", request() * 1000, BROKEN_BODY], ids=["head", "many", "body"])
 @pytest.mark.usefixtures("virtual_time")
 async def test_requests_before_what_is_refused_are_answered(behind: bytes) -> None:
     host = Host()
