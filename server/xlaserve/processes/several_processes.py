@@ -412,12 +412,12 @@ class Server(Watcher):
 
     def _endpoint(self, metrics: AllMetrics) -> HttpEndpoint | None:
         settings, loop = self._settings, asyncio.get_running_loop()
-        if settings.metrics_port is None:
-            return None
         listening = None if self._before is None else self._before.metrics
         if listening is not None and settings.metrics_port not in (0, listening.getsockname()[1]):
             listening.close()
             listening = None
+        if settings.metrics_port is None:
+            return None
         registry = CollectorRegistry()
         registry.register(metrics.merged)
         return HttpEndpoint(

@@ -19,6 +19,7 @@ from unittest.mock import AsyncMock, Mock
 
 import psutil
 import pytest
+from prometheus_client import CollectorRegistry
 
 from xlaserve.admission.shared_counts import SharedCounts, Upgrade
 from xlaserve.config import ModelSettings, Settings
@@ -34,6 +35,7 @@ from xlaserve.processes.handover import ClientOverrides, Predecessor
 from xlaserve.processes.several_processes import FRONT, SPARE_LOOK_S, SPARES, Server
 from xlaserve.processes.supervision import child_handle, linux
 from xlaserve.processes.supervision.child_handle import Launcher
+from xlaserve.processes.supervision.merged_metrics import AllMetrics
 from xlaserve.processes.supervision.process import Process
 from xlaserve.processes.supervision.role import Role
 from xlaserve.processes.supervision.supervisor import Supervisor
@@ -222,6 +224,18 @@ async def test_an_error_on_leaving_keeps_no_server_from_it(monkeypatch: pytest.M
         world.server._leave()
     leave.assert_called_once_with()
     successor.go.assert_called_once_with()
+    world.server._service_manager.close()
+
+
+@pytest.mark.parametrize(("metrics_port", "is_kept"), [(0, True), (None, False)])
+async def test_a_port_of_metrics_that_is_not_wanted_any_more_is_closed(metrics_port: int | None, is_kept: bool) -> None:
+    """Clients would be accepted there, and never answered."""
+    world = World(metrics_port=metrics_port)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        world.server._before = Predecessor({}, listening, 0, ClientOverrides(), socket.socket())
+        world.server._endpoint(AllMetrics(CollectorRegistry()))
+        assert (listening.fileno() >= 0) is is_kept
+        world.server._before.channel.close()
     world.server._service_manager.close()
 
 
