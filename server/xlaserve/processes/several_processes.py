@@ -39,7 +39,7 @@ from xlaserve.processes.supervision.service_manager import ServiceManager
 from xlaserve.processes.supervision.supervisor import Supervisor
 from xlaserve.processes.supervision.watcher import Watcher
 from xlaserve.programs.tf.device import usable_cores
-from xlaserve.telemetry.http import HttpEndpoint
+from xlaserve.telemetry.http import HttpEndpoint, listens_at
 from xlaserve.wire.shared import shared_regions
 
 FRONT: Final = "front {}"
@@ -413,7 +413,7 @@ class Server(Watcher):
     def _endpoint(self, metrics: AllMetrics) -> HttpEndpoint | None:
         settings, loop = self._settings, asyncio.get_running_loop()
         listening = None if self._before is None else self._before.metrics
-        if listening is not None and settings.metrics_port not in (0, listening.getsockname()[1]):
+        if listening is not None and not listens_at(listening, settings.host, settings.metrics_port):
             listening.close()
             listening = None
         if settings.metrics_port is None:

@@ -242,6 +242,16 @@ class HttpEndpoint:
         return _Answer(status[0][0], body, status[0][1])
 
 
+def listens_at(listening: socket.socket, host: str, port: int | None) -> bool:
+    """Returns whether a socket listens at an address of `host` and at `port`, 0 for any port; None is no port."""
+    try:
+        found = socket.getaddrinfo(host, None, listening.family, socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError):
+        return False
+    address, own_port, *_ = listening.getsockname()
+    return port in (0, own_port) and address == found[0][4][0]
+
+
 def taken_port(setting: str, host: str, port: int, error: Exception) -> ConfigError:
     """Returns the error for a port that can't be listened on. Where `error` is not the system's, it is asked again."""
     if not isinstance(error, OSError):

@@ -227,10 +227,15 @@ async def test_an_error_on_leaving_keeps_no_server_from_it(monkeypatch: pytest.M
     world.server._service_manager.close()
 
 
-@pytest.mark.parametrize(("metrics_port", "is_kept"), [(0, True), (None, False)])
-async def test_a_port_of_metrics_that_is_not_wanted_any_more_is_closed(metrics_port: int | None, is_kept: bool) -> None:
-    """Clients would be accepted there, and never answered."""
-    world = World(metrics_port=metrics_port)
+@pytest.mark.parametrize(
+    ("host", "metrics_port", "is_kept"),
+    [("127.0.0.1", 0, True), ("localhost", 0, True), ("127.0.0.2", 0, False), ("127.0.0.1", None, False)],
+)
+async def test_a_port_of_metrics_that_is_not_wanted_any_more_is_closed(
+    host: str, metrics_port: int | None, is_kept: bool
+) -> None:
+    """Others would go on to reach the metrics there, or be accepted and never answered."""
+    world = World(host=host, metrics_port=metrics_port)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         world.server._before = Predecessor({}, listening, 0, ClientOverrides(), socket.socket())
         world.server._endpoint(AllMetrics(CollectorRegistry()))
