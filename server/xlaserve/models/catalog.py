@@ -48,11 +48,12 @@ def uses_tensorflow(settings: ModelSettings) -> bool:
 def can_be_kept(settings: ModelSettings) -> bool:
     """Returns whether the settings tell what the model is, so that a compile cache can know it again.
 
-    The code of custom objects, and what a handle of Kaggle or a preset's name stands for, may change.
+    The code of custom objects, what a handle of Kaggle or a preset's name stands for, and the files that code in a file
+    reads, such as the SavedModel of a TFSMLayer, may change.
     """
     kind = kinds.kind_of_name(settings.source)
     is_fixed = kind is None or (kind.value.is_fixed and not (kind.value.has_presets and _may_change(settings.weights)))
-    return not settings.custom_objects and is_fixed
+    return settings.safe_mode and not settings.custom_objects and is_fixed
 
 
 def _may_change(weights: str | None) -> bool:

@@ -636,7 +636,12 @@ def test_kept_programs_are_not_mixed_with_those_of_files_that_replaced_theirs(
 
 
 @pytest.mark.parametrize(
-    "settings", [{"source": "kagglehub:a/b/keras/c"}, {"source": "m.keras", "custom_objects": {"A": "a:A"}}]
+    "settings",
+    [
+        {"source": "kagglehub:a/b/keras/c"},
+        {"source": "m.keras", "custom_objects": {"A": "a:A"}},
+        {"source": "m.keras", "safe_mode": False},
+    ],
 )
 def test_what_may_change_unnoticed_is_not_kept(
     settings: dict[str, Any], open_cache: Callable[..., CompileCache], tmp_path: Path
