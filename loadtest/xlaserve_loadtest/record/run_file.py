@@ -235,8 +235,6 @@ def _parse(path: Path) -> Iterator[Line]:
     is_over = False
     for number, text in enumerate(_lines(path), start=1):
         where = f"{path}: line {number}"
-        if number == 1 and not text.startswith(b"{"):
-            raise _no_run(path, "another file")
         if not text.endswith(b"\n"):  # it was cut off
             if is_over:
                 raise RunFileError(f"{path}: {len(text):,} bytes follow the end of the run; expected one run in a file")
@@ -267,13 +265,20 @@ def _parse(path: Path) -> Iterator[Line]:
 
 def _lines(path: Path) -> Iterator[bytes]:
     """Yields lines with their ends; the last one has none where the file was cut off."""
-    rest = b""
-    for piece in _pieces(path):
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            yield line + b"\n"
-    if rest:
-        yield rest
+    begun: list[bytes] = []
+    """Pieces of a line whose end has not come."""
+    is_first = True
+    for piece in filter(None, _pieces(path)):
+        if is_first and not piece.startswith(b"{"):
+            raise _no_run(path, "another file")
+        is_first = False
+        first, *others = piece.split(b"\n")
+        begun.append(first)
+        for other in others:
+            yield b"".join(begun) + b"\n"
+            begun = [other]
+    if any(begun):
+        yield b"".join(begun)
 
 
 def _document(path: Path, number: int, text: bytes) -> tuple[dict[str, Any], str]:
@@ -297,10 +302,11 @@ def _pieces(path: Path) -> Iterator[bytes]:
         unpacker = zlib.decompressobj(wbits=_GZIP) if data.startswith(b"\x1f\x8b") else None
         while data:
             try:
-                yield unpacker.decompress(data) if unpacker else data
+                yield unpacker.decompress(data, _PIECE_BYTES) if unpacker else data
             except zlib.error as error:
                 raise RunFileError(f"{path}: damaged: {error}") from None
-            data = file.read(_PIECE_BYTES)
+            # A piece of zeros unpacks to a thousand times its size.
+            data = (unpacker.unconsumed_tail if unpacker else b"") or file.read(_PIECE_BYTES)
             if unpacker and unpacker.eof and (after := len(unpacker.unused_data) + len(data) + len(file.read())):
                 raise RunFileError(f"{path}: {after:,} bytes follow the end of the run; expected one run in a file")
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 import zlib
 from pathlib import Path
 from types import ModuleType
@@ -205,6 +206,38 @@ def test_a_damaged_or_missing_file_is_refused(run_file: NewRun, tmp_path: Path) 
         read_run(path)
     with pytest.raises(RunFileError, match="got no such file"):
         read_run(tmp_path / "none")
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_large_file_of_others_is_refused_by_its_first_bytes(tmp_path: Path, *, is_packed: bool) -> None:
+    path, size = tmp_path / "image.raw", 64 * 2**20
+    if is_packed:
+        path.write_bytes(gzip.compress(bytes(size)))
+    else:
+        with path.open("wb") as file:
+            file.truncate(size)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RunFileError, match="got another file"):
+            read_run(path)
+        assert tracemalloc.get_traced_memory()[1] < size / 8
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("piece_bytes", [2, 50, 300])
+def test_lines_of_many_pieces_are_read(
+    run_file: NewRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, piece_bytes: int
+) -> None:
+    path = run_file().header().block("xla", np.arange(50.0)).write()
+    whole = read_run(path)
+    plain = tmp_path / "plain.jsonl"
+    plain.write_bytes(gzip.decompress(path.read_bytes()))
+    monkeypatch.setattr("xlaserve_loadtest.record.run_file._PIECE_BYTES", piece_bytes)
+    for each in (path, plain):
+        run = read_run(each)
+        assert run.blocks == whole.blocks
+        assert run.requests.tobytes() == whole.requests.tobytes()
 
 
 @pytest.mark.parametrize("command", [cli, compare_cli])
