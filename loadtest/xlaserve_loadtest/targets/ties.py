@@ -33,7 +33,7 @@ def in_order(ours: Sequence[Array], theirs: Sequence[Array], slacks: Sequence[fl
 
     Items are what several outputs list best first, such as the boxes, scores and classes of a detector.
     """
-    ranking = next((place for place, output in enumerate(theirs) if _is_ranking(output)), None)
+    ranking = next((place for place, output in enumerate(theirs) if _is_ranking(output, slacks[place])), None)
     if ranking is None or [own.shape for own in ours] != [other.shape for other in theirs]:
         return ours
     scores = theirs[ranking]
@@ -57,11 +57,12 @@ def in_order(ours: Sequence[Array], theirs: Sequence[Array], slacks: Sequence[fl
     return ordered
 
 
-def _is_ranking(output: Array) -> bool:
-    """Whether numbers never rise from one item of an image to the next."""
+def _is_ranking(output: Array, slack: float) -> bool:
+    """Whether numbers never rise from one item of an image to the next, and fall somewhere: constants rank nothing."""
     if output.ndim != 2 or output.shape[1] < 2 or are_names(output):
         return False
-    return bool((output[:, 1:] <= output[:, :-1]).all())
+    never_rise = (output[:, 1:] <= output[:, :-1]).all()
+    return bool(never_rise and not within(output[:, -1], output[:, 0], slack).all())
 
 
 def _are_same(ours: Array, theirs: Array, slack: float) -> NDArray[np.bool_]:

@@ -174,6 +174,14 @@ def test_scores_of_a_classifier_never_change_places() -> None:
     assert references.fault(own, lambda: [scores[:, [1, 0, 2, 3]], scores[:, :2]])
 
 
+def test_where_all_scores_are_equal_nothing_changes_places() -> None:
+    (own,) = requests(1)
+    ones, numbers = np.ones((2, 4)), np.arange(8.0).reshape(2, 4)
+    references = References(Clock())
+    references.learn([own], [Reference([ones, numbers])])
+    assert references.fault(own, lambda: [ones, numbers[:, ::-1]])
+
+
 @pytest.mark.parametrize("share", [0.0, 2 / ITEMS])
 def test_what_differs_alone_may_differ_as_much_under_load(share: float) -> None:
     (own,) = requests(1)
