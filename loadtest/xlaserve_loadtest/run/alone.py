@@ -61,6 +61,9 @@ async def ask_alone(fleet: Fleet, header: Header, images: int, recorder: Recorde
             _record(recorder, f"{arm.name}: outputs could not be compared: {error}")
             continue
         found[arm.name] = outputs
+        if not any(map(len, outputs)):
+            _note(recorder, f"{arm.name} answers no numbers: its answers under load are not compared.")
+            continue
         # Each answer may be compared with each: generators on other machines have to be heard meanwhile.
         references = await asyncio.to_thread(references_of, fleet.requests[arm.name], outputs, again)
         if all(reference.share is None for reference in references):
@@ -70,11 +73,16 @@ async def ask_alone(fleet: Fleet, header: Header, images: int, recorder: Recorde
             )
             continue
         if allowed := max(reference.share or 0.0 for reference in references):
-            recorder.event(
-                time.monotonic_ns(),
-                "note",
+            _note(
+                recorder,
                 f"{arm.name} answers the same request differently even alone: "
                 f"up to {allowed:.2%} of an image's numbers may differ under load.",
+            )
+        if len(references) > 1 and are_indistinct(fleet.requests[arm.name], outputs):
+            _note(
+                recorder,
+                f"{arm.name} answers all of its requests alike within the tolerance: answers that it gives to another "
+                "request under load are not found.",
             )
         for own in header.arms:
             if arm.name in (own.name, own.is_control_of):
@@ -107,6 +115,17 @@ def references_of(requests: Sequence[Request], outputs: Outputs, again: Outputs)
     return [references[place] for place in range(len(asked))]
 
 
+def are_indistinct(requests: Sequence[Request], outputs: Outputs) -> bool:
+    """Whether no model's answer to one of its requests can be told from that to another."""
+    asked = list(zip(requests, outputs, strict=False))
+    for model in {request.model for request, _ in asked}:
+        own = [answer for request, answer in asked if request.model == model]
+        slacks = slacks_of(own)
+        if any(_share(answer, own[0], slacks).any() for answer in own[1:]):
+            return False
+    return True
+
+
 def _least_apart(outputs: Outputs, place: int, places: Sequence[int], slacks: Sequence[float]) -> float:
     """Returns the least share of an image's numbers by which the answer to another request differs, if it does."""
     apart = np.concatenate([_share(outputs[other], outputs[place], slacks) for other in places])
@@ -120,6 +139,10 @@ def _share(ours: Sequence[Array], theirs: Sequence[Array], slacks: Sequence[floa
     if are_all_alike(ours, theirs, slacks):
         return np.zeros(1)
     return differing_shares(in_order(ours, theirs, slacks), theirs, slacks)
+
+
+def _note(recorder: Recorder, text: str) -> None:
+    recorder.event(time.monotonic_ns(), "note", text)
 
 
 def _record(recorder: Recorder, text: str) -> None:

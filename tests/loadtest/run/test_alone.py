@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from xlaserve_loadtest.run.alone import references_of
+from xlaserve_loadtest.run.alone import are_indistinct, references_of
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.targets.references import References
 from xlaserve_loadtest.targets.target import Array
@@ -76,6 +76,12 @@ def test_requests_of_one_image_have_no_other_to_be_taken_for() -> None:
 
 def test_answers_without_numbers_are_alike() -> None:
     assert shares([[]] * 4, [[]] * 4) == [0.0] * 4
+
+
+def test_answers_to_other_requests_are_told_apart() -> None:
+    near = [[output * (1 + place / 1000) for output in ALONE[0][:2]] for place in range(4)]
+    assert are_indistinct(REQUESTS, near)
+    assert not are_indistinct(REQUESTS, [*near[:3], ALONE[3][:2]])
 
 
 def test_each_model_of_a_mix_has_a_share_of_its_own() -> None:
