@@ -47,6 +47,15 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer):
         place = self.random.random()
         return delays_s[0] if place < 0.7 else delays_s[1] if place < 0.95 else delays_s[2]
 
+    def numbers(self, count: int) -> bytes:
+        options = self.options
+        if options.random_numbers:
+            return struct.pack(f"<{count}f", *(self.random.random() for _ in range(count)))
+        if options.differ_at_once and self.under_way >= options.differ_at_once:
+            return struct.pack("<f", 1.0) * count
+        # Bytes of 0xff are not a number.
+        return (b"\xff" if options.wrong_numbers else b"\0") * (4 * count)
+
     async def ServerMetadata(self, request: oip.ServerMetadataRequest, context: Context) -> oip.ServerMetadataResponse:
         return oip.ServerMetadataResponse(name="puppet", version="1")
 
@@ -111,11 +120,7 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer):
         response.parameters["total_s"].double_param = options.delay_s
         rows = images + 1 if options.wrong_shape else images
         response.outputs.add(name="scores", datatype="FP32", shape=[rows, 10])
-        if options.differ_at_once and self.under_way >= options.differ_at_once:
-            response.raw_output_contents.append(struct.pack("<f", 1.0) * (10 * rows))
-            return response
-        # Bytes of 0xff are not a number.
-        response.raw_output_contents.append((b"\xff" if options.wrong_numbers else b"\0") * (4 * 10 * rows))
+        response.raw_output_contents.append(self.numbers(10 * rows))
         return response
 
 
@@ -161,6 +166,7 @@ def main() -> None:
         "--any-size",
         "--wrong-shape",
         "--wrong-numbers",
+        "--random-numbers",
         "--fail-at-start",
         "--interrupt-at-start",
         "--never-ready",

@@ -666,6 +666,19 @@ def test_answers_that_differ_are_judged_by_their_share_of_those_compared(
     assert point.errors == {}
 
 
+def test_an_arm_that_never_answers_the_same_fails_unless_that_is_allowed(
+    loadtest: Loadtest, start_puppet: StartPuppet
+) -> None:
+    options = ("--mode", "xla", "--target", start_puppet("--random-numbers"))
+    ran = loadtest(*options)
+    assert ran.status == 3
+    (equality,) = ran.run.equalities
+    assert (equality.arm, equality.baseline, equality.is_equal) == ("xla", "xla", False)
+    assert ran.run.blocks[0].generator.compared == 0
+    assert "default --fail-if differing>0: xla against itself: " in ran.err
+    assert loadtest(*options, "--fail-if", "xla:differing>100%").status == 0
+
+
 def test_right_answers_under_load_are_compared_and_no_error(loadtest: Loadtest, start_puppet: StartPuppet) -> None:
     ran = loadtest("--mode", "xla", "--target", start_puppet("--differ-at-once", "2"), "--concurrency", "1")
     assert ran.status == 0

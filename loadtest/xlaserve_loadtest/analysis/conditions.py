@@ -149,7 +149,7 @@ def _differing(condition: Condition, points: Sequence[Point], equalities: Sequen
             of = f" for {each.model}" if each.model else ""
             differing = each.differing_images / (each.images if condition.is_share else 1)
             shown = f"{each.differing_images:,} of {each.images:,} images"
-            yield _Figure(differing, f"{each.arm} against {each.baseline}{of}", shown)
+            yield _Figure(differing, f"{each.pair}{of}", shown)
     for point in points:
         if condition.arm in (None, point.arm) and (value := value_of(point, condition)) is not None:
             yield _Figure(value, f"{point.arm}, {point.label}", f"answers: {point.differing_text}")

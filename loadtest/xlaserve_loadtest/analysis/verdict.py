@@ -96,13 +96,21 @@ def capped(overload: Overload) -> str:
 
 
 def disagreement(equality: Equality) -> str:
-    """Returns a sentence that says that two arms did not compute the same."""
+    """Returns a sentence that says that two arms, or one arm twice, did not compute the same."""
     top1 = "" if equality.top1_agreement is None else f", top-1 agreement {equality.top1_agreement:.1%}"
     of = f" for {equality.model}" if equality.model else ""
+    size = (
+        f"(largest difference {equality.largest_absolute:.2g} absolute, {equality.largest_relative:.2g} "
+        f"relative{top1}, {equality.images} images)"
+    )
+    if equality.arm == equality.baseline:
+        return (
+            f"{equality.arm}{of} answers the same requests differently even alone, beyond the tolerance {size}: which "
+            "answers are right can't be told."
+        )
     return (
-        f"The outputs of {equality.arm} and {equality.baseline}{of} differ beyond the tolerance (largest difference "
-        f"{equality.largest_absolute:.2g} absolute, {equality.largest_relative:.2g} relative{top1}, "
-        f"{equality.images} images): they do not do the same work."
+        f"The outputs of {equality.arm} and {equality.baseline}{of} differ beyond the tolerance {size}: they do not do "
+        "the same work."
     )
 
 

@@ -153,7 +153,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Equality:
-    """Differences of an arm's outputs from the baseline's, on the same images."""
+    """Differences of an arm's outputs from the baseline's, or from its own earlier ones, on the same images."""
 
     kind: ClassVar[str] = "equality"
     arm: str
@@ -170,6 +170,11 @@ class Equality:
     """The model of a mix that was compared; None where an arm has one model."""
     differing: int | None = None
     """Number of images in requests whose outputs differ beyond the tolerance; None in older files."""
+
+    @property
+    def pair(self) -> str:
+        """The comparison in words: "xla against graph" or "xla against itself"."""
+        return f"{self.arm} against {'itself' if self.arm == self.baseline else self.baseline}"
 
     @property
     def differing_images(self) -> int:

@@ -156,7 +156,7 @@ def equality(summary: Summary) -> Rows:
     """Returns the differences of outputs, by pair of arms."""
     for compared in summary.equalities:
         yield {
-            "outputs": f"{compared.arm} against {compared.baseline}",
+            "outputs": compared.pair,
             "model": compared.model,
             "images": compared.images,
             "largest difference": f"{compared.largest_absolute:.3g} ({compared.tolerance_absolute:.3g} allowed)",

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from xlaserve_loadtest.record.lines import Header
 from xlaserve_loadtest.record.requests import Status
+from xlaserve_loadtest.run.equality_run import compare_models
 from xlaserve_loadtest.run.fleet import Fleet
 from xlaserve_loadtest.run.recorder import Recorder
 from xlaserve_loadtest.schedule.payload import Request
@@ -71,6 +72,8 @@ async def ask_alone(fleet: Fleet, header: Header, images: int, recorder: Recorde
                 recorder,
                 f"{arm.name} answers the same request differently even alone: its answers under load are not compared",
             )
+            for differing in compare_models(arm, arm.name, fleet.requests[arm.name], again, outputs):
+                recorder.write(differing)
             continue
         if allowed := max(reference.share or 0.0 for reference in references):
             _note(
