@@ -158,6 +158,12 @@ def _check_order(path: Path, header: Header, rest: Sequence[Line]) -> None:
             raise RunFileError(f"{path}: block {block.index}: the header names no arm {block.arm!r}")
         if block.index in seen:
             raise RunFileError(f"{path}: block {block.index}: there are two of this index")
+        differing, compared = block.generator.differing, block.generator.compared
+        if not 0 <= differing <= compared:
+            raise RunFileError(
+                f"{path}: block {block.index}: generator.differing: expected 0 to {compared}, as many as were "
+                f"compared, got {differing}"
+            )
         seen.add(block.index)
 
 

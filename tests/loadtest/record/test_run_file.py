@@ -157,6 +157,8 @@ BLOCK = (
         (["HEADER", "HEADER"], "a second header; expected one run"),
         (["HEADER", BLOCK.replace("xla", "ghost")], "block 0: the header names no arm 'ghost'"),
         (["HEADER", BLOCK, BLOCK], "block 0: there are two of this index"),
+        (["HEADER", BLOCK.replace('"sends"', '"differing": 1, "sends"')], "generator.differing: expected 0 to 0"),
+        (["HEADER", BLOCK.replace('"sends"', '"differing": -1, "sends"')], "generator.differing: expected 0 to 0"),
         (['{"kind": "poem"}'], "line 1: expected a header, got poem"),
         (["HEADER", "{}"], "line 2: expected JSON of a kind"),
         (["HEADER", '{"kind": "end", "interrupted": "maybe", "complete": true}'], "line 2: end: interrupted: "),

@@ -79,9 +79,9 @@ def test_answers_without_numbers_are_alike() -> None:
 
 
 def test_answers_to_other_requests_are_told_apart() -> None:
-    near = [[output * (1 + place / 1000) for output in ALONE[0][:2]] for place in range(4)]
+    near: list[list[Array]] = [[np.asarray(ALONE[0][1] * (1 + place / 1000), np.float64)] for place in range(4)]
     assert are_indistinct(REQUESTS, near)
-    assert not are_indistinct(REQUESTS, [*near[:3], ALONE[3][:2]])
+    assert not are_indistinct(REQUESTS, [*near[:3], ALONE[3][1:2]])
 
 
 def test_each_model_of_a_mix_has_a_share_of_its_own() -> None:
