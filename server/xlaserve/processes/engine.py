@@ -1,4 +1,4 @@
-"""What runs models: the device, its lanes, the repository, the compile cache, and who watches XLA."""
+"""The engine: a device with its lanes, the repository of its models, the compile cache, the watch for compilations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
 from prometheus_client.core import Metric
 
@@ -20,12 +20,11 @@ from xlaserve.engine.batching.worker import Worker
 from xlaserve.engine.memory import keep_freed_memory
 from xlaserve.engine.under_way import UnderWay
 from xlaserve.engine.warmup.ledger import Entry
-from xlaserve.errors import ConfigError, ModelFailed
+from xlaserve.errors import ModelFailed
 from xlaserve.models import catalog, gauges
 from xlaserve.models.change_queue import Stop
 from xlaserve.models.listing import Listings
 from xlaserve.models.loader import Loader
-from xlaserve.models.poll import Poll
 from xlaserve.models.preparer import Preparer
 from xlaserve.models.repository import NO_LABELS, Repository
 from xlaserve.models.triton_metrics import triton_metrics
@@ -50,29 +49,13 @@ log = logging.getLogger(__name__)
 PROFILES: Final = Path("xlaserve-profiles")
 
 
-class Changing(Protocol):
-    """ChangeQueue models, as `Repository` does."""
-
-    async def load(self, name: str) -> None:
-        """Does as `Repository.load`."""
-
-    async def update(self, name: str, labels: Mapping[str, str] = ..., versions: Collection[str] = ...) -> None:
-        """Does as `Repository.update`."""
-
-    async def unload(self, name: str) -> None:
-        """Does as `Repository.unload`."""
-
-    async def reconfigure(self, models: Iterable[ModelSettings], only: Collection[str] | None = None) -> list[str]:
-        """Does as `Repository.reconfigure`."""
-
-
 class Engine:
     """Loads and runs the models of `settings`. Build it on a running event loop, before TensorFlow is imported.
 
-    `read_settings` reads the configuration again, on a thread, for a load and for `reconfigure`. `on_record` is called
-    with each program that warm-up compiled, on the compiling thread; `on_change` at every change of a version's state,
-    `on_crash` where nothing can be run any more. `xla_events` is entered already. `listings`, `required` and
-    `set_aside` are the repository's, `under_way` is the loader's. It is a `wire.shared.backend.Backend`.
+    `read_settings` reads the configuration again, on a thread, for a load. `on_record` is called with each program that
+    warm-up compiled, on the compiling thread; `on_change` at every change of a version's state, `on_crash` when nothing
+    can be run any more. `xla_events` is entered already. `listings`, `required` and `set_aside` are the repository's,
+    `under_way` is the loader's. Implements `wire.shared.backend.Backend`.
     """
 
     def __init__(
@@ -95,8 +78,6 @@ class Engine:
         self._read_settings = read_settings or (lambda: settings)
         self._metrics = metrics
         self._on_change = on_change
-        self.has_news = asyncio.Event()
-        """Set when the configuration is to be read again."""
         self._has_tensorflow = any(map(catalog.uses_tensorflow, settings.models))
         self.gpus = gpus.of_machine()
         self._cache = self._open_cache()
@@ -123,8 +104,6 @@ class Engine:
             required=required,
             set_aside=dict(set_aside),
         )
-        self.changing: Changing = self.repository
-        """Makes all changes of the models once they were loaded."""
         self._profiler = Profiler((settings.profile_dir or PROFILES) if self._has_tensorflow else None)
         self.profile = self._profiler.record
         metrics.add_gauges(self._gauges)
@@ -132,7 +111,7 @@ class Engine:
         self.see_versions()
 
     def _open_cache(self) -> CompileCache | None:
-        """Must come before TensorFlow is imported."""
+        """Opens the compile cache that `settings` name. To be called before TensorFlow is imported."""
         settings = self._settings
         if not self._has_tensorflow:
             return None
@@ -163,17 +142,17 @@ class Engine:
 
     @property
     def directory(self) -> Repository:
-        """The models that there are."""
+        """All models and their versions."""
         return self.repository
 
     @property
     def unexpected(self) -> Collection[XlaCompilation]:
-        """What XLA compiled although nothing asked for it."""
+        """Compilations of XLA that nothing asked for."""
         return self._watch.unexpected
 
     @property
     def is_watched(self) -> bool | None:
-        """Whether XLA's compilations are seen; None where nobody watches."""
+        """Whether XLA's compilations are seen; None without a watch for them."""
         return None if self._watch.is_blind is None else not self._watch.is_blind
 
     @property
@@ -183,49 +162,49 @@ class Engine:
 
     @property
     def counted(self) -> Counted:
-        """What was counted of the models in this process."""
+        """Counts of all models in this process."""
         return Counted.here(self._metrics)
 
     @property
     def in_flight_elsewhere(self) -> int:
-        """Nothing: of other processes it knows nothing."""
+        """0: an engine in this process knows no other process."""
         return 0
 
     def statistics(self, version: Version) -> Statistics:
-        """Returns what was counted of a version in this process since it was loaded."""
+        """Returns the counts of a version in this process since it was loaded."""
         return version.telemetry.statistics
 
     def shadows(self, version: Version) -> Mapping[Pair, Findings]:
-        """Returns what was found of a version's shadows in this process."""
+        """Returns the comparisons of a version with its shadows in this process."""
         return version.shadows
 
     def failures(self, here: Failures) -> Iterable[Failure]:
-        """Returns those of this process."""
+        """Returns the last requests that failed in this process, which are `here`."""
         return here
 
     async def count(self) -> None:
-        """Does nothing: what is counted here is known."""
+        """Does nothing: counts of this process are always current."""
 
     @property
     def serving(self) -> str:
-        """Which models serve, in words."""
+        """Names of the models that serve, as a sentence for the log."""
         ready = [name for name, serves in self.repository.serving().items() if serves]
         return f"ready: {', '.join(ready) or 'no model'}"
 
     async def load(self, name: str) -> None:
-        """Does as `Repository.load`."""
-        await self.changing.load(name)
+        """Loads all configured versions of a model; see `Repository.load`."""
+        await self.repository.load(name)
 
     async def update(self, name: str, labels: Mapping[str, str] = NO_LABELS, versions: Collection[str] = ()) -> None:
-        """Does as `Repository.update`."""
-        await self.changing.update(name, labels, versions)
+        """Loads the versions of a model that changed, and moves labels; see `Repository.update`."""
+        await self.repository.update(name, labels, versions)
 
     async def unload(self, name: str) -> None:
-        """Does as `Repository.unload`."""
-        await self.changing.unload(name)
+        """Unloads a model; see `Repository.unload`."""
+        await self.repository.unload(name)
 
     async def start(self, stopping: asyncio.Event) -> bool:
-        """Loads every model; False where `stopping` was set first. Raises ModelFailed where a model fails."""
+        """Loads every model; False if `stopping` was set first. Raises ModelFailed if a required model fails."""
         if self._is_watching:
             from xlaserve.programs.tf.known_compilation import compile_known  # noqa: PLC0415 - imports TensorFlow
 
@@ -248,65 +227,20 @@ class Engine:
         keep_freed_memory()  # not before: loading frees much that is of no further use
 
     def _settle(self) -> None:
-        """Freezes what stays for ever, the libraries: the garbage collector, which pauses all threads, skips it."""
+        """Freezes the objects of libraries: the garbage collector, which pauses all threads, skips them from now on."""
         if self._has_tensorflow and self._cache is None:
             from xlaserve.models.networks import keras_runtime  # noqa: F401, PLC0415 - imports TensorFlow
         gc.freeze()
 
-    async def serve(
-        self,
-        stopping: asyncio.Event,
-        *,
-        on_reload: Callable[[], None] = lambda: None,
-        on_reloaded: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Follows the configuration until `stopping` is set: for new versions, and whenever it `has_news`."""
-        async with asyncio.TaskGroup() as group:
-            following = [group.create_task(self._poll()), group.create_task(self._follow(on_reload, on_reloaded))]
-            await stopping.wait()
-            for task in following:
-                task.cancel()
-
-    async def _follow(self, on_reload: Callable[[], None], on_reloaded: Callable[[], None]) -> None:
-        while True:
-            await self.has_news.wait()
-            self.has_news.clear()
-            log.info("reading the configuration again")
-            on_reload()
-            await self.reconfigure()
-            on_reloaded()
-
-    async def _poll(self) -> None:
-        if every_s := self._settings.poll_versions_s:
-            poll = Poll(lambda: self._read_settings().models, self.reconfigure, every_s)
-            await poll.follow(self._settings.models)
-
-    async def reconfigure(self, only: Collection[str] | None = None) -> None:
-        """Reads the configuration again, and has models served as it says: all, or `only` these."""
-        try:
-            await self._apply_configuration(only)
-        except ConfigError as error:
-            log.error("the configuration is as before: %s", error)
-        except Exception:
-            log.exception("the configuration could not be read again")
-
-    async def _apply_configuration(self, only: Collection[str] | None) -> None:
-        settings = await asyncio.to_thread(self._read_settings)
-        fixed = [name for name in Settings.model_fields if name != "models"]
-        if waiting := [name for name in fixed if getattr(settings, name) != getattr(self._settings, name)]:
-            log.warning("changed in the configuration, but only a restart applies it: %s", ", ".join(waiting))
-        done = await self.changing.reconfigure(settings.models, only)
-        log.info("read the configuration again: %s", "; ".join(done) or "no model changed")
-
     @property
     def images_per_s(self) -> float:
-        """Images a second at most with all lanes busy, by warm-up's costs of the fastest program that serves."""
+        """Images/s with all lanes busy, by the costs that warm-up measured of the fastest program that serves."""
         entries = chain.from_iterable(version.ledger for version in self.repository.index() if version.served)
         rates = (self.device.lanes * entry.bucket.batch / entry.cost.loaded_s for entry in entries)
         return max(rates, default=0.0)
 
     def see_versions(self) -> None:
-        """Notes which versions there are: metrics of others are forgotten after a while."""
+        """Forgets metrics of versions that have been gone for a while; see `SeriesRetention`."""
         self._series_retention.update((version.name, version.settings.version) for version in self.repository.index())
 
     def _load_model(self, settings: ModelSettings, prepared: CompileCache | None = None) -> catalog.Model:
@@ -324,7 +258,7 @@ class Engine:
 
     @cached_property
     def _replicated(self) -> Callable[[ModelSettings], catalog.Model]:
-        """Loads models on all devices, which share the turns."""
+        """Loads models on all devices, which take turns at the batches."""
         from xlaserve.models import replicas  # noqa: PLC0415
         from xlaserve.programs.tf.device_replicas import Replicas  # noqa: PLC0415 - imports TensorFlow
 

@@ -22,6 +22,7 @@ from xlaserve.engine.under_way import UnderWay, key_of
 from xlaserve.errors import ConfigError, ModelFailed, UnsupportedFeature
 from xlaserve.models import catalog
 from xlaserve.models.version import Served, State
+from xlaserve.processes.configuration import ConfigurationFollower
 from xlaserve.processes.engine import Engine
 from xlaserve.processes.engine_replacement import EngineReplacement, Outcome, Start
 from xlaserve.processes.event_loop import in_background, run_loop
@@ -193,12 +194,12 @@ class EngineProcess:
             changed_ns=0 if start is None else start.changed_ns,
             on_changed=self._keep,
         )
-        self._engine.changing = self._replacement
+        self._configuration = ConfigurationFollower(orders.settings, orders.read, self._replacement.reconfigure)
         self._questions: Mapping[str, Callable[..., Awaitable[object]]] = {
             "count": self._count,
-            "load": self._engine.load,
-            "update": self._engine.update,
-            "unload": self._engine.unload,
+            "load": self._replacement.load,
+            "update": self._replacement.update,
+            "unload": self._replacement.unload,
             "profile": self._profile,
             "open": self._host.open,
         }
@@ -208,7 +209,7 @@ class EngineProcess:
         loop = asyncio.get_running_loop()
         self._child.beat()
         self._stopping.listen()
-        loop.add_signal_handler(signal.SIGHUP, self._engine.has_news.set)
+        loop.add_signal_handler(signal.SIGHUP, self._configuration.request)
         log.info("device: %s", self._engine.device)
         self._engine.repository.announce()  # no front may take a model for one that is not there
         self._publish()
@@ -222,7 +223,7 @@ class EngineProcess:
                 self._has_started = True
                 self._publish()
                 self._tell_ready()
-                await self._engine.serve(
+                await self._configuration.follow(
                     self._stopping.begun, on_reload=self._say_no_more, on_reloaded=self._tell_ready
                 )
         finally:

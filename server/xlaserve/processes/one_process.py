@@ -1,4 +1,4 @@
-"""A server that is one process."""
+"""A server that is one process: an engine and a front on one event loop."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from xlaserve.admission.hosts import Hosts
 from xlaserve.config import Settings
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.processes.beginning import Beginning
+from xlaserve.processes.configuration import ConfigurationFollower
 from xlaserve.processes.engine import Engine
 from xlaserve.processes.front import Front
 from xlaserve.processes.ready_file import ReadyFile
@@ -32,7 +33,7 @@ class App:
 
     `read_settings` reads the configuration again, on a thread, for a load and on SIGHUP. `on_record` is called with
     each program that warm-up compiled, on the compiling thread; `on_loaded` once every model was loaded or failed.
-    `xla_events` is entered already. `beginning` says what a process before this one has left.
+    `xla_events` is entered already. `beginning` is the state that a crashed process before this one has left.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class App:
         beginning: Beginning | None = None,
     ) -> None:
         beginning = beginning or Beginning()
+        read_settings = read_settings or (lambda: settings)
         self._settings = settings
         self._on_loaded = on_loaded
         self._ready_file = ReadyFile(settings.ready_file, beginning.pid)
@@ -65,6 +67,7 @@ class App:
             set_aside=beginning.set_aside,
             under_way=beginning.under_way,
         )
+        self._configuration = ConfigurationFollower(settings, read_settings, self._engine.repository.reconfigure)
         self._front = Front(
             settings,
             self._engine,
@@ -94,25 +97,27 @@ class App:
     async def run(self) -> int:
         """Serves until a signal, and returns the exit status: 0, or 1 after a crash.
 
-        Listens from the start, so that a warm-up can be watched, but is ready only after it. Raises ConfigError where
-        it can't listen and ModelFailed where a model fails.
+        Listens from the start, so that a warm-up can be watched, but is ready only after it. Raises ConfigError if a
+        port can't be opened and ModelFailed if a required model fails.
         """
-        await asyncio.sleep(0)  # an interrupt that came while TensorFlow was imported ends it here, with nothing begun
+        await asyncio.sleep(
+            0
+        )  # an interrupt that came while TensorFlow was imported ends the server here, before anything is open
         self._stopping.listen()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._engine.has_news.set)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._configuration.request)
         self._ready_file.check()
         self._ready_file.remove_left()
         watching = asyncio.create_task(self._service_manager.watch())
         try:
             log.info("device: %s", self._engine.device)
-            self._engine.repository.announce()  # no client may take a model for one that is not there
+            self._engine.repository.announce()  # else clients are told that these models don't exist
             await self._front.open()
             self._front.ports.announce()
             self._service_manager.tell_status("compiling")
             try:
                 if await self._engine.start(self._stopping.begun):
                     self._tell_loaded()
-                    await self._engine.serve(
+                    await self._configuration.follow(
                         self._stopping.begun,
                         on_reload=self._service_manager.tell_reloading,
                         on_reloaded=lambda: self._service_manager.tell_ready(self._engine.serving),
@@ -135,7 +140,7 @@ class App:
         self._service_manager.tell_ready(self._engine.serving)
 
     async def _stop(self) -> None:
-        """Lets accepted work finish and refuses new, as clients see it: first health, then calls, then the port."""
+        """Finishes accepted requests and refuses new ones: first health says so, then calls end, then ports close."""
         repository = self._engine.repository
         is_serving = repository.is_ready and not self._stopping.has_crashed
         self._service_manager.tell_stopping()
@@ -148,7 +153,7 @@ class App:
         log.info("stopped")
 
     def _take_snapshot(self) -> None:
-        """Reads on the event loop what the HTTP endpoint shows on its own thread."""
+        """Reads on the event loop the values that the HTTP endpoint shows on its own thread."""
         self._was_ready = self._front.is_ready()
         self._engine.see_versions()
         self._metrics.read_gauges()
