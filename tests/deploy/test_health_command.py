@@ -11,7 +11,7 @@ from pathlib import Path
 import trustme
 from tests.integration.conftest import NOOP, StartServer
 
-from xlaserve.processes.stopping import SECOND_SIGNAL_S
+from xlaserve.processes.event_loop import SECOND_SIGNAL_S
 
 PATIENCE_S = 60.0
 

@@ -26,7 +26,7 @@ from tests.deploy.manifests import KSERVE, KUBERNETES, kustomized, one, read
 from tests.deploy.pod import PATIENCE_S, Pod, may_mount
 
 from xlaserve.config import load
-from xlaserve.processes.stopping import SECOND_SIGNAL_S
+from xlaserve.processes.event_loop import SECOND_SIGNAL_S
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import open_inference_pb2_grpc as pb_grpc
 

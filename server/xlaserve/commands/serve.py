@@ -11,8 +11,8 @@ from xlaserve.commands.command import Command, Invocation
 from xlaserve.config import Settings, check_files
 from xlaserve.errors import ConfigError
 from xlaserve.models import catalog
-from xlaserve.processes import auto_fronts
 from xlaserve.processes.beginning import Beginning, CrashedError, begin, end_at_sigterm
+from xlaserve.processes.capacity import resolve_fronts
 from xlaserve.processes.event_loop import run_loop
 from xlaserve.processes.handover import Predecessor
 from xlaserve.processes.ready_file import ReadyFile
@@ -27,7 +27,7 @@ def run(invocation: Invocation) -> int:
     for number in (signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     end_at_sigterm()
-    settings = auto_fronts.resolved(invocation.settings)
+    settings = resolve_fronts(invocation.settings)
     if settings.exit_on_model_failure:  # otherwise it is the model that fails
         check_files(settings)
 
@@ -79,7 +79,7 @@ def run(invocation: Invocation) -> int:
 
 
 def _read(load: Callable[[], Settings]) -> Settings:
-    return auto_fronts.resolved(load())
+    return resolve_fronts(load())
 
 
 COMMAND = Command("serve", "compile every model, then serve until a signal", run)

@@ -13,7 +13,7 @@ from typing import Final
 
 from xlaserve.commands.command import EXECUTION, FAILED, Command, Invocation
 from xlaserve.config import check_files
-from xlaserve.processes import auto_fronts
+from xlaserve.processes.capacity import resolve_fronts
 from xlaserve.processes.engines import shares_of_machine
 from xlaserve.processes.event_loop import run_loop
 from xlaserve.processes.handover import command
@@ -27,7 +27,7 @@ PROCESSES: Final = ("fronts", "engines")
 
 def run(invocation: Invocation) -> int:
     """Prints the ledger, of each kind of engine; fails where a model failed."""
-    settings = auto_fronts.resolved(invocation.settings)
+    settings = resolve_fronts(invocation.settings)
     if settings.exit_on_model_failure:
         check_files(settings)
     shares = shares_of_machine(settings) if settings.front_processes else [Share()]

@@ -244,7 +244,7 @@ class Settings(Frozen):
 
     @property
     def front_processes(self) -> int:
-        """Number of fronts: 0 where one process does all, and with `auto` until `auto_fronts` has chosen it."""
+        """Number of fronts: 0 where one process does all, and for `auto` until `resolve_fronts` has replaced it."""
         return 0 if self.fronts == "auto" else self.fronts
 
     @property

@@ -25,13 +25,12 @@ from xlaserve.models.version import Served, State
 from xlaserve.processes.configuration import ConfigurationFollower
 from xlaserve.processes.engine import Engine
 from xlaserve.processes.engine_replacement import EngineReplacement, Outcome, Start
-from xlaserve.processes.event_loop import in_background, run_loop
+from xlaserve.processes.event_loop import Stopping, in_background, run_loop
 from xlaserve.processes.handover import ClientOverrides
 from xlaserve.processes.link.engine_end.host import Host
 from xlaserve.processes.link.engine_end.hosted_models import Hosted
 from xlaserve.processes.published import About, Publisher
 from xlaserve.processes.spans import Tracing
-from xlaserve.processes.stopping import Stopping
 from xlaserve.processes.supervision.child import Child
 from xlaserve.programs.watch.stderr_tap import StderrTap
 from xlaserve.telemetry import console, tally

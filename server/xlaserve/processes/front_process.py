@@ -20,7 +20,7 @@ from xlaserve.config import Settings
 from xlaserve.engine.memory import keep_freed_memory, resident_bytes
 from xlaserve.models.triton_metrics import triton_metrics
 from xlaserve.models.version import Version
-from xlaserve.processes.event_loop import in_background, run_loop
+from xlaserve.processes.event_loop import Stopping, in_background, run_loop
 from xlaserve.processes.front import Front
 from xlaserve.processes.link.front_end.remote_model import RemoteModel
 from xlaserve.processes.link.spread import Spread
@@ -28,7 +28,6 @@ from xlaserve.processes.mirror import Mirror
 from xlaserve.processes.passed_changes import OtherServer, taking
 from xlaserve.processes.remote_engines import RemoteEngines
 from xlaserve.processes.spans import Tracing
-from xlaserve.processes.stopping import Stopping
 from xlaserve.processes.supervision.child import Child
 from xlaserve.telemetry.gpus import Gpus
 from xlaserve.telemetry.http import on_loop

@@ -15,10 +15,10 @@ from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.processes.beginning import Beginning
 from xlaserve.processes.configuration import ConfigurationFollower
 from xlaserve.processes.engine import Engine
+from xlaserve.processes.event_loop import Stopping
 from xlaserve.processes.front import Front
 from xlaserve.processes.ready_file import ReadyFile
 from xlaserve.processes.spans import Tracing
-from xlaserve.processes.stopping import Stopping
 from xlaserve.programs.watch.stderr_tap import StderrTap
 from xlaserve.telemetry.http import HttpEndpoint, on_loop
 from xlaserve.telemetry.metrics import Metrics

@@ -15,7 +15,6 @@ from xlaserve.commands import serve
 from xlaserve.commands.command import Invocation
 from xlaserve.config import Settings
 from xlaserve.errors import ConfigError
-from xlaserve.processes import auto_fronts
 
 SIGNALS = (signal.SIGHUP, signal.SIGUSR2)
 
@@ -34,7 +33,7 @@ def test_no_signal_that_asks_for_a_change_ends_it_however_early(monkeypatch: pyt
     def resolved(settings: Settings) -> Settings:
         raise ConfigError("before anything else")
 
-    monkeypatch.setattr(auto_fronts, "resolved", resolved)
+    monkeypatch.setattr(serve, "resolve_fronts", resolved)
     settings = Settings()
     with pytest.raises(ConfigError, match="before anything else"):
         serve.run(Invocation(argparse.Namespace(), settings, lambda: settings))

@@ -1,9 +1,25 @@
+"""What fronts can answer, and how many of them `auto` is, by the device that the configuration leads to."""
+
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from xlaserve.config import Settings
-from xlaserve.processes.capacity import MOST_FRONTS, Capacity, Costs, Limit, advised, capacity, most_useful, needed
+from xlaserve.errors import ConfigError
+from xlaserve.processes import capacity as module
+from xlaserve.processes.capacity import (
+    MOST_FRONTS,
+    Capacity,
+    Costs,
+    Limit,
+    advised,
+    capacity,
+    most_useful,
+    needed,
+    resolve_fronts,
+)
 
 COSTS = Costs(front_us=400, engine_us=100, process_us=500)
 
@@ -95,3 +111,69 @@ def test_as_many_fronts_as_can_be_set_are_looked_at() -> None:
     assert Settings(fronts=MOST_FRONTS).fronts == MOST_FRONTS
     with pytest.raises(ValueError, match="fronts"):
         Settings(fronts=MOST_FRONTS + 1)
+
+
+NETWORK = {"name": "m", "source": "builtin:digits"}
+CORES = 8
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A machine of 8 cores and 2 GPUs."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(module, "usable_cores", lambda: CORES)
+    return monkeypatch
+
+
+def fronts(model: dict[str, Any] = NETWORK, **settings: Any) -> int:
+    return resolve_fronts(Settings.model_validate({"models": [model], **settings})).front_processes
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"device": "cpu"}, 0),
+        ({"device": "auto"}, 5),
+        ({"device": "gpu"}, 5),
+        ({"device": "gpu:1"}, 5),
+        ({"device": "gpu:0,1"}, 7),
+        ({"device": "gpu:all"}, 7),
+        ({"device": "gpu", "fronts": 2}, 2),
+        ({"device": "gpu", "fronts": 0}, 0),
+        ({"device": "cpu", "fronts": 2}, 2),
+    ],
+)
+def test_a_gpu_is_served_by_as_many_as_its_engines_could_need_and_a_cpu_by_one_process(
+    machine: pytest.MonkeyPatch, settings: dict[str, Any], expected: int
+) -> None:
+    assert fronts(**settings) == expected
+
+
+def test_engines_are_counted_only_where_they_are_processes_of_their_own(machine: pytest.MonkeyPatch) -> None:
+    assert fronts(device="gpu", engines=2) == 7
+    with pytest.raises(ConfigError, match=r"engines: expected fronts: 1 or more as well, as .* here, got engines: 2"):
+        fronts(device="cpu", engines=2)
+    assert fronts(device="cpu", engines=1) == 0
+
+
+def test_a_machine_without_a_gpu_that_may_be_seen_is_a_cpu(machine: pytest.MonkeyPatch) -> None:
+    machine.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert fronts(device="auto") == 0
+
+
+def test_models_that_use_no_device_are_served_by_one_process(machine: pytest.MonkeyPatch) -> None:
+    assert fronts({"name": "m", "source": "builtin:noop"}, device="gpu") == 0
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {**NETWORK, "modes": ["xla", "graph"], "shadow": {"mode": "graph", "share": 0.1}},
+        {**NETWORK, "unmatched": "background"},
+    ],
+    ids=["shadow", "background"],
+)
+def test_shadows_and_resolutions_without_buckets_need_no_process_of_their_own(
+    machine: pytest.MonkeyPatch, model: dict[str, Any]
+) -> None:
+    assert fronts(model, device="gpu") == 5
