@@ -1,4 +1,4 @@
-"""The engines of a server of several processes, as its supervisor starts them."""
+"""The engines of a server of several processes, as its supervisor starts them: roles, sockets and files of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from xlaserve.errors import ConfigError
 from xlaserve.models.held_folder import held_folder, remove_left
 from xlaserve.processes import engine_process
 from xlaserve.processes.crashes import Crashes
-from xlaserve.processes.engine_replacement import Start
+from xlaserve.processes.engine_orders import EngineOrders
+from xlaserve.processes.engine_replacement import InitialModels
 from xlaserve.processes.handover import ClientOverrides
 from xlaserve.processes.link.engine_end.host import bound
 from xlaserve.processes.supervision.process import Process, as_words
@@ -29,26 +30,28 @@ from xlaserve.telemetry import gpus
 
 ENGINE: Final = "engine"
 FOLDERS: Final = "xlaserve-engines-"
-"""How the names of folders for engines' sockets begin."""
+"""Prefix of the names of folders for engines' sockets."""
 LATER_S: Final = 5.0
-"""How much longer a process may take to end than its own limits say, before it is killed."""
+"""Time beyond its own limits that a process may take to end before it is killed."""
 MOST_ENGINES: Final = 10**9
-"""More than are ever started one after the other."""
+"""More engines than are ever started one after the other: the length of a socket's name is checked with it."""
 DRAINING, RUNNING = 1, 0
-"""Stages of the end: fronts answer what they have before the engine ends."""
+"""Stages of the end: fronts answer their requests before the engines end."""
 
 log = logging.getLogger(__name__)
 
 
 def is_engine(role: str) -> bool:
-    """Returns whether a role of this name is that of an engine."""
+    """Returns whether a role is an engine's, by its name."""
     return role.split(" ", maxsplit=1)[0] == ENGINE
 
 
 class Engines:
-    """What engines are started with: each listens on a socket of its own, and the one of the `addresses` that is its
-    role's leads to that of the one that fills the role. The first begin with the models as they were `taken_over`;
-    `start` is what one that follows another begins with, as the one with the latest change has said last; pickled.
+    """The roles of engines, and the orders, sockets and files that each process of them is started with.
+
+    Each process listens on a socket of its own. Each role has one of the `addresses`, a symbolic link to the socket of
+    the process that fills the role. The first processes begin with the models of the server whose place this one takes,
+    as `taken_over` says; later ones with `initial_models`, pickled, those of the engine with the latest change.
     """
 
     def __init__(
@@ -60,9 +63,9 @@ class Engines:
         taken_over: ClientOverrides | None = None,
     ) -> None:
         self._folder = folder
-        self.start = b""
+        self.initial_models = b""
         self._changed_ns = 0
-        """When the last change of that was asked for."""
+        """`changed_ns` of `initial_models`."""
         self._was_ready = was_ready
         self._taken_over = taken_over
         self._settings = settings
@@ -70,15 +73,15 @@ class Engines:
         self._next = count()
         self._number = 0
         self._sockets: dict[int, Path] = {}
-        """By process number."""
+        """Sockets by process number."""
         self._filling: dict[str, int] = {}
-        """By role, the process number of the one that fills it, or did last."""
+        """By role, the number of the process that fills it, or filled it last."""
         self._files: dict[int, tuple[int, ...]] = {}
-        """By process number, what it notes what it has under way in, and its last words."""
+        """By process number, descriptors of its files of what is under way and of last words."""
         self._announced: set[int] = set()
-        """Process numbers of those that have said that they end."""
+        """Numbers of processes that have announced their end."""
         self._own_files: tuple[int, ...] = ()
-        """Of an engine that is about to be started."""
+        """The files of an engine that is about to be started."""
         self._crashes = Crashes()
         each = shares_of_machine(settings)
         names = [ENGINE] if len(each) == 1 else [f"{ENGINE} {number}" for number in range(1, len(each) + 1)]
@@ -88,32 +91,35 @@ class Engines:
 
     @property
     def changes(self) -> ClientOverrides:
-        """How its models are other than configured."""
-        return ClientOverrides.of(pickle.loads(self.start)) if self.start else self._taken_over or ClientOverrides()
+        """The differences between the models that serve and the configured ones."""
+        return (
+            ClientOverrides.of(pickle.loads(self.initial_models))
+            if self.initial_models
+            else self._taken_over or ClientOverrides()
+        )
 
     def keep(self, content: bytes) -> None:
-        """Notes what an engine has, unless another one has made a later change."""
-        start: Start = pickle.loads(content)
-        if start.changed_ns >= self._changed_ns:
-            self.start, self._changed_ns = content, start.changed_ns
+        """Keeps the pickled initial models that an engine sends, unless another engine has made a later change."""
+        initial: InitialModels = pickle.loads(content)
+        if initial.changed_ns >= self._changed_ns:
+            self.initial_models, self._changed_ns = content, initial.changed_ns
 
-    def beside(self, role: Role, start: bytes) -> Role:
-        """Returns the role for an engine that is to take the place of the one that serves."""
-        return replace(role, payload=lambda: self._orders(self._shares[role.name], start, is_beside=True))
+    def beside(self, role: Role, initial_models: bytes) -> Role:
+        """Returns the role for an engine that is to take the place of the one that serves, with these models."""
+        return replace(role, payload=lambda: self._orders(self._shares[role.name], initial_models, is_beside=True))
 
     def began(self, process: Process) -> None:
-        """The engine that was started last is this process."""
+        """Notes the process of the engine that was started last."""
         self._sockets[process.pid] = self._socket
         self._files[process.pid], self._own_files = self._own_files, ()
 
     def announced_end(self, process: Process) -> None:
-        """Notes that an engine ends as it was told to, or for a reason that it has logged."""
+        """Notes that an engine is about to end: as it was told to, or for a reason that it has logged."""
         self._announced.add(process.pid)
 
     def ended(self, process: Process, status: int) -> bool:
-        """Notes what an engine that filled its role had under way when it crashed; returns whether that may have been
-        it."""
-        is_filling = process.pid in self._filling.values()  # fronts go on to look for that one's socket
+        """Forgets an engine that has ended. Returns whether a model may have crashed it, if it filled its role."""
+        is_filling = process.pid in self._filling.values()  # its socket stays: fronts look for it
         if not is_filling and process.pid in self._sockets:
             self._sockets.pop(process.pid).unlink(missing_ok=True)
         under_way, last_words = self._files.pop(process.pid)
@@ -127,8 +133,8 @@ class Engines:
         return bool(how)
 
     def filled(self, role: Role, process: Process) -> None:
-        """Has the role's address lead to this engine's socket."""
-        lead(self._folder / role.name, self._sockets[process.pid])
+        """Points the role's address to this engine's socket."""
+        point(self._folder / role.name, self._sockets[process.pid])
         before = self._sockets.pop(self._filling.get(role.name, 0), None)
         self._filling[role.name] = process.pid
         if before is not None:
@@ -138,7 +144,7 @@ class Engines:
         return Role(
             name=name,
             target=f"{engine_process.__name__}:{engine_process.run.__name__}",
-            payload=lambda: self._orders(share, self.start, is_beside=False),
+            payload=lambda: self._orders(share, self.initial_models, is_beside=False),
             connect=self._listen,
             cores=share.cores,
             stage=RUNNING,
@@ -150,7 +156,7 @@ class Engines:
         return self._folder / f"{ENGINE}-{self._number}"
 
     def _listen(self) -> Mapping[str, int]:
-        """Raises OSError."""
+        """Opens the socket and the files of the next engine; returns its descriptors by name. Raises OSError."""
         self._forget_unstarted()
         self._number = next(self._next)
         with ExitStack() as opened:
@@ -171,22 +177,22 @@ class Engines:
         }
 
     def _forget_unstarted(self) -> None:
-        """Lets go of what was opened for an engine that could not be started."""
+        """Closes the files, and removes the socket, of an engine that could not be started."""
         if self._own_files:
             self._socket.unlink(missing_ok=True)
             for file in self._own_files:
                 os.close(file)
             self._own_files = ()
 
-    def _orders(self, share: Share, start: bytes, *, is_beside: bool) -> bytes:
+    def _orders(self, share: Share, initial_models: bytes, *, is_beside: bool) -> bytes:
         # A model that fails ends a start, and never what was serving.
         is_fatal = self._settings.exit_on_model_failure and not self._was_ready()
         return pickle.dumps(
-            engine_process.Orders(
+            EngineOrders(
                 self._settings.model_copy(update={**share.settings, "exit_on_model_failure": is_fatal}),
                 self._read_settings,
                 number=self._number,
-                start=start,
+                initial_models=initial_models,
                 is_beside=is_beside,
                 taken_over=None if self._was_ready() else self._taken_over,
                 set_aside=self._crashes.set_aside,
@@ -200,15 +206,15 @@ def shares_of_machine(settings: Settings) -> list[Share]:
     return shares(settings, sorted(os.sched_getaffinity(0)), usable_cores(), gpus.count_visible())
 
 
-def lead(address: Path, place: Path) -> None:
-    """Has an address lead to the socket at `place`, at once: it never leads nowhere meanwhile. Raises OSError."""
+def point(address: Path, place: Path) -> None:
+    """Points a symbolic link to the socket at `place` by one rename: it is never missing. Raises OSError."""
     link = address.with_suffix(".next")
     link.symlink_to(place)
     link.replace(address)
 
 
 def folder_of_engines(stack: ExitStack) -> Path:
-    """Returns a folder for the sockets of engines. Raises ConfigError."""
+    """Returns a new folder for the sockets of engines, which `stack` removes. Raises ConfigError."""
     try:
         remove_left(FOLDERS)  # of supervisors that were killed
         folder = stack.enter_context(held_folder(FOLDERS))

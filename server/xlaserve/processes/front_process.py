@@ -1,4 +1,4 @@
-"""A process that speaks to clients, and has another one run the models."""
+"""The process of a front: it serves clients, and has engines in other processes run the models."""
 
 from __future__ import annotations
 
@@ -35,51 +35,51 @@ from xlaserve.telemetry.metrics import Metrics, gauge_family
 from xlaserve.wire.shared.shared_regions import Regions
 
 USAGE: Final = "usage"
-"""The descriptor of the table of what all fronts have in use."""
+"""Name of the descriptor of the counts that all fronts share; see `SharedCounts`."""
 REGIONS: Final = "regions"
-"""The descriptor of the file of the regions of shared memory that clients have registered."""
+"""Name of the descriptor of the file of the regions of shared memory that clients have registered."""
 CHANGES: Final = "changes"
-"""The descriptor of the socket where changes of models are taken that another server passes on."""
+"""Name of the descriptor of the socket where another server makes changes of models."""
 CRASHED: Final = 1
 VERSION: Final = ("model", "version")
 AGE_JITTER: Final = 1.1
 """Connections end up to a tenth later than their age says (gRPC's proposal A9)."""
 LEAVING_LATER_S: Final = 1.0
 SHARING_S: Final = 10.0
-"""How long after it began to listen a front that takes another server's place shares the connections again that it had
-had left to it: by then nobody else listens."""
+"""A front that takes another server's place, which has passed its connections on, has them spread over all fronts again
+this long after it began to listen: by then nobody else listens."""
 
 log = logging.getLogger(__name__)
 
 
-class Orders(NamedTuple):
-    """What a front is started with."""
+class FrontOrders(NamedTuple):
+    """The orders that a front is started with; plain data, which can be pickled."""
 
     settings: Settings
     engines: tuple[Path, ...]
     """The sockets of its engines."""
     successor: Path
-    """The socket where a server that has taken this one's place makes changes of models."""
+    """The socket of the server that has taken this one's place, which makes changes of models from then on."""
     metrics: str | None
-    """HOST:PORT where the metrics of all processes are shown."""
+    """HOST:PORT of the metrics of all processes; None if they are off."""
     number: int
-    """Which front it is, from 1. The first says where it listens."""
+    """Number of the front, from 1. The first one logs the addresses of the server."""
     waits: bool = False
-    """Whether it listens only once models serve: others serve until then."""
+    """Whether the front listens only once models serve: the server before this one serves until then."""
 
 
 def leaving_s(settings: Settings) -> float:
-    """Returns within what time all clients go elsewhere whose connections end at their next call, or for their age."""
+    """Returns the seconds within which clients have left a front that ends connections after a call or at their age."""
     return AGE_JITTER * (settings.effective_max_connection_age_s or 0) + LEAVING_LATER_S
 
 
 def run(child: Child) -> int:
     """Serves clients until a signal, and returns the exit status."""
-    orders: Orders = pickle.loads(child.payload)
+    orders: FrontOrders = pickle.loads(child.payload)
     return run_loop(_serve(child, orders))
 
 
-async def _serve(child: Child, orders: Orders) -> int:
+async def _serve(child: Child, orders: FrontOrders) -> int:
     settings, metrics, stopping, tracing = orders.settings, Metrics(), Stopping(), Tracing.of(orders.settings)
     child.beat()
     stopping.listen()
@@ -128,7 +128,7 @@ async def _serve(child: Child, orders: Orders) -> int:
                 front.ports.announce()
             if orders.waits:
                 asyncio.get_running_loop().call_later(SHARING_S, front.ports.share)
-            gc.freeze()  # what stays for ever; the collector pauses the event loop
+            gc.freeze()  # objects that are never freed: the collector, which pauses the event loop, skips them
             keep_freed_memory()
             changes.listen(socket.socket(fileno=child.descriptors[CHANGES]))
             child.tell_ready(front.ports.addresses())
@@ -138,7 +138,7 @@ async def _serve(child: Child, orders: Orders) -> int:
             is_serving = mirror.is_ready and not stopping.has_crashed and not stopping.leaving.is_set()
             mirror.is_stopping = True
             await front.drain(stopping.draining, settings.shutdown_delay_s if is_serving else 0)
-            await _end(following)  # what has not finished in time fails with the link to the engine
+            await _end(following)  # requests that have not finished in time fail with the link to the engine
             await changes.close()
             await front.close()
             if tracing is not None:
@@ -150,7 +150,7 @@ async def _serve(child: Child, orders: Orders) -> int:
 
 
 def _taken_in(versions: Iterable[Version]) -> Iterable[Metric]:
-    """Yields what this front has taken in and no engine has, which shows the rest: both are added up."""
+    """Returns gauges of the images that this front has accepted and not sent to an engine, whose gauges are added."""
     images = gauge_family("xlaserve_in_flight_images", "Images that are decoded, wait or run.", VERSION)
     size_bytes = gauge_family("xlaserve_in_flight_bytes", "Bytes of those images, encoded and decoded.", VERSION)
     for version in versions:
@@ -168,7 +168,7 @@ async def _end(following: asyncio.Task[None]) -> None:
 
 
 async def _until(happens: Coroutine[Any, Any, object], stopping: asyncio.Event) -> bool:
-    """Waits until it happens; returns False where the process is to end first."""
+    """Waits until `happens` returns; returns False if `stopping` is set first."""
     waiting = [asyncio.create_task(happens), asyncio.create_task(stopping.wait())]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for task in waiting:

@@ -1,10 +1,10 @@
-"""A server that takes the place of another one on its ports: what they hand over, and in what order.
+"""The handover of ports, shared memory regions and clients' changes from a server to the one that takes its place.
 
-The one that serves starts another with the command that started itself (`Successor`), and goes on serving. Once the
-other serves as well, it says so (`Predecessor`), is told that it is the server from now on, and the first one leaves.
-If either ends before that, the other one goes on.
+The server that serves starts another one (`Successor`) with the command that it was started with, and goes on serving.
+Once the other one serves as well, it says so (`Predecessor`) and is told that it is in charge; then the first one
+leaves. If either ends before that, the other one goes on.
 
-What is handed over is read by another version of this code: plain JSON, which only grows.
+Another version of this code reads the state that is handed over: plain JSON, to which fields are only added.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ from xlaserve.config.versions import VersionSet
 from xlaserve.errors import ConfigError
 from xlaserve.models.listing import Ended, Listing
 from xlaserve.models.version import State
-from xlaserve.processes.engine_replacement import Start
+from xlaserve.processes.engine_replacement import InitialModels
 from xlaserve.processes.supervision import service_manager
 
 HANDED_OVER: Final = "TAKES_OVER_FROM_XLASERVE"
-"""The environment variable that names the descriptor of what is handed over."""
+"""The environment variable with the descriptor of the file of the state that is handed over."""
 READY, GO = b"r", b"g"
-"""What the successor says, and what it is told then."""
+"""The messages on the channel: the successor serves; it is in charge from now on."""
 END_S: Final = 30.0
-"""How long a successor that is not needed may take to end."""
+"""Time that a successor which is not needed may take to end."""
 CHANGES_S: Final = 30.0
-"""How long an upgrade waits for changes of models that have begun."""
+"""Time that an upgrade waits for changes of models that have begun."""
 CHANGES_LOOK_S: Final = 0.05
-"""How often it looks at them."""
+"""Interval between looks whether such changes are under way."""
 
 log = logging.getLogger(__name__)
 
 
 class ClientOverrides(NamedTuple):
-    """How the models of a server are other than as they are configured, as its clients want it."""
+    """Differences that clients have made between the models of a server and its configuration."""
 
     unloaded: Mapping[str, Sequence[str]] = {}
-    """The numbers of versions that are not to be loaded, by model."""
+    """By model, the numbers of the versions that are not to be loaded."""
     labels: Mapping[str, Mapping[str, str]] = {}
-    """Of models whose labels were moved, the versions that they name now."""
+    """By model whose labels were moved, and by label, the version that the label names now."""
     serving: Sequence[str] = ()
-    """The models that serve."""
+    """Names of the models that serve."""
 
     @classmethod
-    def of(cls, start: Start) -> ClientOverrides:
-        """Returns those of a server that another one would follow with `start`."""
+    def of(cls, initial: InitialModels) -> ClientOverrides:
+        """Returns the differences between the listings of `initial` and its configuration."""
         unloaded, labels, serving = {}, {}, []
-        for name, (model, ended) in start.listings.items():
-            if (configured := start.configured.get(name)) is None:
+        for name, (model, ended) in initial.listings.items():
+            if (configured := initial.configured.get(name)) is None:
                 continue
             if numbers := [one for one in configured.versions if one in ended and ended[one].state is State.UNLOADED]:
                 unloaded[name] = numbers
@@ -70,7 +70,7 @@ class ClientOverrides(NamedTuple):
         return cls(unloaded, labels, serving)
 
     def listings(self, models: Mapping[str, VersionSet]) -> dict[str, Listing]:
-        """Returns what an engine is to begin with where these models are configured."""
+        """Returns the listings that an engine begins with, by model, where these models are configured."""
         return {name: self._listing(name, model) for name, model in models.items()}
 
     def _listing(self, name: str, model: VersionSet) -> Listing:
@@ -81,22 +81,23 @@ class ClientOverrides(NamedTuple):
 
 
 class Predecessor(NamedTuple):
-    """The server whose place this one takes, as it told."""
+    """The server whose place this one takes, and the state that it hands over."""
 
     ports: Mapping[str, int]
-    """By the names of their settings."""
+    """Ports by the names of their settings."""
     metrics: socket.socket | None
-    """It listens where metrics are shown."""
+    """The socket that listens at the address of the metrics; None if they are off."""
     regions: int
     """The file of the regions of shared memory that clients have registered."""
     changes: ClientOverrides
     channel: socket.socket
     successor_addresses: Sequence[Path] = ()
-    """Where that server and those before it look for the socket of the one that makes changes of models for them."""
+    """Symbolic links to be pointed to the socket where this server makes changes of models, one for each server before
+    this one that may still have clients."""
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str] = os.environ) -> Predecessor | None:
-        """Returns that of this process, None where there is none; only once. Raises ConfigError."""
+        """Reads the state that was handed over to this process, once; None if there is none. Raises ConfigError."""
         if not (file := environment.pop(HANDED_OVER, "")):
             return None
         try:
@@ -118,10 +119,10 @@ class Predecessor(NamedTuple):
             raise ConfigError(f"{HANDED_OVER}: expected what another server hands over, got {error!r}") from None
 
     async def leaves(self) -> None:
-        """Says that this server serves, and returns once it is alone in that."""
+        """Tells the predecessor that this server serves, and returns once that server leaves or has ended."""
         loop = asyncio.get_running_loop()
         self.channel.setblocking(False)
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the predecessor has ended
             await loop.sock_sendall(self.channel, READY)
             await loop.sock_recv(self.channel, 1)
         self.channel.close()
@@ -141,7 +142,7 @@ class Successor:
         changes: ClientOverrides,
         successor_addresses: Sequence[Path] = (),
     ) -> None:
-        self._is_ready = self._has_news = False
+        self._is_ready = self._is_reload_due = False
         with ExitStack() as theirs:
             self._channel, channel = map(theirs.enter_context, socket.socketpair())
             file = os.memfd_create("xlaserve-handed-over")
@@ -169,35 +170,35 @@ class Successor:
 
     @property
     def pid(self) -> int:
-        """Its process number."""
+        """Process number of the successor."""
         return self._popen.pid
 
     async def is_ready(self) -> bool:
-        """Returns whether it serves, once it does or has ended."""
+        """Returns True once the successor serves, and False once it has ended before that."""
         with suppress(OSError):
             self._is_ready = await asyncio.get_running_loop().sock_recv(self._channel, 1) == READY
-        if self._is_ready and self._has_news:
+        if self._is_ready and self._is_reload_due:
             self.send_signal(signal.SIGHUP)
         return self._is_ready
 
-    def pass_news(self) -> None:
-        """Has it read the configuration again, once it serves: SIGHUP would end it while it starts."""
-        self._has_news = True
+    def request_reload(self) -> None:
+        """Has the successor read the configuration again, once it serves: SIGHUP would end it while it starts."""
+        self._is_reload_due = True
         if self._is_ready:
             self.send_signal(signal.SIGHUP)
 
     def go(self) -> None:
-        """Tells it that it is the server from now on."""
+        """Tells the successor that it is in charge from now on."""
         with suppress(OSError):
             self._channel.send(GO)
         self._channel.close()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Sends it `number`, unless it has ended."""
+        """Sends a signal to the successor, unless it has ended."""
         self._popen.send_signal(number)
 
     async def end(self) -> str:
-        """Has it end, and returns how it did, in words."""
+        """Ends the successor, and returns how it ended as the end of a sentence."""
         self._channel.close()
         self._popen.terminate()
         try:
@@ -209,9 +210,9 @@ class Successor:
 
 
 async def changes_are_made(usage: SharedCounts) -> bool:
-    """Waits until no change of models that a client has asked for is under way; returns False where that takes long.
+    """Waits until no client's change of models is under way; returns False if that takes longer than `CHANGES_S`.
 
-    By then the supervisor has heard of engines what they have changed.
+    When it returns True, the engines have sent their changed models to the supervisor.
     """
     under_way, loop = usage.amount(Kind.CHANGES), asyncio.get_running_loop()
     give_up_at = loop.time() + CHANGES_S
@@ -223,9 +224,10 @@ async def changes_are_made(usage: SharedCounts) -> bool:
 
 
 def command(arguments: Sequence[str] = sys.orig_argv, is_executable: Callable[[str], bool] | None = None) -> list[str]:
-    """Returns what starts this program again, as it is installed by now.
+    """Returns the command that starts this program again, in the version that is installed by now.
 
-    A script that is executable names its interpreter itself: that of this process may be that of another version.
+    An executable script is started directly, as its first line names the interpreter of that version; `is_executable`
+    decides which paths are.
     """
     is_executable = is_executable or (lambda path: os.access(path, os.X_OK) and Path(path).is_file())
     _, *rest = arguments
@@ -237,6 +239,6 @@ def _socket(descriptor: int) -> socket.socket:
 
 
 def _own(descriptor: int) -> int:
-    """Keeps it from what this process starts."""
+    """Returns a descriptor that processes which this one starts don't inherit from now on."""
     os.set_inheritable(descriptor, False)
     return descriptor

@@ -1,4 +1,4 @@
-"""What fronts are told of the models: plain data, which can be pickled."""
+"""The catalogue of models that an engine publishes to its fronts: plain data, which can be pickled."""
 
 from __future__ import annotations
 
@@ -26,54 +26,54 @@ ITEM_BYTES: Final[dict[Datatype, int]] = {"FP32": 4, "INT32": 4, "UINT8": 1}
 
 @dataclass(slots=True)
 class Elsewhere:
-    """A program that another process has."""
+    """A stand-in for a program that is in another process."""
 
     platform: str
 
     def compile(self, mode: Mode, bucket: Bucket) -> NoReturn:
-        """Does nothing here."""
+        """Raises NotImplementedError."""
         raise NotImplementedError(f"{mode} {bucket}: models are compiled in the engine's process")
 
 
 class Facts(NamedTuple):
-    """What a version is."""
+    """The properties of a version, from its settings to its ledger."""
 
     settings: ModelSettings
     model: Model | None
-    """Its program is `Elsewhere`; None until it is loaded."""
+    """The model, with an `Elsewhere` for its program; None until it is loaded."""
     auto: Mapping[Bucket, Mode]
     differences: Mapping[Mode, Difference]
     decode_difference: Difference | None
     warnings: tuple[str, ...]
     entries: tuple[Entry, ...]
-    """Of its ledger."""
+    """The entries of the version's ledger."""
 
 
 class Loading(NamedTuple):
-    """One loading of a version, as it is now."""
+    """One loading of a version, with its present state."""
 
     number: int
-    """Names it among all that the engine ever has, and the one before it and after it."""
+    """Identifies the loading among those of all engines that run at the same time."""
     state: State
     reason: str
     takes_requests: bool
     facts: bytes
-    """`Facts`, pickled: fronts read them only where they have changed."""
+    """Pickled `Facts`: fronts unpickle them only when they have changed."""
 
 
 class Catalogue(NamedTuple):
-    """All versions, in their order, and how requests find them."""
+    """All loadings, in their order, and the labels and shares by which requests choose between them."""
 
     is_ready: bool
     loadings: tuple[Loading, ...]
     labels: Mapping[str, Mapping[str, str]]
-    """By model, the version that each label names."""
+    """By model and label, the number of the version that the label names."""
     shares: Mapping[str, Mapping[str, float]]
-    """By model, what of the requests that name no version each label or version answers."""
+    """By model, and by label or version, the part from 0 to 1 of the requests without a version that go there."""
 
 
-class About(NamedTuple):
-    """What fronts are told of the engine with each change."""
+class EngineReport(NamedTuple):
+    """The state of an engine, published to its fronts with each change."""
 
     catalogue: Catalogue
     device: Device
@@ -82,7 +82,7 @@ class About(NamedTuple):
 
 
 class Publisher:
-    """Says what there is in `directory`, numbering loadings from `first` on. On the event loop."""
+    """Describes the models of `directory` for fronts, and numbers their loadings from `first` on. On the event loop."""
 
     def __init__(self, directory: Directory, first: int = 1) -> None:
         self._directory = directory
@@ -91,23 +91,23 @@ class Publisher:
         self._facts: WeakKeyDictionary[Version, tuple[object, bytes]] = WeakKeyDictionary()
 
     def number(self, version: Version) -> int:
-        """Returns what names this loading of a version."""
+        """Returns the number of this loading of a version."""
         if version not in self._numbers:
             self._numbers[version] = next(self._next)
         return self._numbers[version]
 
     def numbered(self) -> dict[int, Version]:
-        """Returns all loadings by what names them."""
+        """Returns all loadings by their numbers."""
         return {self.number(version): version for version in self._directory.index()}
 
-    def signs(self) -> object:
-        """Returns what differs once the catalogue does; cheap."""
+    def fingerprint(self) -> object:
+        """Returns an object that differs from an earlier one if the catalogue does. Cheap."""
         versions = self._directory.index()
         shapes = [version.served.batcher.shapes() for version in versions if version.served is not None]
-        return self._directory.is_ready, [(*_signs(version), version.state) for version in versions], shapes
+        return self._directory.is_ready, [(*_fingerprint(version), version.state) for version in versions], shapes
 
     def catalogue(self) -> Catalogue:
-        """Returns what there is now."""
+        """Returns the present catalogue."""
         versions = self._directory.index()
         names = {version.name for version in versions}
         return Catalogue(
@@ -118,7 +118,7 @@ class Publisher:
         )
 
     def serving(self) -> Collection[tuple[ModelSnapshot, Served]]:
-        """Returns those that take requests."""
+        """Returns the versions that take requests, each with what a link needs to know of it."""
         return [
             (snapshot(version.served, self.number(version)), version.served)
             for version in self._directory.index()
@@ -126,15 +126,15 @@ class Publisher:
         ]
 
     def _loading(self, version: Version) -> Loading:
-        signs = _signs(version)
+        fingerprint = _fingerprint(version)
         before, facts = self._facts.get(version, (None, b""))
-        if before != signs:
+        if before != fingerprint:
             facts = pickle.dumps(_facts(version))
-            self._facts[version] = signs, facts
+            self._facts[version] = fingerprint, facts
         return Loading(self.number(version), version.state, version.reason, version.served is not None, facts)
 
 
-def _signs(version: Version) -> tuple[object, ...]:
+def _fingerprint(version: Version) -> tuple[object, ...]:
     model = version.model
     return (
         id(version),
@@ -163,7 +163,7 @@ def _facts(version: Version) -> Facts:
 
 
 def snapshot(served: Served, number: int) -> ModelSnapshot:
-    """Returns what a link needs to know of a version that serves; `number` names this loading of it."""
+    """Returns the snapshot of a version that serves for links; `number` is that of its loading."""
     batcher, model = served.batcher, served.model
     admission, largest = batcher.admission, batcher.shapes()
     resolutions = sorted({(height, width) for _, height, width in largest})
@@ -180,6 +180,6 @@ def snapshot(served: Served, number: int) -> ModelSnapshot:
 
 
 def row_bytes(output: TensorSpec, height: int, width: int) -> int:
-    """Returns the bytes of an output for one image of this size."""
+    """Returns the bytes of one row of an output for an image of `height` x `width` pixels."""
     sides: Iterator[int] = iter((height, width))
     return ITEM_BYTES[output.datatype] * math.prod(next(sides) if side == -1 else side for side in output.shape[1:])

@@ -20,7 +20,7 @@ from xlaserve.processes.link.front_end import engine_link as link
 from xlaserve.processes.merged_catalogue import Merging, Shown
 from xlaserve.processes.mirror import Mirror
 from xlaserve.processes.passed_changes import PassOn, refuse
-from xlaserve.processes.published import About
+from xlaserve.processes.published import EngineReport
 from xlaserve.programs.tf.device import Device
 from xlaserve.programs.tf.profiler import Recording
 from xlaserve.programs.watch.xla_log import XlaCompilation
@@ -68,9 +68,9 @@ class RemoteEngine:
         self._tally = tally
 
     @property
-    def about(self) -> About:
+    def about(self) -> EngineReport:
         """What it has said of itself."""
-        return cast(About, self.linked.details)
+        return cast(EngineReport, self.linked.details)
 
     @property
     def linked(self) -> link.EngineLink:

@@ -21,7 +21,7 @@ from xlaserve.config import Settings
 from xlaserve.errors import ConfigError
 from xlaserve.processes import front_process
 from xlaserve.processes.capacity import needed
-from xlaserve.processes.engines import DRAINING, LATER_S, Engines, folder_of_engines, is_engine, lead
+from xlaserve.processes.engines import DRAINING, LATER_S, Engines, folder_of_engines, is_engine, point
 from xlaserve.processes.event_loop import in_background
 from xlaserve.processes.front import FLUSH_S
 from xlaserve.processes.handover import Predecessor, Successor, changes_are_made
@@ -265,7 +265,7 @@ class Server(Watcher):
         await before.leaves()
         for address in before.successor_addresses:
             with suppress(OSError):  # that server has ended
-                lead(address, self._changes_socket)
+                point(address, self._changes_socket)
         log.info("upgrade: this is the server from now on")
         self._service_manager.is_silent = False
         self._service_manager.tell_ready(self._serving)
@@ -351,7 +351,7 @@ class Server(Watcher):
             self._reloading = {*filter(is_engine, self._ready)}
             self._service_manager.tell_reloading()
         if self._successor is not None:
-            self._successor.pass_news()
+            self._successor.request_reload()
 
     def announced_end(self, role: Role, process: Process) -> None:
         """Notes that an engine has not crashed."""
@@ -393,7 +393,7 @@ class Server(Watcher):
         def orders(number: int) -> bytes:
             waits = self._before is not None and not self._was_ready
             of_front = settings.model_copy(update={**self._ports, "metrics_port": None})
-            return pickle.dumps(front_process.Orders(of_front, engines, successor, metrics, number, waits))
+            return pickle.dumps(front_process.FrontOrders(of_front, engines, successor, metrics, number, waits))
 
         stop_timeout_s = settings.shutdown_delay_s + settings.drain_timeout_s + 2 * FLUSH_S + LATER_S
         return [

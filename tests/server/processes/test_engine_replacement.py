@@ -15,7 +15,7 @@ from xlaserve.config.versions import grouped
 from xlaserve.errors import EngineLost, InvalidArgument, ModelFailed, ModelNotFound
 from xlaserve.models.listing import Ended
 from xlaserve.models.version import State
-from xlaserve.processes.engine_replacement import EngineReplacement, Outcome, Start
+from xlaserve.processes.engine_replacement import EngineReplacement, InitialModels, Outcome
 
 
 class World:
@@ -23,7 +23,7 @@ class World:
 
     def __init__(self, house: House) -> None:
         self.house = house
-        self.starts: list[Start] = []
+        self.initial: list[InitialModels] = []
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.news = self.now_ns = self.succeeded = 0
         self.kept: list[int] = []
@@ -39,8 +39,8 @@ class World:
             clock_ns=lambda: self.now_ns,
         )
 
-    async def _begin(self, start: Start) -> Outcome:
-        self.starts.append(pickle.loads(pickle.dumps(start)))
+    async def _begin(self, initial: InitialModels) -> Outcome:
+        self.initial.append(pickle.loads(pickle.dumps(initial)))
         self._begun.set()
         return await asyncio.shield(self.outcome)
 
@@ -48,7 +48,7 @@ class World:
         self.succeeded += 1
 
     def _keep(self) -> None:
-        self.kept.append(self.replacement.start().changed_ns)
+        self.kept.append(self.replacement.initial_models().changed_ns)
 
     def _pass_news(self) -> None:
         self.news += 1
@@ -60,7 +60,7 @@ class World:
         """Returns the versions that the last one begins with, by model."""
         return {
             name: [number for number in listing.model.versions if number not in listing.ended]
-            for name, listing in self.starts[-1].listings.items()
+            for name, listing in self.initial[-1].listings.items()
         }
 
 
@@ -93,18 +93,18 @@ async def test_what_is_only_added_is_loaded_in_place(world: World) -> None:
     world.house.configured.append(model("d"))
     assert await world.replacement.reconfigure(world.house.configured) == ["d loaded"]
     await world.replacement.update("c")
-    assert not world.starts
+    assert not world.initial
     assert world.house.states("c") == world.house.states("d") == [State.READY]
 
 
 async def test_a_model_that_serves_is_loaded_again_in_another_engine_with_all_others_as_they_are(world: World) -> None:
     world.house.configured = [model("a", buckets=(4,)), model("b", buckets=(4,))]
     await world.replacement.load("a")
-    (start,) = world.starts
+    (initial,) = world.initial
     assert world.loaded() == {"a": ["1"], "b": ["1"]}
-    assert [start.listings[name].model.versions["1"].buckets[0].batch for name in "ab"] == [4, 1]
-    assert [start.configured[name].versions["1"].buckets[0].batch for name in "ab"] == [4, 1]
-    assert start.required == {"a", "b"}
+    assert [initial.listings[name].model.versions["1"].buckets[0].batch for name in "ab"] == [4, 1]
+    assert [initial.configured[name].versions["1"].buckets[0].batch for name in "ab"] == [4, 1]
+    assert initial.required == {"a", "b"}
     assert world.house.states() == [State.READY]
 
 
@@ -117,7 +117,7 @@ async def test_what_the_next_engine_begins_with_is_dated_by_when_its_last_change
     await world.replacement.unload("d")
     world.now_ns = 8
     await world.replacement.reconfigure([*world.house.configured, model("e")])
-    assert (world.kept, world.starts[0].changed_ns) == ([5, 6], 7)
+    assert (world.kept, world.initial[0].changed_ns) == ([5, 6], 7)
 
 
 async def test_a_change_in_place_dates_the_listing_once_it_is_made(world: World) -> None:
@@ -126,7 +126,7 @@ async def test_a_change_in_place_dates_the_listing_once_it_is_made(world: World)
     changing = asyncio.create_task(world.replacement.reconfigure(configured))
     await asyncio.sleep(0)
     world.now_ns = 9
-    assert world.replacement.start().changed_ns == 0
+    assert world.replacement.initial_models().changed_ns == 0
     await changing
     assert world.kept == [5]
 
@@ -137,8 +137,8 @@ async def test_in_place_nothing_is_done_by_another_engine(world: World) -> None:
     assert await world.replacement.reconfigure(world.house.configured) == ["a loaded", "c loaded", "b unloaded"]
     await world.replacement.load("a")
     await world.replacement.unload("c")
-    assert not world.starts
-    assert {*world.replacement.start().configured} == {"a", "c"}
+    assert not world.initial
+    assert {*world.replacement.initial_models().configured} == {"a", "c"}
     assert (world.house.states("a"), world.house.states("c")) == ([State.READY], [State.UNLOADED])
 
 
@@ -152,7 +152,7 @@ async def test_an_update_whose_caller_gives_up_goes_on_with_the_engine_that_was_
     world.outcome.set_result(Outcome())
     with pytest.raises(EngineLost):
         await world.replacement.load("b")
-    assert (len(world.starts), world.succeeded) == (1, 1)
+    assert (len(world.initial), world.succeeded) == (1, 1)
 
 
 async def test_nothing_is_changed_any_more_once_another_has_taken_its_place(world: World) -> None:
@@ -162,15 +162,15 @@ async def test_nothing_is_changed_any_more_once_another_has_taken_its_place(worl
             await change
     await world.replacement.reconfigure([model("a")])
     await world.replacement.reconfigure([model("a")], only={"a"})
-    assert (len(world.starts), world.news) == (1, 1)
+    assert (len(world.initial), world.news) == (1, 1)
 
 
 async def test_a_model_is_unloaded_by_an_engine_that_lists_it_so(world: World) -> None:
     await world.replacement.unload("a")
     assert world.loaded() == {"a": [], "b": ["1"]}
-    assert world.starts[0].listings["a"].ended == {"1": Ended(State.UNLOADED)}
-    assert world.starts[0].required == {"b"}
-    assert "a" in world.starts[0].configured, "a look at folders is not to load it"
+    assert world.initial[0].listings["a"].ended == {"1": Ended(State.UNLOADED)}
+    assert world.initial[0].required == {"b"}
+    assert "a" in world.initial[0].configured, "a look at folders is not to load it"
 
 
 async def test_a_model_that_does_not_serve_is_unloaded_in_place(world: World) -> None:
@@ -183,15 +183,15 @@ async def test_a_model_that_does_not_serve_is_unloaded_in_place(world: World) ->
         await world.replacement.unload("nothing")
     with pytest.raises(ModelNotFound):
         await world.replacement.load("nothing")
-    assert not world.starts
+    assert not world.initial
 
 
 async def test_a_configuration_that_replaces_and_removes_is_served_by_another_engine(world: World) -> None:
     configured = [model("a", buckets=(4,)), model("c")]
     assert await world.replacement.reconfigure(configured) == ["a loaded", "c loaded", "b unloaded"]
     assert world.loaded() == {"a": ["1"], "b": [], "c": ["1"]}
-    assert world.starts[0].required == {"a"}, "what did not serve may fail"
-    assert {*world.starts[0].configured} == {"a", "c"}
+    assert world.initial[0].required == {"a"}, "what did not serve may fail"
+    assert {*world.initial[0].configured} == {"a", "c"}
 
 
 async def test_what_was_only_added_and_fails_in_another_engine_is_not_called_loaded(world: World) -> None:
@@ -204,7 +204,7 @@ async def test_what_was_only_added_and_fails_in_another_engine_is_not_called_loa
 async def test_only_what_is_asked_for_is_changed(world: World) -> None:
     configured = [model("a", buckets=(4,)), model("b", buckets=(4,))]
     assert await world.replacement.reconfigure(configured, only={"b"}) == ["b loaded"]
-    assert world.starts[0].listings["a"].model.versions["1"].buckets[0].batch == 1
+    assert world.initial[0].listings["a"].model.versions["1"].buckets[0].batch == 1
 
 
 async def test_where_another_engine_fails_all_is_as_before_and_says_why(world: World) -> None:
@@ -216,7 +216,7 @@ async def test_where_another_engine_fails_all_is_as_before_and_says_why(world: W
     assert world.house.repository.index()[1].reason == "no such file"
     assert await world.house.ask() == [1]
     assert (await world.replacement.reconfigure([model("a")]))[0].startswith("b as before: model a failed")
-    assert world.starts[1].listings["a"].ended == {}, "what serves is served by the next one too"
+    assert world.initial[1].listings["a"].ended == {}, "what serves is served by the next one too"
 
 
 async def test_no_room_for_another_engine_is_said_before_anything_happens(world: World) -> None:
@@ -226,7 +226,7 @@ async def test_no_room_for_another_engine_is_said_before_anything_happens(world:
     world.replacement.check_room = refuse
     with pytest.raises(ModelFailed, match="swap: in_place"):
         await world.replacement.load("a")
-    assert not world.starts
+    assert not world.initial
 
 
 async def test_labels_that_were_moved_are_carried_over(make_house: Callable[..., House]) -> None:
@@ -237,17 +237,17 @@ async def test_labels_that_were_moved_are_carried_over(make_house: Callable[...,
     world.outcome.set_result(Outcome())
     await house.repository.load_all()
     await world.replacement.update("a", {"stable": "2"})
-    assert not world.starts, "nothing ends"
+    assert not world.initial, "nothing ends"
     await world.replacement.load("a")
-    assert world.starts[0].listings["a"].model.labels == {"stable": "1"}, "as they are configured again"
+    assert world.initial[0].listings["a"].model.labels == {"stable": "1"}, "as they are configured again"
     other = World(house)
     other.outcome.set_result(Outcome())
     house.configured = [model("a", version=number, **labels) for number in (1, 3)]
     with pytest.raises(InvalidArgument, match=r"version_labels\.stable"):
         await other.replacement.update("a", {"stable": "2"})
     await other.replacement.update("a", {"stable": "3"}, ["1", "3"])
-    assert other.starts[0].listings["a"].model.labels == {"stable": "3"}
-    assert other.replacement.start().listings["a"].model.labels == {"stable": "2"}
+    assert other.initial[0].listings["a"].model.labels == {"stable": "3"}
+    assert other.replacement.initial_models().listings["a"].model.labels == {"stable": "2"}
     assert other.loaded() == {"a": ["1", "3"]}
 
 
@@ -264,13 +264,13 @@ async def test_changes_of_one_kind_share_an_engine_and_others_wait(world: World)
     await first
     results = await asyncio.gather(*later, return_exceptions=True)
     assert [type(result) for result in results] == [EngineLost] * 4, "the one in its place is asked then"
-    assert len(world.starts) == 1
+    assert len(world.initial) == 1
 
 
 async def test_an_engine_lists_what_another_had(world: World, make_house: Callable[..., House]) -> None:
     await world.replacement.unload("a")
     house = make_house()
-    house.repository.listings = world.starts[0].listings
+    house.repository.listings = world.initial[0].listings
     await house.repository.load_all()
     assert (house.states("a"), house.states("b")) == ([State.UNLOADED], [State.READY])
     assert house.repository.is_ready

@@ -20,7 +20,7 @@ from xlaserve.errors import ConfigError
 from xlaserve.models.listing import Ended
 from xlaserve.models.version import State
 from xlaserve.processes import handover
-from xlaserve.processes.engine_replacement import Start
+from xlaserve.processes.engine_replacement import InitialModels
 from xlaserve.processes.handover import (
     CHANGES_LOOK_S,
     CHANGES_S,
@@ -52,7 +52,7 @@ async def house() -> AsyncIterator[House]:
 
 
 def changes(house: House) -> ClientOverrides:
-    found = ClientOverrides.of(Start(grouped(house.configured), house.repository.listing()))
+    found = ClientOverrides.of(InitialModels(grouped(house.configured), house.repository.listing()))
     told = json.loads(json.dumps(found._asdict()))
     return ClientOverrides(**told)
 
@@ -178,12 +178,12 @@ async def test_a_server_that_starts_reads_its_configuration_again_once_it_serves
     successor = handover.Successor({}, None, regions, ClientOverrides())
     os.close(regions)
     if is_early:
-        successor.pass_news()
+        successor.request_reload()
     go_on.touch()
     async with asyncio.timeout(PATIENCE_S):
         assert await successor.is_ready(), "the signal has ended it"
         if not is_early:
-            successor.pass_news()
+            successor.request_reload()
         assert await asyncio.to_thread(successor._popen.wait, PATIENCE_S) == READS_AGAIN
     successor.go()
 

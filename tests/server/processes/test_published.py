@@ -41,26 +41,26 @@ async def test_each_loading_has_a_number_of_its_own_and_its_facts_are_pickled_on
     assert [snapshot.id for snapshot, _ in publisher.serving()] == [2]
 
 
-async def test_signs_differ_once_something_is_to_be_told(house: House) -> None:
+async def test_fingerprints_differ_once_something_is_to_be_told(house: House) -> None:
     publisher = Publisher(house.repository)
     await house.repository.load_all()
-    before = publisher.signs()
-    assert publisher.signs() == before
+    before = publisher.fingerprint()
+    assert publisher.fingerprint() == before
     (version,) = house.repository.index()
     version.warnings.append("bfloat16 is slow here")
-    assert publisher.signs() != before
+    assert publisher.fingerprint() != before
     (loading,) = publisher.catalogue().loadings
     assert pickle.loads(loading.facts).warnings == ("bfloat16 is slow here",)
-    before = publisher.signs()
+    before = publisher.fingerprint()
     entry = next(iter(version.ledger))
     version.ledger.correct(entry.mode, entry.bucket, Cost(0.25, 0.5))
-    assert publisher.signs() != before
+    assert publisher.fingerprint() != before
     (loading,) = publisher.catalogue().loadings
     assert Cost(0.25, 0.5) in [one.cost for one in pickle.loads(loading.facts).entries]
-    before = publisher.signs()
+    before = publisher.fingerprint()
     batcher = house.repository.get("a").batcher
     batcher.add({(Mode.GRAPH, Bucket(1, 3, 3)): next(iter(batcher._programs.values()))})
-    assert publisher.signs() != before
+    assert publisher.fingerprint() != before
 
 
 def test_fronts_are_told_what_they_need_to_run_a_model() -> None:

@@ -28,9 +28,9 @@ from xlaserve.errors import ConfigError
 from xlaserve.processes import several_processes
 from xlaserve.processes.capacity import TYPICAL, US_PER_S
 from xlaserve.processes.engine_process import UNDER_WAY
-from xlaserve.processes.engine_replacement import Start
+from xlaserve.processes.engine_replacement import InitialModels
 from xlaserve.processes.engines import ENGINE, FOLDERS, Engines, folder_of_engines
-from xlaserve.processes.front_process import Orders
+from xlaserve.processes.front_process import FrontOrders
 from xlaserve.processes.handover import ClientOverrides, Predecessor
 from xlaserve.processes.several_processes import FRONT, SPARE_LOOK_S, SPARES, Server
 from xlaserve.processes.supervision import child_handle, linux
@@ -131,7 +131,7 @@ class GrowingWorld(World):
     def orders_of(self, front: int) -> Settings:
         (role,) = (role for role in self.added if role.name == FRONT.format(front))
         assert callable(role.payload)
-        orders: Orders = pickle.loads(role.payload())
+        orders: FrontOrders = pickle.loads(role.payload())
         assert orders.number == front
         return orders.settings
 
@@ -399,11 +399,11 @@ async def test_a_process_that_waits_and_ends_by_itself_is_started_again_ever_mor
 
 def test_an_engine_begins_with_what_the_one_that_has_changed_last_has(tmp_path: Path) -> None:
     engines = Engines(Settings(), Settings, tmp_path, lambda: True)
-    new, old, newer = (pickle.dumps(Start({}, {}, changed_ns=at_ns)) for at_ns in (2, 1, 3))
+    new, old, newer = (pickle.dumps(InitialModels({}, {}, changed_ns=at_ns)) for at_ns in (2, 1, 3))
     kept = []
     for content in (new, old, new, newer):
         engines.keep(content)
-        kept.append(engines.start)
+        kept.append(engines.initial_models)
     assert kept == [new, new, new, newer]
 
 

@@ -1,4 +1,4 @@
-"""What an engine begins with."""
+"""The settings, models and numbers that an engine begins with."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from xlaserve.config import ModelSettings, Settings
 from xlaserve.config.versions import grouped
 from xlaserve.errors import ConfigError
-from xlaserve.processes.engine_process import ENGINES, LOADINGS, Orders
-from xlaserve.processes.engine_replacement import Start
+from xlaserve.processes.engine_orders import ENGINES, LOADINGS, EngineOrders
+from xlaserve.processes.engine_replacement import InitialModels
 
 CATS, DOGS = ModelSettings(name="cats", source="fake"), ModelSettings(name="dogs", source="fake")
 AT_START = Settings(models=(CATS,), log_level="debug")
@@ -18,23 +18,25 @@ NOW = Settings(models=(CATS, DOGS), log_level="info")
 
 
 def test_the_first_engine_serves_what_is_configured_at_the_start() -> None:
-    assert Orders(AT_START, lambda: NOW).current().settings == AT_START
+    assert EngineOrders(AT_START, lambda: NOW).current().settings == AT_START
 
 
 def test_another_engine_serves_the_models_that_are_configured_now() -> None:
-    settings = Orders(AT_START, lambda: NOW, number=1).current().settings
+    settings = EngineOrders(AT_START, lambda: NOW, number=1).current().settings
     assert (settings.models, settings.log_level) == ((CATS, DOGS), "debug")
 
 
 def test_another_engine_serves_what_the_one_before_it_has_said() -> None:
     labelled = DOGS.model_copy(update={"version_labels": (("stable", "1"),)})
-    start = Start(grouped([labelled]), {})
-    settings = Orders(AT_START, lambda: NOW, number=1, start=pickle.dumps(start)).current().settings
+    initial = InitialModels(grouped([labelled]), {})
+    settings = EngineOrders(AT_START, lambda: NOW, number=1, initial_models=pickle.dumps(initial)).current().settings
     assert settings.models == (labelled,)
 
 
 def test_no_engine_numbers_loadings_as_the_one_before_it_or_after_it() -> None:
-    first = [Orders(AT_START, lambda: NOW, number=number).first_loading for number in (0, 1, 2, ENGINES, 2 * ENGINES)]
+    first = [
+        EngineOrders(AT_START, lambda: NOW, number=number).first_loading for number in (0, 1, 2, ENGINES, 2 * ENGINES)
+    ]
     assert first == [1, LOADINGS + 1, 2 * LOADINGS + 1, 1, 1]
     assert (ENGINES - 1) * LOADINGS + LOADINGS < 2**32
 
@@ -45,10 +47,10 @@ def test_another_engine_serves_as_before_where_the_configuration_can_t_be_read(
     def read() -> Settings:
         raise ConfigError("models: expected a list, got a number")
 
-    assert Orders(AT_START, read, number=1).current().settings == AT_START
+    assert EngineOrders(AT_START, read, number=1).current().settings == AT_START
     assert "models: expected a list, got a number" in caplog.text
 
 
 def test_that_an_engine_outlives_a_model_that_fails_is_no_change_of_the_configuration() -> None:
     lasting = AT_START.model_copy(update={"exit_on_model_failure": False})
-    assert Orders(lasting, lambda: AT_START, number=1).read() == lasting
+    assert EngineOrders(lasting, lambda: AT_START, number=1).read() == lasting
