@@ -1,4 +1,4 @@
-"""The models of another process, as it says they are."""
+"""A directory of the models in other processes, as those publish them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from xlaserve.telemetry.version_metrics import ModelTelemetry
 LOST: Final = "the process that ran it has ended; another one is starting"
 
 
-class Remote(ModelEngine, Protocol):
+class RemoteModelEngine(ModelEngine, Protocol):
     """A model's engine in another process."""
 
     def release(self) -> None:
-        """Tells the engine that this front does not use the model any more."""
+        """Tells the other process that this one needs the model no more."""
 
 
 class Mirror(Directory):
-    """Shows the last catalogue of an engine, and after its end that it has ended. On the event loop.
+    """Shows the last catalogue of an engine, and after the engine's end that its models are lost. On the event loop.
 
-    `on_change` is called whenever it shows something else.
+    `on_change` is called whenever the directory has changed.
     """
 
     def __init__(self, metrics: Metrics, on_change: Callable[[], None] = lambda: None) -> None:
@@ -37,31 +37,31 @@ class Mirror(Directory):
         self.on_change = on_change
         self._metrics = metrics
         self._loadings: dict[int, tuple[bytes, Version]] = {}
-        """By number, the facts that a version was made of."""
+        """By the number of a loading, its pickled facts and the version made of them."""
         self._is_ready = False
         self._has_become_ready = asyncio.Event()
         self.is_stopping = False
-        """Set once nothing is ready any more, whatever the engine says: this process is to end."""
+        """Set once this process is to end: from then on, nothing is ready, whatever the engine publishes."""
         self._lost: set[str] = set()
-        """Models whose engine has ended, until the next one has them ready or has failed to."""
+        """Names of the models whose engine has ended, until the next engine has loaded them or failed to."""
         self._retiring: dict[int, asyncio.Task[None]] = {}
         self._series_retention = SeriesRetention(metrics.forget)
 
     @property
     def is_ready(self) -> bool:
-        """As `Directory` has it."""
+        """Whether models serve and this process does not end."""
         return self._is_ready and not self.is_stopping
 
     async def ready(self) -> None:
-        """Returns once an engine was ready."""
+        """Returns once an engine has been ready."""
         await self._has_become_ready.wait()
 
     def serving(self) -> dict[str, bool]:
         """Returns for each model whether it serves, in some version."""
         return {name: any(one.state is State.READY for one in versions) for name, versions in self._versions.items()}
 
-    def take(self, catalogue: Catalogue, engines: Mapping[int, Remote]) -> None:
-        """Shows `catalogue` from now on; what serves a loading is in `engines`."""
+    def take(self, catalogue: Catalogue, engines: Mapping[int, RemoteModelEngine]) -> None:
+        """Shows `catalogue` from now on; `engines` run its loadings, by their numbers."""
         before = self._loadings
         self._loadings = {one.number: self._taken(one, engines.get(one.number)) for one in catalogue.loadings}
         versions = [version for _, version in self._loadings.values()]
@@ -76,8 +76,8 @@ class Mirror(Directory):
         for name, of_model in self._versions.items():
             if self.shares(name) != (shares := catalogue.shares.get(name, {})):
                 self._share(name, shares)
-            if name in self._lost and not any(map(_has_come, of_model)):
-                continue  # requests go on to find what is lost, which says when to come again
+            if name in self._lost and not any(map(_is_loaded_or_failed, of_model)):
+                continue  # requests still find the lost model, which tells clients when to try again
             self._lost.discard(name)
             self._publish(name)
         self._is_ready = catalogue.is_ready
@@ -93,25 +93,25 @@ class Mirror(Directory):
         self.on_change()
 
     def in_use(self) -> list[Served]:
-        """Returns all that requests may use, or still use."""
+        """Returns all versions that requests may use, or still use."""
         return [version.served for version in self.index() if version.served is not None]
 
     def number(self, version: Version) -> int | None:
-        """Returns what names this loading of a version at the engine; None where that has ended."""
+        """Returns the number of this loading of a version at the engine; None once the loading has ended."""
         return next((number for number, (_, one) in self._loadings.items() if one is version), None)
 
     def numbered(self) -> dict[int, Version]:
-        """Returns all loadings by what names them."""
+        """Returns all loadings by their numbers."""
         return {number: version for number, (_, version) in self._loadings.items()}
 
     def see_versions(self) -> None:
-        """Notes which versions there are: metrics of others are forgotten after a while."""
+        """Forgets metrics of versions that have been gone for a while; see `SeriesRetention`."""
         self._series_retention.update((version.name, version.settings.version) for version in self.index())
 
     def lose(self) -> None:
-        """Shows that the engine has ended. Requests still find what served: it tells them that the engine is lost.
+        """Shows that the engine has ended. Requests still find its models, and get EngineLost from them.
 
-        Does nothing where it shows that already.
+        Does nothing if that is shown already.
         """
         if not self._loadings:
             return
@@ -125,7 +125,7 @@ class Mirror(Directory):
                 version.state, version.reason = State.LOADING, LOST
         self.on_change()
 
-    def _taken(self, loading: Loading, engine: Remote | None) -> tuple[bytes, Version]:
+    def _taken(self, loading: Loading, engine: RemoteModelEngine | None) -> tuple[bytes, Version]:
         facts, version = self._loadings.get(loading.number, (b"", None))
         if version is None:
             read: Facts = pickle.loads(loading.facts)
@@ -144,12 +144,12 @@ class Mirror(Directory):
         return loading.facts, version
 
 
-def _has_come(version: Version) -> bool:
+def _is_loaded_or_failed(version: Version) -> bool:
     return version.state not in (State.LOADING, State.COMPILING)
 
 
-async def _retire(served: Served, engine: Remote) -> None:
-    """Lets the engine end what takes no new requests, once nothing here uses it."""
+async def _retire(served: Served, engine: RemoteModelEngine) -> None:
+    """Lets the engine end a loading that takes no new requests, once no request here uses it."""
     await served.left()
     engine.release()
 

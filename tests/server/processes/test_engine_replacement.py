@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -62,19 +62,6 @@ class World:
             name: [number for number in listing.model.versions if number not in listing.ended]
             for name, listing in self.initial[-1].listings.items()
         }
-
-
-@pytest_asyncio.fixture
-async def make_house() -> AsyncIterator[Callable[..., House]]:
-    houses: list[House] = []
-
-    def make(**settings: Any) -> House:
-        houses.append(House(**settings))
-        return houses[-1]
-
-    yield make
-    for house in houses:
-        await house.close()
 
 
 @pytest_asyncio.fixture

@@ -13,7 +13,7 @@ from xlaserve.config import Bucket
 from xlaserve.models.catalog import Model
 from xlaserve.models.task import Classification
 from xlaserve.models.version import State
-from xlaserve.processes.merged_catalogue import Merging, Remote, Shown
+from xlaserve.processes.merged_catalogue import CatalogueMerger, EngineModels, RemotePart
 from xlaserve.processes.mirror import Mirror
 from xlaserve.processes.published import Catalogue, Elsewhere, Facts, Loading
 from xlaserve.telemetry.metrics import Metrics
@@ -78,10 +78,10 @@ class Engine:
         self.models.pop(number, None)
 
     @property
-    def shown(self) -> Shown:
+    def shown(self) -> EngineModels:
         loadings = (*self.loadings.values(),)
         is_ready = any(one.state is State.READY for one in loadings)
-        return Shown(Catalogue(is_ready, loadings, self.labels, {}), cast(Mapping[int, Remote], self.models))
+        return EngineModels(Catalogue(is_ready, loadings, self.labels, {}), cast(Mapping[int, RemotePart], self.models))
 
 
 class World:
@@ -89,7 +89,7 @@ class World:
 
     def __init__(self, engines: int = 2) -> None:
         self.engines = {number: Engine(1000 * number + 1) for number in range(engines)}
-        self.merging = Merging()
+        self.merging = CatalogueMerger()
         self.mirror = Mirror(Metrics())
 
     def merge(self) -> Catalogue:

@@ -13,7 +13,7 @@ from tests.server.models.house import House, model
 from xlaserve.config import Mode
 from xlaserve.errors import ModelFailed, ModelNotFound, ModelNotReady
 from xlaserve.models.version import State
-from xlaserve.processes.mirror import LOST, Mirror, Remote
+from xlaserve.processes.mirror import LOST, Mirror, RemoteModelEngine
 from xlaserve.processes.published import Catalogue, Publisher
 from xlaserve.telemetry.findings import Findings, Pair
 from xlaserve.telemetry.metrics import MAX_VERSIONS_KEPT, Metrics
@@ -56,7 +56,7 @@ class World:
         serving = [loading.number for loading in shown.loadings if loading.takes_requests]
         for number in serving:
             self.engines.setdefault(number, Engine())
-        self.mirror.take(shown, {number: cast(Remote, self.engines[number]) for number in serving})
+        self.mirror.take(shown, {number: cast(RemoteModelEngine, self.engines[number]) for number in serving})
 
     def use_another_engine(self) -> None:
         """Has another process serve the same, with numbers of its own."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from xlaserve.admission.shared_counts import Kind, SharedCounts, Upgrade
 from xlaserve.config import Mode
 from xlaserve.errors import EngineLost, ModelFailed, XlaserveError
 from xlaserve.models.version import State, Version
-from xlaserve.processes import remote_engines
+from xlaserve.processes import remote_engine
 from xlaserve.processes.link.front_end import engine_link as link
 from xlaserve.processes.mirror import Mirror
 from xlaserve.processes.passed_changes import PassOn, refuse
@@ -64,7 +63,7 @@ async def test_an_engine_that_ends_once_it_has_said_what_it_has_is_lost(monkeypa
         raise EngineLost("the other process has gone")
 
     monkeypatch.setattr(link, "connect", connect)
-    monkeypatch.setattr(remote_engines, "RETRY_S", 1000)
+    monkeypatch.setattr(remote_engine, "RETRY_S", 1000)
     shown = Shown()
     following = asyncio.create_task(RemoteEngines([Path("engine")], cast(Mirror, shown), Metrics()).follow())
     while "lose" not in shown.told:
@@ -72,51 +71,6 @@ async def test_an_engine_that_ends_once_it_has_said_what_it_has_is_lost(monkeypa
     assert shown.told == ["take", "lose"]
     following.cancel()
     await asyncio.wait([following])
-
-
-@pytest.mark.timeout(20)
-async def test_it_is_said_why_an_engine_can_t_be_reached(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waited = asyncio.Event()
-    sleep = asyncio.sleep
-
-    async def wait(seconds: float) -> None:
-        if seconds == remote_engines.FAILED_RETRY_S:
-            waited.set()
-        await sleep(0)
-
-    monkeypatch.setattr(asyncio, "sleep", wait)
-    engine = RemoteEngines([tmp_path / "gone" / "engine"], Mirror(Metrics()), Metrics())
-    with caplog.at_level(logging.WARNING):
-        following = asyncio.create_task(engine.follow())
-        await waited.wait()
-        following.cancel()
-        await asyncio.wait([following])
-    assert "the engine can't be reached, next attempt in 1 s: [Errno 2] No such file or directory" in caplog.text
-
-
-@pytest.mark.timeout(20)
-async def test_an_engine_that_takes_long_to_start_is_no_reason_to_warn(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: asyncio.Queue[None] = asyncio.Queue()
-
-    async def connect(*_: object, **__: object) -> Any:
-        tried.put_nowait(None)
-        raise TimeoutError
-
-    monkeypatch.setattr(link, "connect", connect)
-    monkeypatch.setattr(remote_engines, "RETRY_S", 0)
-    with caplog.at_level(logging.INFO):
-        following = asyncio.create_task(RemoteEngines([Path("engine")], Mirror(Metrics()), Metrics()).follow())
-        for _ in range(2):
-            await tried.get()
-        following.cancel()
-        await asyncio.wait([following])
-    assert {(record.levelno, record.getMessage()) for record in caplog.records} == {
-        (logging.INFO, "the engine does not answer yet")
-    }
 
 
 class Link:
@@ -247,7 +201,7 @@ class Front:
             models = {loading.number: SimpleNamespace(leave=lambda: None) for loading in loadings}
             engine.link = cast(Any, SimpleNamespace(details=about, models=models, ask=self._count))
             engine.is_known = True
-        self.engines._show()
+        self.engines._show_together()
         self.counted: tally.Json = tally.NOTHING
 
     async def _count(self, question: str, *, of_fronts: bool) -> tally.Json:
