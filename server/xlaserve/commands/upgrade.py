@@ -19,14 +19,14 @@ import psutil
 from xlaserve.commands.command import FAILED, Command, Invocation
 from xlaserve.errors import XlaserveError
 from xlaserve.processes.handover import CHANGES_S
-from xlaserve.processes.several_processes import LEAVING, UPGRADING
+from xlaserve.processes.upgrades import LEAVING, UPGRADING
 
 POLL_S: Final = 0.1
 BEGIN_S: Final = CHANGES_S + 10.0
 """How long a server may take to start another one: it waits for changes of models that have begun."""
 FRONT: Final = "xlaserve front "
-OWN: Final = re.compile(r"xlaserve |.* xlaserve\.processes\.child ")
-"""How the titles of a server's own processes begin, once they have names and before."""
+OWN: Final = re.compile(r"xlaserve |.* xlaserve\.processes\.(supervision\.)?child ")
+"""How the titles of a server's own processes begin, once they have names and before, of any version."""
 
 
 class CannotUpgrade(XlaserveError):

@@ -29,6 +29,7 @@ from xlaserve.models.listing import Ended, Listing
 from xlaserve.models.version import State
 from xlaserve.processes.engine_replacement import InitialModels
 from xlaserve.processes.supervision import service_manager
+from xlaserve.telemetry.http import listens_at
 
 HANDED_OVER: Final = "TAKES_OVER_FROM_XLASERVE"
 """The environment variable with the descriptor of the file of the state that is handed over."""
@@ -117,6 +118,13 @@ class Predecessor(NamedTuple):
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{HANDED_OVER}: expected what another server hands over, got {error!r}") from None
+
+    def metrics_listener(self, host: str, port: int | None) -> socket.socket | None:
+        """Returns the socket of the metrics if it listens at that address; else closes it and returns None."""
+        if self.metrics is not None and not listens_at(self.metrics, host, port):
+            self.metrics.close()
+            return None
+        return self.metrics
 
     async def leaves(self) -> None:
         """Tells the predecessor that this server serves, and returns once that server leaves or has ended."""

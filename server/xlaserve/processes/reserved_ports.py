@@ -1,19 +1,38 @@
-"""Ports that a server of several processes holds, and where its fronts listen."""
+"""Ports that the supervisor of a server reserves, so that its fronts, and nobody else, can listen there."""
 
 from __future__ import annotations
 
 import errno
 import socket
 from contextlib import ExitStack
+from typing import Final
 
+from xlaserve.config import Settings
+from xlaserve.processes.handover import Predecessor
 from xlaserve.telemetry.http import taken_port, unknown_host
+
+PORTS: Final = ("grpc_port", "http_port")
+
+
+def reserve_all(settings: Settings, before: Predecessor | None, stack: ExitStack) -> dict[str, int]:
+    """Reserves the ports of gRPC and HTTP, and returns them by the names of their settings. Raises ConfigError.
+
+    A port of the server `before` is taken over, unless the configuration says another one by now.
+    """
+    ports = {}
+    for name in PORTS:
+        wanted: int = getattr(settings, name)
+        is_taken_over = before is not None and wanted in (0, before.ports[name])
+        port = before.ports[name] if before is not None and is_taken_over else wanted
+        ports[name] = reserve(name, settings.host, port, stack, is_taken_over=is_taken_over)
+    return ports
 
 
 def reserve(name: str, host: str, port: int, stack: ExitStack, *, is_taken_over: bool = False) -> int:
-    """Takes a port of all addresses of `host`, where fronts may listen too, and returns it. Raises ConfigError.
+    """Reserves a port of all addresses of `host`, with SO_REUSEPORT for fronts, and returns it. Raises ConfigError.
 
-    `name` is that of its setting; 0 stands for any port. Nobody else may have it, unless it `is_taken_over`. Nobody
-    listens here: a connection meets a front, or is refused where there is none.
+    `name` is the name of its setting; port 0 stands for any free port. No other process may have the port, unless it
+    `is_taken_over`. The supervisor does not listen: connections go to fronts, or are refused when there is none.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

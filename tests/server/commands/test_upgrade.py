@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from xlaserve.commands.upgrade import CannotUpgrade, _expect_no_upgrade, _successor
-from xlaserve.processes.several_processes import UPGRADING
 from xlaserve.processes.supervision import linux
 from xlaserve.processes.supervision.interpreters import PROCESS
+from xlaserve.processes.upgrades import UPGRADING
 
 
 def process(pid: int, *command: str) -> Any:
