@@ -1,7 +1,7 @@
-"""How a server that is one process begins: as a child of a small one, which starts it again after a crash.
+"""The beginning of a server of one process: as the child of a small process, which starts it again after a crash.
 
-Nothing is imported or compiled twice for it: this process forks before it has loaded any model, and the parent then
-gives way to `processes.supervision.parent`.
+The parent costs no second import and no second compilation: this process forks before it has loaded any model, and the
+parent then executes `supervision.parent` in its own place.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from xlaserve.processes.supervision.service_manager import WATCHDOG_PID, Service
 from xlaserve.processes.supervision.supervisor import FAILED
 
 LEFT: Final = "LEFT_TO_XLASERVE"
-"""The environment variable with the descriptors of what the process before notes, and its crashes."""
+"""The environment variable with the descriptors of the files that a process leaves, and with its crashes so far."""
 
 log = logging.getLogger(__name__)
 
 
 class CrashedError(Exception):
-    """The process before has crashed, and another one would as well. `status` is for who started the server."""
+    """The process before has crashed, and another one would, too. `status` is the exit status of the server."""
 
     def __init__(self, status: int) -> None:
         super().__init__()
@@ -49,20 +49,20 @@ class CrashedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Beginning:
-    """The state that the process which serves begins with."""
+    """The state that a process which serves begins with."""
 
     pid: int = field(default_factory=os.getpid)
-    """The process that whoever started the server knows."""
+    """Number of the process that was started as the server: the parent, if there is one."""
     under_way: UnderWay = field(default_factory=UnderWay)
     set_aside: Mapping[bytes, str] = field(default_factory=dict)
     service_manager: ServiceManager = field(default_factory=ServiceManager)
     has_served: bool = False
     """Whether another process of this server was ready before it crashed."""
     channel: socket.socket | None = None
-    """To the parent, where there is one."""
+    """The channel to the parent; None without one."""
 
     def end(self) -> None:
-        """Tells the parent that this process ends by itself, and has said why."""
+        """Tells the parent that this process ends without a crash, and has logged the reason."""
         if self.channel is not None:
             with suppress(OSError):
                 self.channel.send(parent.ENDS)
@@ -70,7 +70,7 @@ class Beginning:
 
 
 def end_at_sigterm() -> None:
-    """Has SIGTERM end this process from now on, until something else acts on it: what has come after a crash as well.
+    """Has SIGTERM end this process until another handler is set; also a SIGTERM that has come since a crash.
 
     By default, no signal ends a process that is the first one of a container.
     """
@@ -79,9 +79,9 @@ def end_at_sigterm() -> None:
 
 
 def begin(ready_file: ReadyFile, environment: MutableMapping[str, str] = os.environ) -> Beginning:
-    """Returns in another process, whose parent this one becomes; or here, where the system can't do that.
+    """Forks, and returns in the child; this process becomes its parent. Returns here if the system has no pidfds.
 
-    Raises CrashedError, where the one before ended and no model is known to have caused it.
+    Raises CrashedError if the process before has ended and no model is known to have caused that.
     """
     crashes, ends, has_served = _after_crash(ready_file, environment)
     if not _can_have_parent():
@@ -91,7 +91,7 @@ def begin(ready_file: ReadyFile, environment: MutableMapping[str, str] = os.envi
     this = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is inherited as ignored, no status could be waited for
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it may be inherited as ignored: then no status could be waited for
     signal.pthread_sigmask(signal.SIG_BLOCK, parent.PASSED)  # until each process can act on them
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # NumPy's threads end at a fork, and begin anew
@@ -101,11 +101,11 @@ def begin(ready_file: ReadyFile, environment: MutableMapping[str, str] = os.envi
         _become_parent(server, [notes, last_words, theirs.fileno()], theirs.fileno())
     if not linux.end_with(this, signal.SIGKILL):
         os._exit(1)
-    # What a terminal sends is for the parent to pass on. No session of its own: the kernel shares processors out by
-    # sessions, and clients of the same one would take some from the server.
+    # The parent passes on the signals of a terminal. No new session: the kernel divides processors among sessions, and
+    # clients in the session of the parent would take some from the server.
     os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it is no container's first process
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a terminal may stop who writes from behind
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # else a terminal may stop a background process that writes
     os.set_inheritable(last_words, False)
     faulthandler.enable(last_words)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, parent.PASSED)
@@ -123,8 +123,8 @@ def begin(ready_file: ReadyFile, environment: MutableMapping[str, str] = os.envi
 
 
 def _after_crash(ready_file: ReadyFile, environment: MutableMapping[str, str]) -> tuple[Crashes, list[float], bool]:
-    """Returns the crashes of this server until now, when they were within the last minute, in seconds of the monotonic
-    clock, and whether the server has been ready.
+    """Returns the crashes of this server until now, the times of those within the last minute, in seconds of the
+    monotonic clock, and whether the server has been ready. Raises CrashedError.
     """
     left, ended = environment.pop(LEFT, ""), environment.pop(parent.ENDED, "")
     if not (left and ended):

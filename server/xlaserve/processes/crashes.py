@@ -1,4 +1,4 @@
-"""Which versions of models have ended the processes that ran them, and are not loaded any more."""
+"""Crashes of processes that run models: versions that may have caused them are counted, and in the end set aside."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from xlaserve.processes.supervision.process import as_words
 from xlaserve.processes.supervision.role import NO_USE
 
 MOST: Final = 3
-"""A version that may have crashed as many processes is not loaded any more."""
+"""Number of crashes that a version may have caused before it is set aside, which means not loaded any more."""
 MOST_KNOWN: Final = 100
-"""Versions that are known, those that crashed last: `text` has to fit into an environment variable (128 KiB)."""
+"""Versions that are remembered, the latest ones: `text` has to fit into an environment variable (128 KiB)."""
 AT_ONCE: Final = frozenset(exit_status(-number) for number in STOPS)
-"""Statuses of a process that was told again and again to end, and did so at once."""
+"""Exit statuses of a process that ended at once, at a third signal."""
 AGAIN: Final = "load it again, or change its files or settings, to have it tried once more"
 
 
 class Crashes:
-    """The crashes of a server. `known` is what `text` gave of those before."""
+    """The crashes of a server. `known` is the `text` of earlier ones."""
 
     def __init__(self, known: str = "{}") -> None:
         self._counted: dict[str, tuple[int, str]] = {
             key: (count, how) for key, (count, how) in json.loads(known).items()
         }
-        """How often each version may have crashed a process, and how the last time, by its key in hexadecimal."""
+        """By a version's key in hexadecimal: the crashes that it may have caused, and a description of the last one."""
 
     @property
     def text(self) -> str:
-        """All of it, for another process."""
+        """All crashes as JSON, for `known` of another process."""
         return json.dumps(self._counted)
 
     @property
     def set_aside(self) -> dict[bytes, str]:
-        """The versions that are not to be loaded, by their keys, and why."""
+        """By key of a version that is not to be loaded, the reason."""
         return {
             bytes.fromhex(key): f"it was set aside: the process ended with {how}; {AGAIN}"
             for key, (count, how) in self._counted.items()
@@ -43,11 +43,12 @@ class Crashes:
         }
 
     def note(self, status: int, under_way: int, last_words: int, *, has_said_so: bool = False) -> str:
-        """Notes the end of a process, which has left two files; returns what may have ended it, empty where nothing.
+        """Counts the end of a process, if it was a crash; returns what models did that may have caused it, or "".
 
-        A process that ends without having said so (`has_said_so`) was ended by a library, with 0 perhaps, or by others,
-        with a signal that no process ends itself with. What is loaded alone, and beside no batches, is loaded in the
-        same way each time, so that once is enough.
+        `under_way` and `last_words` are the descriptors of the files that the process has left. A process that ends
+        without having said so (`has_said_so`) was ended by a library, perhaps with status 0, or from outside, by a
+        signal that no process ends itself with. A version that was loaded alone, and beside no batches, would be loaded
+        in the same way each time: it is set aside after one crash.
         """
         if not (_is_failure(status) if has_said_so else _is_crash(status)):
             return ""

@@ -1,4 +1,4 @@
-"""What clients meet: ports, identity, limits, requests in flight, health and metrics."""
+"""The front of a server: ports, identity, limits, requests in flight, health and metrics."""
 
 from __future__ import annotations
 
@@ -56,21 +56,24 @@ from xlaserve.wire.shared.shared_regions import Regions
 log = logging.getLogger(__name__)
 
 QUIET_S: Final = 0.2
-"""The port closes once no request came for this time, or after FLUSH_S."""
+"""The ports close once no request has come for this time, or after FLUSH_S."""
 FLUSH_S: Final = 1.0
-"""The longest time that requests are refused once all accepted ones are answered, and then the longest that the last
-answers may take to leave. Idle streams end with it."""
+"""The longest time for which requests are refused once all accepted ones are answered, and after that the longest time
+in which the last answers are sent. Idle streams end with it."""
 BEGUN_LOOK_S: Final = 0.02
-"""How often a front that drains looks whether requests still arrive that began before."""
+"""Interval at which a front that drains looks for requests that began before and still arrive."""
 LEAVING_LOOK_S: Final = 0.5
-"""How often a front that leaves looks whether clients are left: it lists all its sockets."""
+"""Interval at which a front that leaves looks for clients: it lists all its sockets."""
 
 
 class Front:
-    """Serves what `backend` runs. `stopping` is set once the server is to end, and `on_crash` called where it must.
+    """Serves the models of `backend` to clients. `stopping` is set once the server is to end.
 
-    `usage` is what all fronts of the server have in use, `regions` the shared memory that clients have registered,
-    `supervisor` the process that has started all of them, and `is_supervised` whether it replaces those that end.
+    `on_crash` is called when the server can't go on and has to end.
+
+    `usage` counts what all fronts of the server have in use, and `regions` has the shared memory that clients have
+    registered. `supervisor` is the number of the process that has started the fronts and the engines; `is_supervised`
+    returns whether it still replaces processes that end.
     """
 
     def __init__(
@@ -213,17 +216,19 @@ class Front:
         return HttpServer(settings, application, self._certificates, calls.note_failure)
 
     def is_ready(self) -> bool:
-        """Whether models serve and the server does not end."""
+        """Whether models serve and the server is not to end."""
         return self._backend.directory.is_ready and not self._stopping.is_set()
 
     async def open(self) -> None:
-        """Listens, until `close`. Raises ConfigError."""
+        """Opens the ports, until `close`. Raises ConfigError."""
         self._following = in_background(self._memory_bounds.follow())
         await self.ports.open()
 
     async def leave(self, ending: asyncio.Event, longest_s: float) -> None:
-        """Leaves new clients to another process, and serves those that are here until they have gone there, as their
-        connections end; for `longest_s`, or until `ending` is set."""
+        """Leaves new clients to another process, and serves the present ones until their connections have ended.
+
+        Returns after `longest_s` at the latest, or once `ending` is set.
+        """
         log.info("leaving: %d connections, %d requests in flight", self.ports.connections, self.calls.in_flight)
         await self.ports.leave(self._usage.serving)
         with suppress(TimeoutError):
@@ -233,10 +238,9 @@ class Front:
                         await asyncio.wait_for(ending.wait(), LEAVING_LOOK_S)
 
     async def drain(self, draining: asyncio.Event, delay_s: float) -> None:
-        """Lets requests finish that have begun and refuses new ones, as clients see it: first health, then calls.
-        Gives up shadows then.
+        """Finishes requests that have begun and refuses new ones: first health says so, then calls. Then ends shadows.
 
-        Still serves for `delay_s` before that, or until `draining` is set; sets it.
+        Before that, health says so and calls are served for `delay_s`, or until `draining` is set, which it sets.
         """
         self.health.stop()
         if delay_s:
@@ -257,7 +261,7 @@ class Front:
         await self._shadows.stop()
 
     async def _finish(self) -> None:
-        """Returns once all requests are answered of which a part had arrived when it was called."""
+        """Returns once all requests are answered of which some part had arrived at the time of the call."""
         calls = self._admissions.calls
         calls.drain()
         self.ports.http.drain()
@@ -268,7 +272,7 @@ class Front:
 
     async def close(self) -> None:
         """Closes the ports of gRPC and HTTP, once clients have been refused for a while."""
-        # A refusal says more than a connection that closes.
+        # An error says more to clients than a connection that closes.
         with suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
                 await self.calls.quiet(QUIET_S)
@@ -300,7 +304,7 @@ class Front:
 
 
 class _Headers:
-    """What answers carry so that clients see where they come from: our own spread their calls."""
+    """Headers of answers that name the front, by which our own clients spread their calls over fronts."""
 
     def __init__(self, usage: SharedCounts) -> None:
         self._usage = usage

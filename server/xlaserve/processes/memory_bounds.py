@@ -1,4 +1,4 @@
-"""Bounds of memory that follow what the control groups of this process leave: for messages, and for decoding."""
+"""Bounds of memory for messages and for decoding, which follow the limits of this process's control groups."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from xlaserve.programs.tf.device import usable_cores
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
-"""How often the limits are read."""
+"""Interval at which the limits are read."""
 LOOKS: Final = 10
-"""Number of last looks that count: memory of messages that arrive for a few seconds is no other use."""
+"""Bounds follow the reading with the most free memory among the last ones, so that a burst of messages lowers none."""
 RESIDENT_SHARE: Final = 0.8
 """Share of the usable memory that `max_resident_bytes` is by default."""
 RESERVED_BYTES: Final = 256 * 2**20
-"""Bytes of a limit that are left at least: as much may arrive and be copied between two looks."""
+"""Bytes of a limit that stay free: as much may arrive and be copied between two readings."""
 MESSAGES_SHARE: Final = 1 / 3
 DECODING_SHARE: Final = 1 / 6
-"""Shares of the memory that nothing else takes. The rest is for queues, for copies and for the other processes."""
+"""Shares of the memory that is free. The rest is for queues, for copies and for other processes."""
 
 
 def left_bytes(read: Callable[[], Sequence[MemoryLimit]] = memory_limits) -> float:
-    """Returns the bytes that may still be taken before memory is short; infinity where no group has a limit."""
+    """Returns the bytes that may still be taken before memory is short; infinity if no group has a limit."""
     return min(
         (
             min(RESIDENT_SHARE * limit.limit_bytes, limit.limit_bytes - RESERVED_BYTES) - limit.taken_bytes
@@ -65,17 +65,17 @@ class MemoryBounds:
         self._usable_bytes = 0
         self._is_reduced = False
         self._free: deque[float] = deque(maxlen=LOOKS)
-        """Bytes that messages and decoding may take together, as of the last looks."""
+        """Bytes that messages and decoding could take together, at each of the last readings."""
         self.look()
 
     async def follow(self) -> None:
-        """Looks again and again, for ever."""
+        """Sets the bounds at each interval. Never returns."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.look()
 
     def look(self) -> None:
-        """Sets the bounds as the limits are now."""
+        """Reads the limits and sets the bounds by them."""
         settings, limits = self._settings, self._read()
         usable_bytes = min([machine_memory_bytes(), *(limit.limit_bytes for limit in limits)])
         before_bytes, self._usable_bytes = self._usable_bytes, usable_bytes

@@ -1,8 +1,8 @@
-"""Changes of models that clients ask of a server whose place another one has taken, and which the other one makes.
+"""Changes of models that clients request from a server which another one has replaced, and which the other one makes.
 
-Each server listens for them on a Unix socket. All its fronts take them there, over a link without models, and make them
-as they make the changes of their own clients: they wait where a third server starts, and go on to that one once it
-serves. Who calls is checked before a change is passed on.
+Each server listens for such changes on a Unix socket. All its fronts accept them there, over a link without models, and
+make them like the changes of their own clients: changes wait while a third server starts, and are passed on to that one
+once it serves. The caller is checked before a change is passed on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from xlaserve.processes.link.front_end import engine_link as link
 from xlaserve.wire.shared.backend import Backend
 
 REACH_S: Final = 10.0
-"""How long a front looks for the server that has taken this one's place."""
+"""Time for which a front tries to reach the server that has taken this one's place."""
 RETRY_S: Final = 0.05
 REPLACED: Final = (
     "another server has taken this one's place, and this change was not begun: make it on a new connection"
@@ -30,11 +30,11 @@ REPLACED: Final = (
 log = logging.getLogger(__name__)
 
 PassOn = Callable[[str, Mapping[str, object]], Awaitable[None]]
-"""Has another server make a change, given its name and arguments, among them the `name` of the model."""
+"""Has another server make a change: load, update or unload, and its arguments, with the `name` of the model."""
 
 
 def taking(backend: Backend) -> Host:
-    """Returns a host that has `backend` make the changes that others pass on."""
+    """Returns a host at which other servers have `backend` make changes."""
     changes: Mapping[str, Callable[..., Awaitable[None]]] = {
         "load": backend.load,
         "update": backend.update,
@@ -48,7 +48,7 @@ def taking(backend: Backend) -> Host:
 
 
 class OtherServer:
-    """The server that has taken this one's place, which takes changes at `address` from a moment after it serves."""
+    """The server that has taken this one's place, which accepts changes at `address` shortly after it serves."""
 
     def __init__(self, address: Path) -> None:
         self._address = address
@@ -57,8 +57,8 @@ class OtherServer:
     async def make(self, question: str, arguments: Mapping[str, object]) -> None:
         """Makes a change in the other server, and returns once it is made.
 
-        Raises any error of the change there, EngineLost where that server ends meanwhile, ShuttingDown where it is not
-        reached, so that nothing was begun, and QueueFull.
+        Raises any error of the change there; EngineLost if that server ends meanwhile; ShuttingDown if it is not
+        reached, so that nothing has begun; and QueueFull if too many changes are under way.
         """
         if self._under_way >= MAX_QUESTIONS:
             raise QueueFull(f"{MAX_QUESTIONS} such calls are under way")
@@ -82,7 +82,7 @@ async def refuse(question: str, arguments: Mapping[str, object]) -> None:
 
 
 async def _reached(address: Path) -> link.EngineLink:
-    """Returns a link to the server at `address`, which has that place a moment after it serves. Raises ShuttingDown."""
+    """Returns a link to the server at `address`, which is there shortly after it serves. Raises ShuttingDown."""
     try:
         async with asyncio.timeout(REACH_S):
             while True:
@@ -93,6 +93,6 @@ async def _reached(address: Path) -> link.EngineLink:
                 await asyncio.sleep(RETRY_S)
     except TimeoutError:
         log.warning("the server that has taken this one's place can't be reached: a change was refused")
-    except EngineLost:  # it has just ended, or its version speaks in another way
+    except EngineLost:  # it has just ended, or is of a version with another protocol
         log.warning("the server that has taken this one's place ended the link: a change was refused")
     raise ShuttingDown(REPLACED)

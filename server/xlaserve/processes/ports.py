@@ -20,20 +20,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Listens, with the `authenticator` and the `certificates` that its servers share."""
+    """The servers of gRPC, HTTP and metrics, and the `authenticator` and `certificates` that they share."""
 
     settings: Settings
     grpc: GrpcServer
     http: HttpServer
     telemetry: HttpEndpoint | None
-    """None where `metrics_port` is off."""
+    """The endpoint of the metrics; None if `metrics_port` is off, or if another process has it."""
     authenticator: Authenticator
     certificates: Certificates | None
     metrics_elsewhere: str | None = None
-    """HOST:PORT where another process shows the metrics of this one."""
+    """HOST:PORT where another process shows the metrics of this one; None if none does."""
 
     async def open(self) -> None:
-        """Listens on all of them. Raises ConfigError; `close` closes those that were opened."""
+        """Listens on all ports. Raises ConfigError; then, `close` closes the ports that were opened."""
         if self.authenticator.watch is not None:
             self.authenticator.watch.follow()
         if self.certificates is not None:
@@ -45,54 +45,56 @@ class Ports:
         await self.grpc.start()
 
     def announce(self) -> None:
-        """Says in the log where it listens, and who may call there."""
+        """Logs the addresses, and who may call there."""
         addresses = self.addresses()
         log.info("listening: gRPC %s, HTTP %s, metrics %s", *(address or "off" for address in addresses.values()))
-        self._warn_of_strangers(addresses["metrics"])
+        self._warn_of_open_access(addresses["metrics"])
 
     async def leave(self, fronts: int) -> None:
-        """Takes no new connections, which go to those that listened after the `fronts` that this server has; each of
-        HTTP ends with an answer, and each of gRPC at `max_connection_age_s`."""
+        """Passes new connections on to processes that listen behind the `fronts` of this server.
+
+        The present connections end: of HTTP, each with its next answer; of gRPC, each at `max_connection_age_s`.
+        """
         await asyncio.gather(*(port_closing.pass_on(port, fronts) for port in self._numbers))
         self.grpc.close_listeners()
         await self.http.leave()
 
     def share(self) -> None:
-        """Has connections be spread over all that listen, whatever those that left have said."""
+        """Has the kernel spread connections over all processes that listen again, after others have left."""
         for port in self._numbers:
             port_closing.spread(port)
 
     @property
     def _numbers(self) -> tuple[int, ...]:
-        """The ports of gRPC and HTTP."""
+        """The numbers of the ports of gRPC and HTTP."""
         return tuple(int(address.rpartition(":")[2]) for address in (self.grpc.address, self.http.address))
 
     @property
     def connections(self) -> int:
-        """How many of gRPC and HTTP there are."""
+        """Number of open connections of gRPC and HTTP."""
         return self.grpc.connections + self.http.connections
 
     async def stop_calls(self, grace_s: float) -> None:
-        """Closes the ports of gRPC and HTTP; answers on their way may take `grace_s` to leave."""
+        """Closes the ports of gRPC and HTTP; the last answers may take `grace_s` to be sent."""
         await asyncio.gather(self.grpc.stop(grace_s), self.http.stop(grace_s))
 
     def close(self) -> None:
-        """Closes the port of the metrics, which are shown to the end."""
+        """Closes the port of the metrics, which is the last one to be closed."""
         if self.telemetry is not None:
             self.telemetry.stop()
 
     def addresses(self) -> dict[str, str | None]:
-        """Returns where each is found, HOST:PORT; None for metrics that are off."""
+        """Returns HOST:PORT of "grpc", "http" and "metrics"; None for metrics that are off."""
         metrics = self.metrics_elsewhere if self.telemetry is None else self.telemetry.address
         return {"grpc": self.grpc.address, "http": self.http.address, "metrics": metrics}
 
     def _close_connections(self) -> None:
-        """Has all clients shake hands again."""
+        """Closes all connections, so that clients are checked against the new authorities."""
         log.info("tls: the authorities of clients have changed; connections are closed")
         self.grpc.close_connections()
         self.http.close_connections()
 
-    def _warn_of_strangers(self, metrics_address: str | None) -> None:
+    def _warn_of_open_access(self, metrics_address: str | None) -> None:
         settings = self.settings
         if settings.is_loopback:
             if not self.authenticator.is_locked:

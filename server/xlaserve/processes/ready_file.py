@@ -1,4 +1,4 @@
-"""The file that says where a ready server is found."""
+"""The ready file, which has the addresses and the process number of a server once it is ready."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from xlaserve.errors import ConfigError
 
 
 class ReadyFile:
-    """The file at `path`; None for a server that writes none. `pid` is the process that signals are to be sent to.
+    """The ready file at `path`; None for a server without one. `pid` is the process that signals are to be sent to.
 
-    The process that wrote it last owns it, and holds a lock on it, which ends with the process, however that ends. No
+    The process that wrote the file last owns it, and holds a lock on it until the process ends, even by a crash. No
     server removes the file of another one that runs.
     """
 
@@ -24,10 +24,10 @@ class ReadyFile:
         self._path = path
         self._pid = os.getpid() if pid is None else pid
         self._own: int | None = None
-        """A descriptor of the file that this process has written."""
+        """A descriptor of the file that this process has written, which holds the lock."""
 
     def check(self) -> None:
-        """Makes sure that it can be written, without changing it. Raises ConfigError."""
+        """Makes sure that the file can be written, without changing it. Raises ConfigError."""
         if self._path is None:
             return
         if not self._path.parent.is_dir():
@@ -51,10 +51,10 @@ class ReadyFile:
             raise self._wrong(error) from None
 
     def write(self, addresses: Mapping[str, str | None]) -> None:
-        """Writes `addresses` and the number of the process as JSON over what is there. Raises ConfigError."""
+        """Replaces the file by one with `addresses` and the process number as JSON. Raises ConfigError."""
         if self._path is None:
             return
-        # Readers that wait for the file must never see half of it.
+        # Readers that wait for the file must never see a part of it.
         partial, file = self._written({**addresses, "pid": self._pid})
         try:
             partial.replace(self._path)
@@ -66,7 +66,7 @@ class ReadyFile:
         self._own = file
 
     def remove(self) -> None:
-        """Removes it where this process owns it. A file that can't be removed stays."""
+        """Removes the file if this process owns it. A file that can't be removed stays."""
         if self._path is None or self._own is None:
             return
         with suppress(OSError):
@@ -97,7 +97,7 @@ class ReadyFile:
 
 
 def _can_be_replaced(path: Path) -> bool:
-    """Returns whether there is a file or nothing: as root, a server would remove the system's own /dev/null."""
+    """Returns whether `path` is a regular file or free: as root, a server would otherwise remove a device."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -105,7 +105,7 @@ def _can_be_replaced(path: Path) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    """Returns whether the owner of the file runs; False where there is none, or nobody can tell. Raises OSError."""
+    """Returns whether the owner of the file runs; False if there is no file, or no way to know. Raises OSError."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except (FileNotFoundError, PermissionError):

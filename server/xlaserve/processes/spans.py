@@ -1,4 +1,4 @@
-"""Where spans go."""
+"""Tracing of a process: a tracer, and the exporter of its spans."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from xlaserve.telemetry.tracing import Tracer
 
 
 class Tracing:
-    """Records spans of calls and batches, and sends them. Raises ConfigError without the extra."""
+    """Records spans of calls and batches, and sends them to a collector. Raises ConfigError without the extra otel."""
 
     def __init__(self, settings: Settings) -> None:
         try:
@@ -21,5 +21,5 @@ class Tracing:
 
     @classmethod
     def of(cls, settings: Settings) -> Tracing | None:
-        """Returns what `settings` ask for."""
+        """Returns the tracing that `settings` ask for; None if they turn it off."""
         return cls(settings) if settings.tracing else None
