@@ -1,4 +1,4 @@
-"""What fronts can answer, and how many of them `auto` is, by the device that the configuration leads to."""
+"""The requests that fronts can answer, and the number of fronts of `auto` by the device of the configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server hands over to the one that takes its place, without another server."""
+"""The state that a server hands over to the one that takes its place, without another server."""
 
 from __future__ import annotations
 

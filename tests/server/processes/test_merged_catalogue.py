@@ -51,7 +51,7 @@ def facts(version: str = "1", classes: int = 2, name: str = "a", *, is_loaded: b
 
 
 class Engine:
-    """What one of the engines shows."""
+    """The models that one of the engines shows."""
 
     def __init__(self, first: int = 1) -> None:
         self.loadings: dict[int, Loading] = {}

@@ -1,4 +1,4 @@
-"""What a server of several processes announces and refuses, without any process."""
+"""Announcements and refusals of a server of several processes, without any process."""
 
 from __future__ import annotations
 
