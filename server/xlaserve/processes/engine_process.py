@@ -270,7 +270,7 @@ class EngineProcess:
         return answer
 
     async def _count(self, *, of_fronts: bool) -> object:
-        """Returns the counts of this process as JSON, with `of_fronts` added to those of all fronts."""
+        """Returns the counts of this process as plain data, with `of_fronts` added to the counts of all fronts."""
         here = {number: one.telemetry.statistics for number, one in self._publisher.numbered().items()}
         total = tally.tally(self._engine.counted, here, in_flight=0)
         if not of_fronts:

@@ -257,7 +257,7 @@ class EngineReplacement:
 
 def check_room(max_resident_bytes: int | None, device: Device, gpus: Gpus) -> None:
     """Raises ModelFailed unless the machine, and each GPU of `device`, has memory for another process like this one."""
-    taken, free, what = own_bytes(), available_memory_bytes(), "memory"  # own: it will share the memory of fronts, too
+    taken, free, what = own_bytes(), available_memory_bytes(), "memory"  # without that of fronts, which engines share
     if max_resident_bytes is not None:
         free = min(free, max_resident_bytes - taken)
     if device.kind == "gpu":
