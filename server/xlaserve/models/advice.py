@@ -8,7 +8,7 @@ from xlaserve.config import Bucket, Lowering, Mode, ModelSettings, Precision
 from xlaserve.engine.warmup.auto_buckets import Programs
 
 CLEARLY: Final = 1.5
-"""How many times the seconds of another mode get a warning: with auto's own margin, noise would get one."""
+"""Ratio to another mode's seconds from which on a warning is given: with auto's own margin, noise would cause one."""
 
 MIN_S: Final = 1e-3
 """Seconds that a batch has to gain."""

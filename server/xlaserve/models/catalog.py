@@ -1,4 +1,4 @@
-"""Where models come from: a source in the configuration becomes a `Model`."""
+"""The catalog of models: builds a `Model` from the source in its settings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Model(Network):
 
     @property
     def fit(self) -> Fit:
-        """How encoded images come to have the model's size."""
+        """The fit of encoded images to the model's size."""
         return self.settings.fit or self.task.default_fit
 
 
@@ -48,8 +48,8 @@ def uses_tensorflow(settings: ModelSettings) -> bool:
 def can_be_kept(settings: ModelSettings) -> bool:
     """Returns whether the settings tell what the model is, so that a compile cache can know it again.
 
-    The code of custom objects, what a handle of Kaggle or a preset's name stands for, and the files that code in a file
-    reads, such as the SavedModel of a TFSMLayer, may change.
+    Not fixed are the code of custom objects, the files behind a handle of Kaggle or a preset's name, and files that code
+    in a model file reads, such as the SavedModel of a TFSMLayer.
     """
     kind = kinds.kind_of_name(settings.source)
     is_fixed = kind is None or (kind.value.is_fixed and not (kind.value.has_presets and _may_change(settings.weights)))
@@ -63,11 +63,11 @@ def _may_change(weights: str | None) -> bool:
 
 
 Cached = Callable[[ModelSettings, Callable[[], Network]], Network]
-"""Gives the network of a model from the compile cache, or calls what builds it."""
+"""Returns the network of a model from the compile cache, or calls its builder."""
 
 
 def load(settings: ModelSettings, cached: Cached = lambda settings, build: build()) -> Model:
-    """Builds the model and its weights; blocks. Raises ModelFailed with the reason and what to do about it."""
+    """Builds the model and its weights; blocks. Raises ModelFailed with the reason and its remedy."""
     try:
         network = cached(settings, partial(_lowered, settings))
         buckets = _buckets(settings, network)
@@ -114,7 +114,7 @@ def _listed(kind: Source) -> tuple[str, ...]:
 
 
 def _lowered(settings: ModelSettings) -> Network:
-    """Builds what the settings name, and finds out what XLA will run in another form."""
+    """Builds the network that the settings name, and finds its lowerings for XLA."""
     network = _network(settings.source, settings)
     first, *_ = _buckets(settings, network)
     lowerings = network.program.lowerings(first) if isinstance(network.program, IsLowered) else ""
@@ -124,7 +124,7 @@ def _lowered(settings: ModelSettings) -> Network:
 
 
 def _network(source: str, settings: ModelSettings) -> Network:  # noqa: PLR0911, PLR0912 - one each
-    """Builds what `source` names, which is the model's source or what was fetched for it."""
+    """Builds the network of `source`, which is the model's source or the path of files that were fetched for it."""
     name, path = source.partition(":")[2], Path(source)
     if (kind := kinds.kind_of(source)) is not None:
         _check_fields(settings, kind)
@@ -247,7 +247,7 @@ def _by(size: Size) -> str:
 
 
 _UNFIT: Final = re.compile(r"A total of (\d+) objects could not be loaded\..*?\bname=([^,>]+)", re.DOTALL)
-"""How Keras says that weights are not those of a model."""
+"""Keras's message for weights that do not fit a model."""
 
 
 def _explain(settings: ModelSettings, error: Exception) -> str:

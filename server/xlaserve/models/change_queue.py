@@ -1,4 +1,4 @@
-"""ChangeQueue of models, each model's one after the other, and work that the callers of several share."""
+"""The queue of changes of models, each model's one after the other, and work that several callers share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final, Generic, Literal, TypeVar
 from xlaserve.errors import QueueFull, ShuttingDown, XlaserveError
 
 MAX_WAITING: Final = 8
-"""ChangeQueue of one model that wait for the one under way: loads and unloads may be asked for in turns."""
+"""Changes of one model that wait for the one under way: loads and unloads may be requested in turns."""
 
 NO_MORE_LOADS: Final = "the server is shutting down; no model is loaded any more"
 
@@ -92,7 +92,7 @@ class ChangeQueue:
 
 
 class Shared(Generic[R]):
-    """Does `work` on a thread, once at a time: all who ask before it begins share what it returns or raises."""
+    """Runs `work` on a thread, once at a time: all calls that come before it begins share its result or error."""
 
     def __init__(self, work: Callable[[], R]) -> None:
         self._work = work
@@ -100,7 +100,7 @@ class Shared(Generic[R]):
         self._next: asyncio.Task[R] | None = None
 
     async def __call__(self) -> R:
-        """Returns what the next piece of work returns, or raises what it raises."""
+        """Returns the result of the next run of `work`, or raises its error."""
         if self._next is None:
             self._next = asyncio.create_task(self._do(self._under_way))
         return await asyncio.shield(self._next)

@@ -1,4 +1,4 @@
-"""Which versions of models there are, and which of them answers a request."""
+"""The directory of models: their versions, and the version that answers a request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NONE: Final[Mapping[str, Served]] = MappingProxyType({})
 
 
 class Directory(ABC):
-    """Finds versions by name, number, label or share. Those who fill it derive from it. On the event loop."""
+    """Finds versions by name, number, label or share. Its subclass adds and removes them. On the event loop."""
 
     def __init__(self) -> None:
         self._versions: dict[str, list[Version]] = {}
@@ -25,20 +25,20 @@ class Directory(ABC):
         """The version that each label of a model names now."""
         self._shares: dict[str, Mapping[str, float]] = {}
         self._routing: dict[str, Routing] = {}
-        """Of the models that have shares."""
+        """The routing of each model that has shares."""
         self._served: dict[str, dict[str, Served]] = {}
-        """What answers the requests to each model: by version, by label, and by "" for those that name neither."""
+        """The ready versions of each model: by number, by label, and by "" for requests that name neither."""
 
     @property
     @abstractmethod
     def is_ready(self) -> bool:
         """Whether start-up has warmed every model that did not fail, one serves, and the server does not stop.
 
-        What is loaded later is ready or not for itself: it takes nothing from those that serve.
+        Models that are loaded later have a state of their own and do not change this.
         """
 
     def get(self, name: str, version: str = "") -> Served:
-        """Returns what serves a version, which is a number, a label, or empty for the default version.
+        """Returns the ready version of a model, given by number or label, or empty for the default version.
 
         Raises ModelNotFound, ModelNotReady or ModelFailed.
         """
@@ -51,7 +51,7 @@ class Directory(ABC):
         raise ModelNotReady(f"model {found.title} is {found.state.lower()}")
 
     def routed(self, name: str, request_id: str) -> Served:
-        """Returns what answers a request that names no version: chosen by the id where versions share such requests.
+        """Returns the version that answers a request that names none: by the request's id where versions share them.
 
         Raises what `get` raises.
         """
@@ -101,7 +101,7 @@ class Directory(ABC):
         return [one for one in self._versions.get(name, ()) if one.state is State.READY]
 
     def _share(self, name: str, shares: Mapping[str, float]) -> None:
-        """Has requests that name no version be answered by these shares from now on."""
+        """Sets the shares in which versions answer the requests that name none."""
         self._shares[name] = shares
         if shares:
             self._routing[name] = Routing(shares)
@@ -109,7 +109,7 @@ class Directory(ABC):
             self._routing.pop(name, None)
 
     def _publish(self, name: str) -> None:
-        """Has requests find what is ready now."""
+        """Makes the versions that are ready now the ones that requests find."""
         found = {one.settings.version: one.served for one in self._ready(name) if one.served is not None}
         labels = self._labels.get(name, {})
         served = found | {label: found[version] for label, version in labels.items() if version in found}
@@ -124,5 +124,5 @@ class Directory(ABC):
 
 
 def usable(names: Iterable[str]) -> str:
-    """Returns those of the models that the caller may use, for a refusal."""
+    """Returns the names of the models that the caller may use, for the message of a refusal."""
     return ", ".join(filter(CURRENT.get().may_use, names)) or "none"

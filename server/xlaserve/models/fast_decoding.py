@@ -1,4 +1,4 @@
-"""How far a model's answers to JPEGs that are decoded fast are from those to the same ones decoded exactly."""
+"""The difference between a model's answers to JPEGs that are decoded fast and to the same JPEGs decoded exactly."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from xlaserve.models.catalog import Model
 
 _SCENES: Final = 2
 _SCALES: Final = (4, 4, 6, 8)
-"""How many times the model's sides the images of a scene have: from four times on, the decoder reduces them."""
+"""Sides of a scene's images as multiples of the model's sides: from four times on, the decoder reduces them."""
 _MAX_PIXELS: Final = 1 << 23
-"""Of images with more, which take seconds, only the smallest are made."""
+"""Pixels from which on only the smallest scale is made, as larger images take seconds."""
 _QUALITY: Final = 90
 _CONTRAST: Final = 0.6
 _FINER: Final = 0.75
@@ -69,7 +69,7 @@ def photograph(height: int, width: int, seed: int = 0) -> Image.Image:
 
 
 def encode(image: Image.Image) -> bytes:
-    """Returns it as a JPEG of quality 90, its colours at half the resolution."""
+    """Returns `image` as a JPEG of quality 90, its colours at half the resolution."""
     file = io.BytesIO()
     image.save(file, "JPEG", quality=_QUALITY)
     return file.getvalue()

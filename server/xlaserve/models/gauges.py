@@ -1,4 +1,4 @@
-"""What /metrics shows of the models at a moment: a gauge is a function of a version, with its name, help and labels."""
+"""The gauges of models on /metrics: each is a function of a version, registered with its name, help and labels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Gauge(NamedTuple):
     labels: tuple[str, ...]
     read: Read
     of_unloaded: bool
-    """Whether it says something of versions that were unloaded and stay listed."""
+    """Whether it has a series for versions that were unloaded and stay listed."""
 
 
 _GAUGES: Final[list[_Gauge]] = []

@@ -1,4 +1,4 @@
-"""Makes a model int8 for OpenVINO, on images of a user's, and measures what that costs and what it brings."""
+"""Makes a model int8 for OpenVINO, on a user's images, and measures the loss of agreement and the gain in speed."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ log = logging.getLogger(__name__)
 HELD_OUT_OF: Final = 5
 """One image of so many is held out."""
 MIN_IMAGES: Final = 50
-"""With fewer, the ranges and the agreement would be chance."""
+"""With fewer images, the ranges and the agreement would be chance."""
 MIN_ROUNDS: Final = 5
 MAX_ROUNDS: Final = 25
 TIMING_BUDGET_S: Final = 5.0
 
 
 class Speed(NamedTuple):
-    """What a batch takes: medians of runs of all precisions in turn."""
+    """The time of a batch: medians of runs of all precisions in turn."""
 
     seconds: float
     processor_seconds: float
-    """Of all threads together; what else the machine does matters less to it."""
+    """Processor time of all threads together, which other work on the machine changes less."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ class Int8:
     size: Size
     graph: ConvertedGraph
     digest: str
-    """That of the graph in float32."""
+    """The digest of the graph in float32."""
     held_out: int
-    """How many images it was compared on."""
+    """Number of images it was compared on."""
     agreement: float
     """The mean of `Likeness.agreement` over them."""
     difference: float | None
     """The largest `Likeness.difference` of them."""
     bucket: Bucket
-    """What was timed."""
+    """The bucket that was timed."""
     speeds: Mapping[Precision, Speed]
 
 
@@ -90,7 +90,7 @@ class Folder:
         # Names may go round, by class or by kind of file, and what was chosen evenly would be all of one.
         random.Random(0).shuffle(files)
         self.skipped: dict[Path, str] = {}
-        """Files that are no images that the server takes, and why."""
+        """Files that the server can't decode as images, and the reasons."""
         size = model.buckets[0][1:]
         taken = list(islice((file for file in files if self._decodes(file, size)), most))
         if len(taken) < MIN_IMAGES:
@@ -182,7 +182,7 @@ def _compare(model: Model, folder: Folder, size: Size, exact: ConvertedGraph, gr
 
 
 def _time(exact: ConvertedGraph, graph: ConvertedGraph, bucket: Bucket) -> dict[Precision, Speed]:
-    """Returns what a batch takes in int8, in float32 and, where the processor has it, in bfloat16, timed in turn."""
+    """Returns the time of a batch in int8, in float32 and, where the processor has it, in bfloat16, timed in turn."""
     arms = {
         Precision.FLOAT32: _compiled(exact, Precision.FLOAT32, bucket),
         Precision.BFLOAT16: _compiled(exact, Precision.BFLOAT16, bucket),

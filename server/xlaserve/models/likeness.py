@@ -1,4 +1,4 @@
-"""How alike two answers to one image are, by task."""
+"""Likeness of two answers to one image, by task."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OfImage(NamedTuple):
     outputs: Outputs
     """One row."""
     frame: Frame
-    """Where the image lies in the input of the model that answered."""
+    """The place of the image in the input of the model that answered."""
 
 
 def can_compare(one: Task, other: Task) -> bool:

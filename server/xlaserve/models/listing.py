@@ -1,4 +1,4 @@
-"""What an engine begins with: models as they are configured, or as another engine has them."""
+"""Listings, the models that an engine loads at its start: as they are configured, or as another engine has them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xlaserve.config.versions import VersionSet
 from xlaserve.models.version import State, Version
 
 ORDER = (State.READY, State.COMPILING, State.LOADING, State.FAILED, State.DRAINING, State.UNLOADED)
-"""Of two loadings of a version, which another engine has as well."""
+"""States by precedence: of two loadings of a version, the one whose state comes first is listed."""
 
 
 class Ended(NamedTuple):
@@ -29,7 +29,7 @@ class Listing(NamedTuple):
     """By number."""
 
     def unloaded(self) -> Listing:
-        """Returns it with nothing that is to be loaded."""
+        """Returns the listing with all its versions unloaded."""
         return self._replace(ended=dict.fromkeys(self.model.versions, Ended(State.UNLOADED)))
 
 
@@ -38,12 +38,12 @@ Listings = Mapping[str, Listing]
 
 
 def of_configured(models: Mapping[str, VersionSet]) -> dict[str, Listing]:
-    """Returns what loads all models that are configured."""
+    """Returns the listings that load all configured models."""
     return {name: Listing(model) for name, model in models.items()}
 
 
 def of_versions(versions: Iterable[Version], labels: Mapping[str, str], shares: Mapping[str, float]) -> Listing:
-    """Returns what has another engine serve a model's `versions` as they are now."""
+    """Returns the listing with which another engine serves a model's `versions` as they are now."""
     chosen: dict[str, Version] = {}
     for one in versions:
         number = one.settings.version

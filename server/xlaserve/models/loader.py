@@ -1,4 +1,4 @@
-"""From a model's settings to what requests use: built, compiled, verified, and given a queue."""
+"""The way from a model's settings to a version that serves: built, compiled, verified, and given a queue."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ log = logging.getLogger(__name__)
 class Loader:
     """Loads and warms versions of models. All methods run on the event loop; loading and compiling on a thread.
 
-    `load_model` builds a model from its settings, or takes it from where `preparer` has it, and blocks. All that may
-    compile something is done in an `expecting()`. `on_crash` is called where a model's batch loop dies.
+    `load_model` builds a model from its settings, or from the compile cache that `preparer` has filled, and blocks. All
+    work that may compile runs in an `expecting()`. `on_crash` is called where a model's batch loop dies.
     """
 
     settings: Settings
@@ -65,9 +65,9 @@ class Loader:
     expecting: Callable[[], AbstractContextManager[object]] = nullcontext
     on_crash: Callable[[], None] = lambda: None
     on_traced: Callable[[TracedBatch], None] | None = None
-    """Called with each batch that requests are in which are traced."""
+    """Called with each batch that holds traced requests."""
     under_way: UnderWay = field(default_factory=UnderWay)
-    """Where it is noted what is loaded and run."""
+    """Records the steps of loads and runs, for the parent to find after a crash."""
     preparer: Preparer | None = None
     stop: Stop = field(default_factory=Stop)
     """Set to end loads and warm-ups as soon as possible; `preparer` has the same."""
@@ -80,19 +80,19 @@ class Loader:
         self._compiling_in_background = ThreadPoolExecutor(1, "background", initializer=yield_to_traffic)
 
     def close(self) -> None:
-        """Drops what still waits for a thread."""
+        """Cancels the work that still waits for a thread."""
         if self.preparer is not None:
             self.preparer.close()
         self._compiling.shutdown(wait=False, cancel_futures=True)
         self._compiling_in_background.shutdown(wait=False, cancel_futures=True)
 
     async def load(self, version: Version, *, others_serve: bool) -> Served:
-        """Returns what requests use of a new version, once it is compiled and warmed.
+        """Returns the parts of a new version that requests use, once it is compiled and warmed.
 
         Where `others_serve`, another process compiles, and programs are timed in their turn, so that the traffic is not
-        held up. Raises ShuttingDown, ModelFailed, and what loading and compiling raise.
+        held up. Raises ShuttingDown, ModelFailed, and any error of loading and compiling.
         """
-        await asyncio.to_thread(lambda: version.key)  # which looks at all of the model's files
+        await asyncio.to_thread(lambda: version.key)  # it reads the state of all of the model's files
         with self.under_way.loading(version.key) as load:
             return await self._load(version, load, others_serve=others_serve)
 
@@ -131,7 +131,7 @@ class Loader:
     async def _prepare_and_warm_up(
         self, version: Version, load: LoadRecord, *, others_serve: bool
     ) -> tuple[Model, Verifier, Programs]:
-        """Returns the model, what verified its programs, and the programs without which it is not ready."""
+        """Returns the model, its verifier, and the programs without which it is not ready."""
         preparing: AbstractAsyncContextManager[CompileCache | None] = nullcontext()
         if self.preparer is not None and others_serve:
             preparing = self.preparer.prepare(version.settings)
@@ -147,7 +147,7 @@ class Loader:
             return model, verifier, await self._compile(nullcontext(), warm_up)
 
     def _report(self, version: Version, model: Model, programs: Programs) -> None:
-        """Logs what warm-up has shown of the model's precision and speed."""
+        """Logs the model's precision and advice on its speed, as warm-up has measured them."""
         settings = version.settings
         if narrow := verification.narrow(model, has_tf32=self.has_tf32):
             version.differences = verification.furthest(version.ledger, narrow)
@@ -206,7 +206,7 @@ class Loader:
     async def _compile(
         self, at_it: AbstractContextManager[object], work: Callable[P, R], *arguments: P.args, **named: P.kwargs
     ) -> R:
-        """Does what may compile something on the compiling thread, while `at_it` is entered there.
+        """Runs work that may compile on the compiling thread, with `at_it` entered there.
 
         Raises ShuttingDown, before it or after it.
         """
@@ -240,7 +240,7 @@ class Loader:
         )
 
     def _timer_beside(self, version: Version, model: Model) -> Timer:
-        """Returns what times programs in their turn on one lane."""
+        """Returns a timer that runs programs in their turn on one lane."""
         loop = asyncio.get_running_loop()
         beside = self._beside(version, model)
 
@@ -299,7 +299,7 @@ class Loader:
 
 
 async def _grow(served: Served, buckets: Iterable[Bucket], programs: Programs, beside: BesideTraffic) -> None:
-    """Makes what is left of `buckets` beside the traffic, the smallest first, and has each serve once it is there.
+    """Compiles the remaining `buckets` beside the traffic, the smallest first, and has each serve once it is there.
 
     `programs` are those that serve, each resolution's smallest bucket among them.
     """
@@ -339,7 +339,7 @@ def _any_size(model: Model) -> Executable:
 
 
 def _sealed(model: Model) -> Model:
-    """Returns the model without what only compiling needs, as nothing more of it is compiled."""
+    """Returns the model without the parts that only compiling needs, as no more of it is compiled."""
     if isinstance(model.program, Sealed):
         model.program.seal()
     return replace(model, reference=None)

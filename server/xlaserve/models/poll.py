@@ -1,4 +1,4 @@
-"""Looks from time to time whether models have other versions, as folders of versions get new ones."""
+"""Polls the configuration and folders of versions, and applies changes once they have settled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Seen(NamedTuple):
-    """What a look has shown of a model."""
+    """The settings and files of a model, as one look has found them."""
 
     model: VersionSet
     files: frozenset[model_files.File]
@@ -37,7 +37,7 @@ class Poll:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     async def follow(self, served: Iterable[ModelSettings]) -> None:
-        """Follows the models, which are `served` at first. Never returns."""
+        """Polls for changes of the models, which are `served` at first. Never returns."""
         applied = await asyncio.to_thread(_look, served)
         last = applied
         while True:

@@ -1,4 +1,4 @@
-"""Models that are loaded beside traffic are built, traced and compiled in a separate process.
+"""Preparation of models that are loaded beside traffic: a separate process builds, traces and compiles them.
 
 Tracing a network holds the interpreter's lock, and that would hold up the traffic. The process leaves its programs in a
 compile cache, from which the server takes them. When it ends, all that TensorFlow and Keras never free goes with it.
@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 
 PROCESS: Final = (sys.executable, "-P", "-m", "xlaserve.models.preparer_process")
 STEP: Final = "xlaserve is "
-"""How lines on its stdout begin that say what it does from now on, such as `compiling mode xla, bucket 2x8x8`."""
+"""Beginning of the lines on its stdout that name its next step, such as `compiling mode xla, bucket 2x8x8`."""
 DONE: Final = "done"
-"""The last step. A process that ends without it was ended by what it ran, whatever its status."""
+"""The last step. A process that ends before it was ended by the code that it ran, even with status 0."""
 PREFIX: Final = "xlaserve-prepared-"
-"""How the names of its folders begin."""
+"""Beginning of the names of its folders."""
 POLL_S: Final = 0.2
 KILL_S: Final = 5.0
 """The longest wait for a process that was killed: where no processor is idle, it may need half a minute to end."""
@@ -68,7 +68,7 @@ class Preparer:
         self._thread.submit(remove_left, PREFIX)
 
     def close(self) -> None:
-        """Lets go of its thread."""
+        """Ends its thread, without waiting for it."""
         self._thread.shutdown(wait=False)
 
     @asynccontextmanager
@@ -119,7 +119,8 @@ class Preparer:
         return cached.has(cache, self._device, model)
 
     def _run(self, model: ModelSettings, folder: Path) -> bool:
-        """Returns whether the process did what it should. Raises OSError where it can't be started."""
+        """Returns whether the process compiled the model. Raises OSError where it can't be started, ModelFailed where
+        it was killed, and ShuttingDown."""
         update = {"models": (model.alone,), "compile_cache": folder, "compile_cache_read_only": False}
         settings = self._settings.model_copy(update=update).model_dump_json().encode() + b"\n"
         ended = self._run_process(settings, only_when_idle=True)
@@ -130,7 +131,7 @@ class Preparer:
         assert status is not None
         log.debug("model %s: prepared with status %d: %s", model.title, status, said)
         if status < 0 or (status == 0 and ended.step != DONE):
-            if self._stop.wait(POLL_S):  # what ends the server may also end all that it has started
+            if self._stop.wait(POLL_S):  # a signal to the server may have ended the process as well
                 self._stop.check()
             step = f" while {ended.step}" if ended.step else ""
             how = f"was ended by signal {-status}" if status else "ended by itself with status 0"
@@ -168,14 +169,14 @@ class Preparer:
 
 
 class _Ended(NamedTuple):
-    """How the process has ended."""
+    """The end of the process."""
 
     status: int | None
     """None where it was ended because it starved."""
     said: str
     """The process's stderr."""
     step: str
-    """The last step of the process; empty where it has told none."""
+    """The last step that the process named; empty without one."""
 
 
 def _lines(file: IO[bytes]) -> list[str]:
@@ -196,7 +197,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def can_be_prepared(model: ModelSettings) -> bool:
-    """Returns whether all that serves the model can be kept in a compile cache, as far as its settings tell."""
+    """Returns whether all programs of the model can be kept in a compile cache, as far as its settings tell."""
     return (
         catalog.uses_tensorflow(model)
         and all(mode.traits.is_kept for mode in model.compiled_modes)

@@ -24,7 +24,7 @@ from xlaserve.telemetry.logs import quiet_tensorflow
 def main() -> None:
     """Compiles and verifies every bucket of the settings' only model in each mode.
 
-    Raises what that raises, and ModelFailed where the compile cache can't hold a program.
+    Raises any error of building and compiling, and ModelFailed where the compile cache can't hold a program.
     """
     with suppress(OSError):  # where memory runs out, this process goes, and not the server
         Path("/proc/self/oom_score_adj").write_text("1000")

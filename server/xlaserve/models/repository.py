@@ -53,7 +53,7 @@ class Repository(Directory):
     on_listing: Callable[[], None] = lambda: None
     """Called where versions were forgotten, or labels or shares have changed, which are no changes of a state."""
     listings: Listings | None = None
-    """What to begin with; the configured models by default."""
+    """The models that `load_all` loads; the configured ones by default."""
     required: Collection[str] = ()
     """Models that end `load_all` where one of them fails."""
     set_aside: dict[bytes, str] = field(default_factory=dict)
@@ -65,12 +65,12 @@ class Repository(Directory):
         self._configured = Shared(lambda: grouped(self.read_models()))
         self._changes = ChangeQueue()
         self._announced: list[Version] | None = None
-        """What `load_all` has to load."""
+        """The versions that `load_all` still has to load; None until `announce`."""
         self._has_started = False
 
     @property
     def is_ready(self) -> bool:
-        """As `Directory` has it."""
+        """Whether the server is ready; see `Directory.is_ready`."""
         return self._is_serving and not self.loader.stop.is_set()
 
     @property
@@ -78,7 +78,7 @@ class Repository(Directory):
         return self._has_started and any(self._served.values())
 
     def announce(self) -> None:
-        """Lists the models to begin with: who asks for one before `load_all` is told that it is loading."""
+        """Lists the models that `load_all` will load, so that requests are told that they are loading."""
         listings = of_configured(grouped(self.settings.models)) if self.listings is None else self.listings
         self._announced = []
         for name, (model, ended) in listings.items():
@@ -94,8 +94,11 @@ class Repository(Directory):
                     version.enter(end.state)
 
     async def load_all(self) -> None:
-        """Loads the models to begin with, in their order. Raises ModelFailed at the first that fails, if so configured,
-        or required; before it loads any where that is set aside."""
+        """Loads the announced models, in their order.
+
+        Raises ModelFailed at the first failure of a model that is required, or of any with `exit_on_model_failure`;
+        where such a version is set aside, before any is loaded.
+        """
         if self._announced is None:
             self.announce()
         for version in self.index():
@@ -111,7 +114,7 @@ class Repository(Directory):
         self._has_started = True
 
     def listing(self) -> dict[str, Listing]:
-        """Returns what another engine is to begin with to serve the same."""
+        """Returns the listings that another engine loads to serve the same models."""
         return {
             name: of_versions(versions, dict(self.labels(name)), dict(self.shares(name)))
             for name, versions in self._versions.items()
@@ -137,19 +140,19 @@ class Repository(Directory):
         """Loads, compiles and warms all configured versions of a model, each in the place of the one that serves.
 
         Versions that are no longer configured end once the others serve. Calls that come before a load has begun share
-        it, and it goes on when they give up. Raises ModelNotFound, ShuttingDown, or ModelFailed with the reason; what
-        serves then goes on.
+        it, and it goes on when they give up. Raises ModelNotFound, ShuttingDown, or ModelFailed with the reason; the
+        versions that serve then go on.
         """
-        if name not in self._versions:  # before anything is kept for a name that anybody may make up
+        if name not in self._versions:  # a made-up name must not leave an entry in the queue
             await self.configured_model(name)
         await self._changes.make(name, "load", partial(self._load, name, again=True))
 
     async def update(self, name: str, labels: Mapping[str, str] = NO_LABELS, versions: Collection[str] = ()) -> None:
-        """Does as `load`, with those versions alone that have other settings or do not serve; moves `labels`, if any.
+        """Loads the versions whose settings have changed or that do not serve, as `load` does; moves `labels`, if any.
 
-        They stay so until the configuration is applied again. Raises what `load` raises, and InvalidArgument where the
-        configuration has other versions than `versions`, if given, or labels name none that is ready; labels are then
-        as they were.
+        Labels stay moved until the configuration is applied again. Raises what `load` raises, and InvalidArgument where
+        the configuration has other versions than `versions`, if given, or a label names a version that is not ready;
+        the labels are then unchanged.
         """
         before = self.labels(name)
         try:
@@ -165,17 +168,16 @@ class Repository(Directory):
             self._move_labels(name, labels)
 
     async def unload(self, name: str) -> None:
-        """Takes no new requests for a model, finishes the accepted ones, and frees it. Raises ModelNotFound."""
+        """Refuses new requests for a model, finishes the accepted ones, and frees it. Raises ModelNotFound."""
         self.find(name)
         await self._changes.make(name, "unload", partial(self._unload, name))
 
     async def reconfigure(self, models: Iterable[ModelSettings], only: Collection[str] | None = None) -> list[str]:
         """Makes the server serve `models`, which are configured now; returns a sentence for each change.
 
-        ChangeQueue no others than `only`, where that is given.
-
-        Loads what is new, has other settings, or does not serve, and unloads what is gone. A version that fails shows
-        that in its state, and what served goes on.
+        Loads versions that are new, have other settings, or do not serve, and unloads models that are no longer
+        configured. Changes only the models named in `only`, where that is given. A version that fails is in the state
+        FAILED, and the version that served goes on.
         """
         to_do, gone = self.to_do(configured := grouped(models), only)
         changed = [*to_do]
@@ -194,8 +196,8 @@ class Repository(Directory):
     def to_do(
         self, configured: Mapping[str, VersionSet], only: Collection[str] | None = None
     ) -> tuple[dict[str, str], list[str]]:
-        """Returns what it takes to serve what is configured: for each model that changes a sentence, and those that
-        are to be unloaded. ChangeQueue no others than `only`, where that is given."""
+        """Returns the changes that make the server serve `configured`: a sentence for each model that is to be loaded
+        or changed, and the names of models that are to be unloaded; of the models in `only`, where that is given."""
         names = {*configured, *self._versions} if only is None else {*only}
         to_do = {name: self._to_do(name, model) for name, model in configured.items() if name in names}
         gone = [name for name, served in self._served.items() if served and name in names and name not in configured]
@@ -208,7 +210,7 @@ class Repository(Directory):
             self.on_listing()
 
     def _to_do(self, name: str, model: VersionSet) -> str:
-        """Returns a sentence on what makes a model served as it is configured, empty where it is."""
+        """Returns a sentence on the change that makes a model be served as configured; empty where it is already."""
         serving = self._serving(name)
         due = [settings for number, settings in model.versions.items() if serving.get(number) != settings]
         if not all(map(self._is_set_aside, due)):
@@ -227,7 +229,7 @@ class Repository(Directory):
         return bool(self._crash_of(settings))
 
     def _is_needed(self, version: Version) -> bool:
-        """Returns whether its failure ends a start."""
+        """Returns whether a failure of the version ends the start of the server."""
         return self.settings.exit_on_model_failure or version.name in self.required
 
     def _serving(self, name: str) -> dict[str, ModelSettings]:
@@ -235,8 +237,8 @@ class Repository(Directory):
         return {one.settings.version: one.settings for one in self._ready(name)}
 
     def _point(self, name: str, model: VersionSet) -> None:
-        """Has labels and shares be as they are configured, except that a label leaves no version that is ready for one
-        that is not."""
+        """Sets labels and shares as they are configured, except that a label does not move from a version that is
+        ready to one that is not."""
         ready, now = self._serving(name), self._labels.get(name, {})
         self._labels[name] = {
             label: version if version in ready or now.get(label) not in ready else now[label]
@@ -251,7 +253,7 @@ class Repository(Directory):
         self.on_change(version)
 
     def _forget_failed(self, name: str) -> None:
-        """Drops a version that failed and that nothing asks for any more."""
+        """Drops the failed versions of a model that are no longer configured, except those that are set aside."""
         self._versions[name] = [
             version
             for version in self._versions[name]
@@ -262,11 +264,11 @@ class Repository(Directory):
         self.on_listing()
 
     def stop_loading(self) -> None:
-        """Ends loads and warm-ups as soon as they can be, and takes no more."""
+        """Ends loads and warm-ups as soon as possible, and refuses further ones."""
         self.loader.stop.set()
 
     async def drain(self, timeout_s: float) -> None:
-        """Ends loads and takes nothing new; fails what was accepted and does not finish in `timeout_s`."""
+        """Ends loads and refuses requests; fails the accepted ones that do not finish within `timeout_s` seconds."""
         self.stop_loading()
         await self._changes.cancel()
         await asyncio.gather(*(self._end(version, timeout_s) for version in self.index()))
@@ -302,7 +304,7 @@ class Repository(Directory):
         unloads_first = self.settings.version_order == "unload_first"
         if unloads_first:
             await self._retire(name, self._left(name, model))
-            self._point(name, model)  # what asks for a label that named one of them waits for what it names now
+            self._point(name, model)  # requests for a label of an ended version wait for its new one
         serving = self._serving(name)
         failures = []
         for number, settings in model.versions.items():
@@ -322,7 +324,7 @@ class Repository(Directory):
         await self._retire(name, self._left(name, model))
 
     def _left(self, name: str, model: VersionSet) -> list[Version]:
-        """Returns the versions that are no longer configured."""
+        """Returns the versions of a model that are no longer configured."""
         return [one for one in self._versions[name] if one.settings.version not in model.versions]
 
     def _others(self, newcomer: Version) -> list[Version]:
@@ -357,7 +359,7 @@ class Repository(Directory):
 
     def _begin(self, settings: ModelSettings) -> Version:
         """Returns a new version, announced as loading."""
-        # What serves stays until the newcomer is ready; anything else of this version is replaced.
+        # A loading that serves stays until the new one is ready; any other loading of this version is replaced.
         versions = [
             one
             for one in self._versions.get(settings.name, ())
@@ -379,7 +381,7 @@ class Repository(Directory):
         return version
 
     async def _bring_up(self, newcomer: Version) -> None:
-        """Makes `newcomer` serve, and ends the loading of this version that served until now."""
+        """Makes `newcomer` serve, and ends the earlier loading of its version. Raises ModelFailed, ShuttingDown."""
         try:
             await self.loader.load(newcomer, others_serve=self._is_serving)
         except ShuttingDown:
@@ -408,7 +410,7 @@ class Repository(Directory):
             began = time.monotonic()
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
-                    await served.left()  # what was accepted may still be parsed
+                    await served.left()  # accepted requests may still be parsed
             await served.batcher.drain(max(0.0, timeout_s - (time.monotonic() - began)))
             if served.background is not None:
                 await served.background.close()
@@ -418,7 +420,7 @@ class Repository(Directory):
 
 
 def check_versions(there: Collection[str], versions: Collection[str]) -> None:
-    """Raises InvalidArgument where there are others than `versions`, if given."""
+    """Raises InvalidArgument where the versions `there` are others than `versions`, if given."""
     if versions and {*versions} != {*there}:
         expected = f"the versions that the server's file has ({', '.join(there)})"
         wanted = ", ".join(sorted(versions, key=int)[:16])
@@ -426,7 +428,7 @@ def check_versions(there: Collection[str], versions: Collection[str]) -> None:
 
 
 def check_labels(ready: Collection[str], labels: Mapping[str, str]) -> None:
-    """Raises InvalidArgument for what is no label, or names a version that is not ready."""
+    """Raises InvalidArgument for a malformed label, or one that names a version that is not ready."""
     for label, version in labels.items():
         if not re.fullmatch(LABEL, label):
             raise InvalidArgument("version_labels", "labels such as stable", repr(label[:64]))
@@ -447,4 +449,4 @@ def _free(ended: list[Model | None]) -> None:
         if model is not None and isinstance(model.program, Dismantled):
             model.program.dismantle()
         del model
-    gc.collect()  # what is left of a model refers to itself
+    gc.collect()  # the rest of a model is in reference cycles

@@ -1,4 +1,4 @@
-"""Which version answers a request that names none, where several share these requests."""
+"""Routing of requests that name no version, where several versions share these requests."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ class Routing:
 
 
 def _place(request_id: str) -> float:
-    """Returns where an id falls, from 0 to 1."""
+    """Returns the hash of an id as a number from 0 to 1."""
     digest = blake2b(request_id.encode(errors="surrogatepass"), digest_size=HASH_BITS // 8).digest()
     return float(int.from_bytes(digest) / 2**HASH_BITS)

@@ -1,4 +1,4 @@
-"""What a model's outputs mean: a type for each task, which knows its program's outputs and makes answers of them.
+"""Tasks, the meaning of a model's outputs: a type for each, which describes the outputs and makes answers of them.
 
 Every output's first dimension is the batch. The methods take a program's outputs as the pipeline gives them, in the
 order of `outputs`, one row for each image.
@@ -52,17 +52,17 @@ class Objects(NamedTuple):
 
 
 class _Task:
-    """What is the same for most tasks."""
+    """Defaults that most tasks share."""
 
     name: ClassVar[TaskName]
     default_fit: ClassVar[Fit] = Fit.RESIZE
-    """How encoded images come to have the model's size, where the settings don't say."""
+    """The fit of encoded images to the model's size, where the settings name none."""
     reordered: ClassVar[frozenset[str]] = frozenset()
     """Outputs that can't be compared number by number, as the smallest difference of a score changes their order."""
     least_alike: ClassVar[float] = 1.0
 
     def comparable(self, outputs: Outputs) -> Outputs:
-        """Returns what can be compared number by number."""
+        """Returns the outputs that can be compared number by number."""
         return outputs
 
     def agreement(self, wanted: Outputs, got: Outputs) -> float | None:
@@ -79,7 +79,7 @@ class WithClasses(_Task):
 
     def label(self, index: int) -> str:
         """Returns the name of a class, or its index as text where it has no label."""
-        # A model from elsewhere may number its classes beyond what it was said to have.
+        # A user's model may give class indices beyond the configured number of classes.
         if self.labels is None or not 0 <= index < self.classes:
             return str(index)
         return self.labels[index]

@@ -36,9 +36,9 @@ _COUNTERS: Final[tuple[tuple[str, str, Callable[[Statistics], float]], ...]] = (
 
 
 def triton_metrics(versions: Collection[Version], metrics: Metrics, *, has_queues: bool = True) -> Iterator[Metric]:
-    """Yields them for `versions`, each of another number. On the event loop.
+    """Yields the metrics of `versions`, each of another number. On the event loop.
 
-    A process that has no queues says nothing of what waits in them; of all else each counts its part.
+    A process without queues yields no gauge of waiting requests; all other metrics are summed over the processes.
     """
     for name, help_text, read in _COUNTERS:
         family = CounterMetricFamily(f"nv_inference_{name}", help_text, labels=LABELS)

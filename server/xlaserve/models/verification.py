@@ -1,4 +1,4 @@
-"""What is done with a model whose programs were verified: what is said of it, and how it is served."""
+"""Verification of a model: its verifier, the differences found, and batches of one where images depend on others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONLY_IN_BATCHES: Final = (
 
 
 def narrow(model: Model, *, has_tf32: bool) -> dict[Mode, float]:
-    """Returns the modes whose programs compute in less than float32, and how far off they may be."""
+    """Returns the modes whose programs compute in less than float32, and the largest relative difference of each."""
     precisions = {mode: model.settings.precision_in(mode) for mode in model.settings.compiled_modes}
     return {
         mode: MAX_RELATIVE_INT8 if precision is Precision.INT8 else MAX_RELATIVE
@@ -37,7 +37,7 @@ def verifier(
     warn: Callable[[str], object],
     reference: Callable[[Images], Outputs] | None = None,
 ) -> Verifier:
-    """Returns what verifies the programs of `model`, against its own reference or another one."""
+    """Returns the verifier of the programs of `model`, against its own reference or another one."""
     return Verifier(
         task=model.task,
         reference=reference or model.reference,
@@ -50,7 +50,7 @@ def verifier(
 
 
 def furthest(entries: Iterable[Entry], modes: Collection[Mode]) -> dict[Mode, Difference]:
-    """Returns how far answers of each of `modes` are from the reference's: those of its worst program."""
+    """Returns the difference from the reference of each of `modes`: that of its worst program."""
     worst: dict[Mode, Difference] = {}
     for entry in entries:
         found = entry.verified.difference if entry.verified and entry.mode in modes else None

@@ -1,4 +1,4 @@
-"""What a loading of a model goes through, and what requests use of it once it is ready."""
+"""A version of a model, with its state and findings, and the parts of a ready version that requests use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ XLA_CAN_NOT: Final = "`modes: [graph]` or `[auto]` serve what XLA can't compile"
 
 
 class State(StrEnum):
-    """Where a model is in its life."""
+    """State of a version in its life cycle."""
 
     LOADING = "LOADING"
     COMPILING = "COMPILING"
@@ -52,27 +52,27 @@ class Version:
     on_change: Callable[[Version], None]
     state: State = State.LOADING
     reason: str = ""
-    """Why it failed."""
+    """The reason for a failure; empty without one."""
     model: Model | None = None
     served: Served | None = None
-    """Its parts that requests use, once it is ready."""
+    """The parts that requests use, once it is ready."""
     growth: asyncio.Task[None] | None = None
     """Makes the buckets that the model did not wait for."""
     auto: dict[Bucket, Mode] = field(default_factory=dict)
     """The mode that `auto` runs each bucket in."""
     differences: dict[Mode, Difference] = field(default_factory=dict)
-    """How far each mode's answers are from those in float32, where it computes in something else."""
+    """The difference of each mode's answers from float32, of modes with a narrower precision."""
     decode_difference: Difference | None = None
-    """How far its answers to JPEGs are from those to the same ones decoded exactly, where it decodes otherwise."""
+    """The difference of answers to JPEGs that are decoded fast from the same decoded exactly; None without."""
     shadows: dict[Pair, Findings] = field(default_factory=dict)
-    """What comparing its answers with others has shown."""
+    """Results of comparing its answers with those of other versions or models."""
     left_out: set[Mode] = field(default_factory=set)
-    """Modes that `auto` does without, as they can't run."""
+    """Modes that `auto` leaves out, as they can't run."""
     warnings: list[str] = field(default_factory=list)
-    """What users should know about the answers and how they are served."""
+    """Warnings to users about the answers and how they are served."""
 
     def enter(self, state: State) -> None:
-        """Goes on to `state`, and says so."""
+        """Changes the state to `state`, logs it and calls `on_change`."""
         self.state = state
         reason = f": {self.reason}" if self.reason else ""
         log.log(
@@ -91,9 +91,9 @@ class Version:
             log.warning("model %s: %s", self.title, warning)
 
     def leave_out(self, mode: Mode, error: Exception) -> None:
-        """Has `auto` choose from the other modes, as this one has failed. Raises `error` where that does not do.
+        """Removes a failed mode from those that `auto` chooses from. Raises `error` where the settings need the mode.
 
-        One of XLA's is raised as a ModelFailed that says which operation or line of the model it can't compile.
+        An error of XLA's is raised as a ModelFailed that names the operation or line that XLA can't compile.
         """
         refusal = explain(error) if mode.traits.is_jit and not isinstance(error, ModelFailed) else None
         lacks_mode = isinstance(error, ModelFailed) and error.lacks_mode  # which is no fault of the model
@@ -114,13 +114,13 @@ class Version:
         return [mode for mode in self.settings.compiled_modes if mode not in self.left_out]
 
     def retired(self, mode: Mode, buckets: list[Bucket]) -> None:
-        """Says that buckets no longer serve, for lack of memory. On the event loop."""
+        """Counts buckets that no longer serve for lack of memory, and warns of them. On the event loop."""
         self.telemetry.buckets_retired(mode, len(buckets))
         names = ", ".join(map(str, buckets))
         self.warn(f"mode {mode}: the device's memory did not hold a batch; smaller buckets serve in place of {names}")
 
     def forget_shadow(self, version: str) -> None:
-        """Forgets what comparing its answers with those of a version has shown: that loading of it has ended."""
+        """Drops the results of comparisons with a version, whose loading has ended."""
         self.shadows = {pair: found for pair, found in self.shadows.items() if pair.shadow_version != version}
 
     @property
@@ -149,7 +149,7 @@ class Version:
 
     @cached_property
     def key(self) -> bytes:
-        """A name for its settings and its files, as they are when this is asked first."""
+        """A digest of its settings and its files, as they are at the first call."""
         return key_of(self.settings)
 
     @property
@@ -159,12 +159,12 @@ class Version:
 
     @property
     def title(self) -> str:
-        """What messages call it."""
+        """The name of the version in messages."""
         return self.settings.title
 
     @property
     def programs_total(self) -> int:
-        """How many programs warm-up compiles; while it measures candidates, at most."""
+        """Number of programs that warm-up compiles; while it measures candidates, the most that it may compile."""
         if self.model is None:
             return self.settings.most_programs
         # With `buckets: auto`, more were measured than are kept.
@@ -172,7 +172,7 @@ class Version:
 
     @property
     def progress(self) -> str:
-        """Why it failed, or how far its warm-up is."""
+        """The reason for its failure, or the progress of its warm-up."""
         if self.state is State.COMPILING:
             return f"{len(self.ledger)} of {self.programs_total} programs compiled"
         return self.reason
@@ -180,12 +180,12 @@ class Version:
 
 @dataclass(eq=False)
 class Served:
-    """What requests use of a version that is ready."""
+    """The parts of a ready version that requests use."""
 
     version: Version
     model: Model
     engine: ModelEngine
-    """What runs its requests."""
+    """Queues and runs its requests."""
     background: Background | None = None
     """Takes pixels of other sizes as well, where that is configured; only in the process that runs them."""
     calls: int = 0
@@ -213,7 +213,7 @@ class Served:
 
     @property
     def batcher(self) -> Batcher:
-        """The same, for who loads models and looks into them; only in the process that runs them."""
+        """The `engine` as a Batcher, for loading and inspection; only in the process that runs the model."""
         return cast(Batcher, self.engine)
 
     @property

@@ -21,7 +21,7 @@ _NO_KERNEL: Final = re.compile(r"(\w+) \(No registered '\w+' OpKernel")
 _NO_CUSTOM_CALL: Final = re.compile(
     r"(?:FFI handler registered for|custom call to|Custom call target) (\S+) (?:on a platform|for|is not)"
 )
-"""How XLA refuses a call that another framework's XLA has, as JAX's has LAPACK's."""
+"""XLA's messages for a call that only another framework's XLA has, as JAX's has LAPACK's."""
 _NODE: Final = re.compile(r"\{\{node ([^}]+)\}\}")
 _FRAME: Final = re.compile(r'^\s*File "([^"]+)", line (\d+), in (.+)$', re.MULTILINE)
 _FRAMEWORKS: Final = ("site-packages/tensorflow/", "site-packages/keras/")
@@ -39,9 +39,9 @@ class Refusal(Frozen):
     operation: str | None = None
     """The operation that XLA has no kernel for, such as `ResizeBicubic`; several are joined by commas."""
     node: str | None = None
-    """Its name in the graph; the names of the layers around it stand before the slashes."""
+    """Name of the operation's node in the graph; the names of the layers around it stand before the slashes."""
     line: str | None = None
-    """Where Python made it: `file:12 in call: code`. Lines inside TensorFlow and Keras are passed over."""
+    """The line of Python that made it: `file:12 in call: code`. Lines inside TensorFlow and Keras are passed over."""
 
     def __str__(self) -> str:
         """`XLA has no kernel for ResizeBicubic, at layers.py:12`; the node where a SavedModel has no such line."""
@@ -63,7 +63,7 @@ class _Frame(NamedTuple):
 
 
 def explain(error: BaseException) -> Refusal:
-    """Returns what can be said of an error in making or running a program."""
+    """Returns the refusal that an error in making or running a program describes."""
     if isinstance(error, UntranslatableError):
         return Refusal(message=str(error), operation=error.operations)
     text = str(error)

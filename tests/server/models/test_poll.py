@@ -77,7 +77,7 @@ async def test_a_new_folder_is_a_new_version_once_its_files_rest(folder: Folder)
 
 
 async def test_files_that_changed_are_looked_at_again(folder: Folder) -> None:
-    """What failed with the old ones is loaded with the new ones."""
+    """A model that failed with the old files is loaded with the new ones."""
     assert await folder.look() == []
     folder.add(1, "the whole graph")
     assert [await folder.look(), await folder.look(), await folder.look()] == [[], ["1"], []]

@@ -1,4 +1,4 @@
-"""What is done with what was found out about a model's programs."""
+"""Verifiers of models, and the differences that they find."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ SUBSTITUTES: Final[Mapping[Lowering, Substitute]] = {
     Lowering.POOLING: pooling.substitute,
     Lowering.RESIZE: resize.substitute,
 }
-"""Each gives what an operation is replaced by, or None; the first that has something is taken."""
+"""Substitutes in the order in which they are tried: the first that returns a tensor replaces the operation."""
 
 FLOATS: Final = (tf.float32, tf.bfloat16, tf.float16)
 
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 def for_settings(settings: ModelSettings) -> Lower | None:
-    """Returns what lowers a model as `settings` want it, or None where XLA runs it as it is or not at all."""
+    """Returns the lowering of a model with `settings`; None where XLA runs it without lowerings or not at all."""
     if not any(mode.traits.is_jit for mode in settings.compiled_modes) or tf.config.get_visible_devices("GPU"):
         return None
     names = {*Lowering} - {*settings.disable_lowerings}

@@ -19,7 +19,7 @@ from xlaserve.programs.tf.frozen_graph import has_xla
 IMAGES: Final = 2
 """With one image at a time, operations that read many weights read them too often."""
 PIXELS: Final = IMAGES * 224 * 224
-"""Of smaller images as many are taken as have as many pixels."""
+"""Pixels of a part: of smaller images, a part has more."""
 
 
 def are_possible(function: Any) -> bool:
@@ -47,9 +47,9 @@ def size(bucket: Bucket) -> int:
 
 
 def divided(function: Any, bucket: Bucket) -> Any:
-    """Returns what computes the batches of a bucket as `function` does, a part after the other.
+    """Returns a function that computes batches of a bucket as `function` does, a part after the other.
 
-    It may not read variables: XLA copies those that a loop reads, in a form that StableHLO does not have.
+    `function` may not read variables: XLA copies those that a loop reads, in a form that StableHLO does not have.
     """
     images = size(bucket)
     if images >= bucket.batch:

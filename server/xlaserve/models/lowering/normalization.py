@@ -1,4 +1,4 @@
-"""Batch normalization with its scale and offset computed ahead, and layer normalization of what was computed once.
+"""Batch normalization with its scale and offset computed ahead, and layer normalization of an input computed once.
 
 At inference batch normalization multiplies and adds, by factors that come from its statistics. XLA would compute these
 again in the loop over the pixels, with a square root for each. Layer normalization reads its input three times, for the
@@ -18,11 +18,11 @@ from xlaserve.models.lowering.replay import Node, Value
 FUSED: Final = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 SUMS: Final = frozenset({"Add", "AddV2"})
 COMPUTED: Final = frozenset({"Mul", "Rsqrt"})
-"""What gives batch normalization's scale: the root of a variance, perhaps times a weight."""
+"""Operations that compute batch normalization's scale: the root of a variance, perhaps times a weight."""
 
 
 def substitute(node: Node) -> tf.Tensor | None:
-    """Replaces batch normalization, fused or not, and what layer normalization reads."""
+    """Replaces batch normalization, fused or not, and the input of layer normalization."""
     if node.kind in FUSED:
         return _fused(node)
     if node.kind in SUMS:
@@ -64,7 +64,7 @@ def _scaled(images: tf.Tensor, scale: np.ndarray, offset: np.ndarray) -> tf.Tens
 
 
 def _moments(node: Node) -> tf.Tensor | None:
-    """Has what a mean, and a variance from it, are taken of computed once."""
+    """Has the input of a mean, and of a variance from that mean, computed once."""
     if not any(reader.type == "SquaredDifference" for reader in node.operation.inputs[0].consumers()):
         return None
     node.inputs[0].tensor = once(node.inputs[0].tensor)

@@ -16,7 +16,7 @@ CONVOLUTIONS: Final = frozenset({"Conv2D", DEPTHWISE})
 PADS: Final = frozenset({"Pad", "PadV2"})
 POOLINGS: Final = frozenset({"MaxPool", "AvgPool"})
 TO_BATCH, TO_SPACE = "SpaceToBatchND", "BatchToSpaceND"
-"""What TensorFlow puts before and after a convolution to dilate it."""
+"""Operations that TensorFlow puts before and after a convolution to dilate it."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Operation:
     windows: Windows
 
     def computed(self, compute: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-        """Returns what `compute` makes of the images, both channels last, in the operation's own order."""
+        """Returns the result of `compute` on the images, both channels last, in the operation's own data format."""
         if _format(self.node) == "NHWC":
             return compute(self.images.tensor)
         return tf.transpose(compute(tf.transpose(self.images.tensor, [0, 2, 3, 1])), [0, 3, 1, 2])
@@ -47,7 +47,7 @@ class Convolution(Operation):
 
     @property
     def shape(self) -> Sequence[int]:
-        """The kernel's."""
+        """The shape of the kernel, `[rows, columns, a, b]`."""
         return tuple(self.kernel.shape)
 
     @property

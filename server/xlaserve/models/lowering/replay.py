@@ -1,8 +1,8 @@
 """A traced function built again, operation by operation, with other subgraphs in the place of some.
 
-Functions that it calls are built into it, for a SavedModel is little else. Bodies of loops and branches stay as they
-are. Weights stay arguments. What no output is computed from is left out, such as assertions, and so are edges that only
-order operations: nothing here changes a variable. What is narrower than float32 may become float32.
+Functions that it calls are built into it, as a SavedModel consists of such calls. Bodies of loops and branches stay
+unchanged. Weights stay arguments. Operations that no output depends on are left out, such as assertions, and so are
+edges that only order operations: no operation here changes a variable. Narrower types may become float32.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CALLS: Final = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 PASSED_ON: Final = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient"})
 """Operations whose outputs are their inputs."""
 OLD_CONTROL_FLOW: Final = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond"})
-"""What TensorFlow 1 makes of branches and loops: cycles, and edges without data that matter."""
+"""Operations of branches and loops in TensorFlow 1, which have cycles, and edges that order without data."""
 
 READ: Final = "ReadVariableOp"
 SOURCES: Final = frozenset({"Const", READ})
@@ -31,13 +31,13 @@ FIXED: Final = frozenset({"Bitcast", "XlaCallModule"})
 """Operations that mean something else, or nothing, in other types."""
 
 Substitute = Callable[["Node"], tf.Tensor | None]
-"""Gives what an operation of one output is replaced by, made in the new graph; None leaves it as it is."""
+"""Returns the tensor that replaces the operation's only output, made in the new graph; None keeps the operation."""
 
 
 class Value:
     """A tensor of the old graph: an output of `node`, or an argument of the whole function.
 
-    `tensor` is what it is in the new graph, where that is not simply a copy.
+    `tensor` is its tensor in the new graph, where that is not simply a copy.
     """
 
     def __init__(self, node: Node | None = None, index: int = 0, tensor: tf.Tensor | None = None) -> None:
@@ -48,7 +48,7 @@ class Value:
 
     @cached_property
     def tensor(self) -> tf.Tensor:
-        """The same in the new graph, made when it is first read: what nothing reads must not become an argument."""
+        """The tensor in the new graph, made when it is first read: an unread weight must not become an argument."""
         assert self.node is not None
         if self.node.is_stored_narrow and self.known is not None:
             return self.known
@@ -63,7 +63,7 @@ class Value:
 
     @property
     def is_made(self) -> bool:
-        """Whether the new graph has it."""
+        """Whether the tensor has been made in the new graph."""
         return "tensor" in vars(self) or "copied" in vars(self.node) or bool(self.node and self.node.is_stored_narrow)
 
     @property
@@ -85,7 +85,7 @@ class Value:
 
     @property
     def shape(self) -> tf.TensorShape:
-        """Its shape, as far as that is known."""
+        """The shape, as far as it is known."""
         if self.node is not None and self.is_of_weights:  # which need not be an argument for that
             shape = self.node.operation.outputs[self.index].shape
             return shape if shape.is_fully_defined() or self.known is None else self.known.shape
@@ -94,7 +94,7 @@ class Value:
 
 @dataclass(eq=False)
 class Node:
-    """An operation of the old graph, and what it reads."""
+    """An operation of the old graph, and its inputs."""
 
     operation: Any
     inputs: Sequence[Value]
@@ -155,7 +155,7 @@ class Node:
             name=self.name,
         )
         for made, original in zip(copy.outputs, self.operation.outputs, strict=True):
-            made.set_shape(original.shape)  # which who wrote the model may have told TensorFlow
+            made.set_shape(original.shape)  # the model's author may have set it
         return tuple(copy.outputs)
 
     def _argument(self, name: str) -> Any:
@@ -164,7 +164,7 @@ class Node:
 
     @cached_property
     def results(self) -> Sequence[tf.Tensor] | None:
-        """What it computes from weights; None where TensorFlow does not by itself."""
+        """The outputs, computed from weights; None where an input is not known or TensorFlow can't run it."""
         inputs = [value.known for value in self.inputs]
         if any(value is None for value in inputs):
             return None

@@ -25,7 +25,7 @@ def channels(values: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:
 def in_turn(
     compute: Callable[[tf.Tensor], tf.Tensor], images: tf.Tensor, shape: tuple[int, int, int], size: int
 ) -> tf.Tensor:
-    """Returns `[n, *shape]`, one for each of `images`: `compute` gives `size` channels of it from a given one.
+    """Returns `[n, *shape]`, one for each of `images`: `compute(start)` returns its `size` channels from `start` on.
 
     The last ones may overlap, so that all slices have the same size.
     """

@@ -20,7 +20,7 @@ MAX_POINTWISE: Final = 16
 """The same for pointwise convolutions, for which nothing has to be copied."""
 RESIZINGS: Final = frozenset({"ResizeBilinear", "ResizeNearestNeighbor"})
 ELEMENTWISE: Final = frozenset({"Identity", "BiasAdd", "Add", "AddV2", "Mul", "Relu", "Relu6", "FusedBatchNormV3"})
-"""What may lie between a convolution and a resizing, and is computed with it."""
+"""Operations that may lie between a convolution and a resizing, and are fused with the resizing."""
 
 
 def substitute(node: Node) -> tf.Tensor | None:

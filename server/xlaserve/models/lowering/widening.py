@@ -13,7 +13,7 @@ from xlaserve.programs.tf.definitions import NARROW
 
 
 def substitute(node: Node) -> tf.Tensor | None:
-    """Replaces what narrows numbers by these numbers; `replay` is told to keep all others wide."""
+    """Replaces casts from float32 to a narrow type by their input; `replay` makes all other operations wide."""
     if node.kind != "Cast" or node.operation.outputs[0].dtype not in NARROW:
         return None
     images = node.inputs[0].tensor

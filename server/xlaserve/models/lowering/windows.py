@@ -16,7 +16,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Windows:
-    """Where windows of `shape` lie on images of `size`; rows first, then columns."""
+    """Positions of windows of `shape` on images of `size`; rows first, then columns."""
 
     size: Pair
     shape: Pair
@@ -32,7 +32,7 @@ class Windows:
 
     @property
     def padding(self) -> list[Pair]:
-        """How images `[n, height, width, channels]` are padded."""
+        """Padding of images `[n, height, width, channels]`, pixels before and after each axis."""
         return [(0, 0), *self.pads, (0, 0)]
 
     def shifted(self, images: tf.Tensor, fill: float = 0.0) -> Iterator[tuple[int, int, tf.Tensor]]:
@@ -47,7 +47,7 @@ class Windows:
         return materialized(tf.pad(images, self.padding, constant_values=fill))
 
     def shifted_over(self, padded: tf.Tensor) -> Iterator[tuple[int, int, tf.Tensor]]:
-        """Yields the same for images that are padded already, or some channels of them."""
+        """Yields the values of `shifted` for images that are padded already, or some channels of them."""
         high, wide = self.output
         for row, column in product(range(self.shape[0]), range(self.shape[1])):
             top, start = row * self.dilations[0], column * self.dilations[1]

@@ -21,7 +21,7 @@ from xlaserve.models.lowering.windows import Windows
 MIN_CHANNELS: Final = 32
 """With fewer channels in, the transforms cost more than is saved."""
 MIN_FILTERS: Final = 32
-"""With fewer channels out, too, where images are large: what no cache holds of the transforms waits for memory."""
+"""With fewer channels out, too, where images are large: transforms that no cache holds wait for memory."""
 MIN_WIDTH: Final = 7
 """Narrower outputs fill too few of their last four columns."""
 

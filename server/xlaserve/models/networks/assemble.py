@@ -1,4 +1,4 @@
-"""From a TensorFlow callable with one image input to a `Network`: preprocessing before it, a task's head behind it."""
+"""Assembly of a `Network` from a TensorFlow callable of one image input: preprocessing, the callable, a task's head."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _unsuppressed(overlaps: tf.Tensor, candidates: tf.Tensor) -> tf.Tensor:
 def padded(
     boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, count: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns the same with boxes and scores of 0 and PADDING_CLASS behind the first `count` of each image."""
+    """Returns the outputs with boxes and scores of 0 and PADDING_CLASS behind the first `count` of each image."""
     is_object = tf.sequence_mask(count, boxes.shape[1])
     return (
         tf.where(is_object[..., tf.newaxis], boxes, 0.0),

@@ -48,7 +48,7 @@ NETWORK: Final = "network"
 WEIGHTS: Final = "weights"
 MODULE: Final = "module"
 LOWERINGS: Final = "lowerings"
-"""What is replaced in a program; not there in programs that an earlier version has kept."""
+"""Key of the lowerings of a program; programs that an earlier version of xlaserve has kept lack it."""
 _IRRELEVANT: Final = {
     "name",
     "version",
@@ -68,16 +68,16 @@ _IRRELEVANT: Final = {
     "verification",
     "batch_dependence",
 }
-"""Settings that do not change what is computed. Every other setting makes another model."""
+"""Settings that do not change the computation. Every other setting makes another model."""
 _APART: Final = {"program", "reference"}
 """Fields of a network that are not part of its description."""
 _TASKS: Final = {kind.__name__: kind for kind in get_args(Task)}
 
 
 def identity(settings: ModelSettings) -> dict[str, Any] | None:
-    """Returns what identifies a model: its settings, and the contents of files that they name.
+    """Returns the facts that identify a model: its settings, and digests of the files that they name.
 
-    None where that can't be told. Raises OSError where a file can't be read.
+    None where its settings do not identify it. Raises OSError where a file can't be read.
     """
     if not catalog.can_be_kept(settings):
         return None
@@ -97,7 +97,7 @@ def network(cache: CompileCache, device: Device, settings: ModelSettings, build:
 
     Nothing is kept where the model's files were changed meanwhile. Raises what `build` raises.
     """
-    persistent_cache.sweep()  # what models that are not kept have left
+    persistent_cache.sweep()  # executables that models which are not kept have left
     began_ns, files = time.time_ns(), model_files.state(settings)  # before they are read
     try:
         model = identity(settings)
@@ -117,7 +117,7 @@ def network(cache: CompileCache, device: Device, settings: ModelSettings, build:
             return False
 
     def build_rest() -> Network:
-        """Builds what the cache lacks of a model that is in use. Raises ModelFailed where that is another by now."""
+        """Builds a model in use whose cache lacks a part. Raises ModelFailed where its files have changed meanwhile."""
         built = build()
         if not is_unchanged():
             raise ModelFailed("source: the model's files were changed while it was loaded; load it again")
@@ -154,7 +154,7 @@ def _description(network: Network) -> dict[str, Any]:
 
 
 def _described(description: Mapping[str, Any], program: CachedProgram) -> Network:
-    """Returns what `_description` was made of. Raises where that is no description."""
+    """Returns the network of a `_description`, with `program`. Raises any exception where it is no description."""
     types = get_type_hints(Network)
     values = {
         name: TypeAdapter(types[name]).validate_python(description[name]) for name in description.keys() - {"task"}
@@ -165,7 +165,7 @@ def _described(description: Mapping[str, Any], program: CachedProgram) -> Networ
 
 
 def _reference(folder: Folder, program: CachedProgram, images: Images) -> Outputs:
-    """Returns what `Network.reference` answers to `images`; builds the network only if that was never asked before."""
+    """Returns the outputs of `Network.reference` for `images`; builds the network only where the cache lacks them."""
     name = f"reference-{hashlib.sha256(images.data).hexdigest()[:16]}"
     if (kept := folder.read(name, _outputs)) is not None:
         return kept
@@ -227,14 +227,14 @@ class _KeptGraph(NamedTuple):
 
     prepare: Prepare
     from_cache: bool
-    """Whether it was there at the start."""
+    """Whether the cache had it before this load."""
 
 
 @dataclass(eq=False)
 class CachedProgram:
-    """A `Program` that reads what was compiled before, and keeps what it compiles.
+    """A `Program` that reads compiled programs from the cache, and writes those that it compiles into it.
 
-    What can't be kept is compiled as usual: a failure to keep it never fails the model.
+    A program that can't be kept is compiled as usual: a failure to keep one never fails the model.
     """
 
     cache: CompileCache
@@ -248,11 +248,11 @@ class CachedProgram:
 
     def __post_init__(self) -> None:
         self.described_lowerings = ""
-        """The operations that are replaced for XLA, as the cache has them of the first size that was compiled."""
+        """The lowerings of the first size that was compiled, as the cache describes the network: `depthwise 17`."""
         self.not_kept: set[Mode] = set()
         """Modes of which a program was seen that can't be kept."""
         self._loaded_lowerings: dict[tuple[int, int], str] = {}
-        """By height and width, those of programs that were loaded."""
+        """The lowerings of programs that were loaded, by height and width."""
         self._lock = threading.Lock()
         self._weights: dict[str, tuple[tf.Tensor, ...]] = {}
         self._graphs: dict[str, _KeptGraph | None] = {}
@@ -310,7 +310,7 @@ class CachedProgram:
             graph.dismantle()
 
     def lowerings(self, bucket: Bucket) -> str:
-        """Returns what is replaced for XLA in images of the bucket's size: nothing where that has failed."""
+        """Returns the lowerings of programs for the bucket's size, `depthwise 17`; empty where those have failed."""
         is_built = "built" in self.__dict__
         if self._unlowered(bucket) is not None or (is_built and self._program.unlowered(bucket) is not None):
             return ""
@@ -319,7 +319,7 @@ class CachedProgram:
         return self._program.lowerings(bucket) if is_built else self.described_lowerings
 
     def any_size(self) -> Executable:
-        """Makes what runs images of any size. It is not cached, so that the source has to build the network."""
+        """Makes an executable for images of any size. It is not cached, so that the source has to build the network."""
         return self._program.any_size()
 
     @property
@@ -353,7 +353,7 @@ class CachedProgram:
                 compilation = self._compile_and_keep(program, mode, bucket, cost)
             except Exception as error:
                 compilation = program.compile_once(mode, bucket)
-                if program.unlowered(bucket) != unlowered:  # it was the lowerings, as another thread has found out
+                if program.unlowered(bucket) != unlowered:  # another thread has found lowerings to be the cause
                     return self._make(mode, bucket, cost)
                 self._give_up(mode, self._program_name(mode, bucket), error)
         if compilation is None:
@@ -461,7 +461,7 @@ class CachedProgram:
 
     def _forget(self, name: str) -> None:
         self._graphs.pop(name, None)
-        self._forgotten.add(name)  # what is read-only stays where it is
+        self._forgotten.add(name)  # a read-only cache still has the record
         self.folder.discard(name, "its answers are not the model's")
 
     def _run(

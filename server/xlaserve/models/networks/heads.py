@@ -1,4 +1,4 @@
-"""What follows a network inside the compiled program: it turns the network's outputs into those of a task."""
+"""Heads, the part of a compiled program that follows the network: they turn its outputs into those of a task."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OUTPUT_NAMES: Final[Mapping[OutputRole, tuple[str, ...]]] = {
     "classes": ("classes", "detection_classes"),
     "count": ("count", "num_detections"),
 }
-"""What models call outputs of several names; the longer ones are those of TensorFlow's Object Detection API."""
+"""Names that models give each output; the longer ones are those of TensorFlow's Object Detection API."""
 
 
 class TensorShape(NamedTuple):
@@ -41,7 +41,7 @@ class TensorShape(NamedTuple):
 
 
 class Head(NamedTuple):
-    """A task, and the way to its outputs."""
+    """A task, and the function that computes its outputs."""
 
     task: Task
     finish: Finish

@@ -1,6 +1,6 @@
-"""What the compile cache keeps of modes that have one graph for all buckets of a size: that, with its weights.
+"""Records of the compile cache for modes that have one graph for all buckets of a size: the graph, with its weights.
 
-What such a mode makes of it for each bucket is made again at each start.
+The executables that such a mode makes of the graph, one for each bucket, are made again at each start.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram, check_ope
 
 Graph = TypeVar("Graph")
 Prepare = Callable[[Bucket], Executable]
-"""Makes what runs a bucket; its first run may compile."""
+"""Makes the executable for a bucket, whose first run may compile."""
 
 
 class Contents(NamedTuple):
-    """What a record holds."""
+    """The contents of a record to write: a header of JSON types, and bytes by name."""
 
     header: Mapping[str, object]
     blobs: Mapping[str, bytes]
 
 
 class Kind(NamedTuple, Generic[Graph]):
-    """How the graphs of a mode are made, kept and run."""
+    """Functions that make, write, read and start the graphs of a mode."""
 
     check: Callable[[], object]
-    """Raises ModelFailed where this installation or device has not got the mode."""
+    """Raises ModelFailed where this installation or device lacks the mode."""
     make: Callable[[TensorFlowProgram, Bucket], Graph]
     """Makes the graph for images of the size of a bucket. Raises UnfreezableError where it can't be kept."""
     write: Callable[[Graph], Contents]
     read: Callable[[Record], Graph]
-    """Returns what was written. Raises where that is something else."""
+    """Returns the graph that was written. Raises any exception where the record holds something else."""
     start: Callable[[Graph, Precision], Prepare]
-    """Raises ModelFailed where OpenVINO did not know the model."""
+    """Returns the maker of executables. Raises ModelFailed where OpenVINO has no translation of the model."""
 
 
 def _write_frozen(frozen: Frozen) -> Contents:
@@ -60,7 +60,7 @@ def _start_frozen(frozen: Frozen, _: Precision) -> Prepare:
 
 
 Conversion = ConvertedGraph | UntranslatableError
-"""That OpenVINO does not know a model is kept as well: finding it out takes as long as a conversion."""
+"""A converted graph, or the failure to convert one, which is kept as well: it takes as long to find out."""
 
 
 def _convert(program: TensorFlowProgram, bucket: Bucket) -> Conversion:

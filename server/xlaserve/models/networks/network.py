@@ -1,4 +1,4 @@
-"""What a source gives: a program and what has to be known to serve it."""
+"""The network that a source builds: a program, and the facts that are needed to serve it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Network:
 
     program: Program
     size: Size
-    """The sizes that it takes, regardless of what is configured."""
+    """The heights and widths that it takes, regardless of the configured ones."""
     task: Task
-    """With the source's own names of the classes, where it has them."""
+    """The task, with the source's own names of the classes, where it has them."""
     weights: str
-    """Where the weights came from: `imagenet`, `random`, `built in`, or the name of a file or a preset."""
+    """The origin of the weights: `imagenet`, `random`, `built in`, or the name of a file or a preset."""
     lowerings: str = ""
-    """Which lowerings XLA runs it with, and how often each: `depthwise 17`. Empty where there are none."""
+    """The lowerings that XLA runs it with, and how often each is applied: `depthwise 17`. Empty without any."""
     calibrated: str = ""
-    """What was measured when it was made int8 for OpenVINO: `agreement 0.998 of 75 held-out images`. Empty where it was
-    not."""
+    """Measured quality of its int8 form for OpenVINO: `agreement 0.998 of 75 held-out images`. Empty where there is
+    none."""
     batch: int | None = None
     """The only batch size that it takes, where it was made for one."""
     default_size: Size = (None, None)
@@ -35,7 +35,7 @@ class Network:
     multiple: int = 1
     """Height and width have to be multiples of this."""
     reference: Callable[[Images], Outputs] | None = None
-    """Computes the same in float32, slowly; not while the model serves. None where it is not known."""
+    """Computes the outputs in float32, slowly; must not be called while the model serves. None where there is none."""
 
     @property
     def lowering_names(self) -> list[str]:

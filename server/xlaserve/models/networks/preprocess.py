@@ -1,4 +1,4 @@
-"""What is done to pixels before a network sees them, traced into the compiled program."""
+"""Preprocessing of pixels before the network, traced into the compiled program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 class Scaling(NamedTuple):
-    """A factor for each channel, and what is added after it."""
+    """A factor for each of the three channels, and an offset that is added after it."""
 
     scale: tuple[float, float, float]
     offset: tuple[float, float, float]
@@ -34,7 +34,7 @@ FAMILIES: Final[dict[str, Preprocess]] = {
     "vgg19": "caffe",
     "xception": "tf",
 }
-"""What each family of `keras.applications` expects, by its module's name; `none` where the model scales by itself."""
+"""The preprocessing of each family of `keras.applications`, by its module's name; `none` where the model scales."""
 
 _IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)  # of RGB from 0 to 1
 _IMAGENET_DEVIATION: Final = (0.229, 0.224, 0.225)

@@ -1,4 +1,4 @@
-"""What builds the network of each kind of source, a module each.
+"""Builders of networks, a module for each kind of source.
 
-`catalog` calls them; what is known of a kind before anything is loaded stands in `config.sources`.
+`catalog` calls them; the facts about a kind that are known before a model is loaded are in `config.sources`.
 """

@@ -24,7 +24,7 @@ from xlaserve.models.task import Classification
 DEFAULT_SIZES: Final = {"mobilenet_v3": (224, 224)}
 """Families of `keras.applications` that Keras builds without a size of their own."""
 STALL_TIMEOUT_S: Final = 30.0
-"""How long a download may receive nothing at all."""
+"""Longest time for which a download may receive no data."""
 
 
 def names() -> tuple[str, ...]:
@@ -84,7 +84,7 @@ def advise(name: str, known: Iterable[str]) -> str:
 
 
 def family_preprocess(constructor: Callable[..., Any]) -> Preprocess:
-    """Returns what Keras defines for the family of an application."""
+    """Returns the preprocessing that Keras defines for the family of an application. Raises ModelFailed."""
     family = _family(constructor)
     if family not in preprocess.FAMILIES:
         raise ModelFailed(f"preprocess: not known for the family {family}; set it")

@@ -16,7 +16,7 @@ MODELS: Final[Mapping[str, tuple[Callable[[], Any], tuple[str, ...]]]] = {
     "shapes-detector": (shapes.detector, shapes.LABELS),
     "shapes-segmenter": (shapes.segmenter, shapes.MAP_LABELS),
 }
-"""By what follows `builtin:`: what makes the Keras model, and the names of its classes."""
+"""By the name that follows `builtin:`: the function that makes the Keras model, and the names of its classes."""
 
 
 def network(name: str, settings: ModelSettings) -> Network:

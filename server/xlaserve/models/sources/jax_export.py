@@ -1,7 +1,7 @@
-"""Reads what `jax.export` wrote. What it returns runs without JAX.
+"""Reads exports of `jax.export` into models that run without JAX.
 
-Such a file holds a StableHLO module of one function, the platforms that it was made for, and what the function takes
-and gives. A function may have been exported with its weights as arguments, `forward(params, images)`: the file lacks
+Such a file holds a StableHLO module of one function, the platforms that it was made for, and the function's inputs
+and outputs. A function may have been exported with its weights as arguments, `forward(params, images)`: the file lacks
 their values, which come in a `.npz` file.
 """
 
@@ -34,9 +34,9 @@ class ExportedModel:
     module: bytes
     """Serialized StableHLO."""
     version: int
-    """Of its calling convention, which is that of TensorFlow's XlaCallModule."""
+    """Version of its calling convention, which TensorFlow's XlaCallModule shares."""
     platforms: tuple[str, ...]
-    """What it was made for, as JAX names them: cpu, cuda, rocm, tpu."""
+    """Platforms that it was exported for, as JAX names them: cpu, cuda, rocm, tpu."""
     disabled_checks: tuple[str, ...]
     image: TensorShape
     arguments: tuple[NDArray[Any] | None, ...]
@@ -131,7 +131,7 @@ def _paths(tree: Any) -> list[Any]:
 
 
 def _input_names(exported: Any) -> list[str]:
-    """Returns what JAX calls inputs: `args[0]['bias']`."""
+    """Returns JAX's names of the inputs: `args[0]['bias']`."""
     paths = _paths(exported.in_tree)
     return [f"{('args', 'kwargs')[positional.idx]}{tree_util.keystr(path)}" for positional, *path in paths]
 

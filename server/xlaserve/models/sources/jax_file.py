@@ -1,9 +1,9 @@
-"""Networks from what `jax.export` wrote.
+"""Networks from exports of `jax.export`.
 
-Its StableHLO is translated to TensorFlow's operations, so that it is lowered and runs in every mode like other models.
-What can't be translated runs as the operation XlaCallModule, which XLA compiles in every mode. Either way the weights
-are variables, and it takes every batch size that the export does. Saved so, it is a SavedModel like any other, which is
-served without JAX.
+Their StableHLO is translated to TensorFlow's operations, so that it is lowered and runs in every mode like other
+models. A module that can't be translated runs as the operation XlaCallModule, which XLA compiles in every mode. Either
+way the weights are variables, and the network takes every batch size that the export does. Saved, it is a SavedModel
+like any other, which is served without JAX.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PIXELS: Final = "pixels"
 
 TOLERANCE: Final = 1e-5
-"""How far a translation's answers may be from the module's, as a share of the largest,"""
+"""Largest difference of a translation's answers from the module's, as a share of the largest answer,"""
 OF_SPREAD: Final = 1e-3
 """and of the largest difference between two images."""
 NARROW_TOLERANCE: Final = 0.02
@@ -73,17 +73,17 @@ def save(exported: ExportedModel, folder: Path) -> None:
 class ImageFunction:
     """An exported function with its weights as variables; channels come last, as the server's pixels do.
 
-    It is one of TensorFlow's operations where all of it can be translated to them, else StableHLO. One that takes
-    images with their channels first gives maps so, too: outputs of four dimensions.
+    It consists of TensorFlow's operations where all of it can be translated to them, else of StableHLO. A function of
+    images with their channels first also returns its maps, outputs of four dimensions, with their channels first.
     """
 
     def __init__(self, exported: ExportedModel) -> None:
         self._given = exported.outputs
         self._has_channels_first = _has_channels_first(exported.image)
         self.pixels = _with_channels_last(exported.image) if self._has_channels_first else exported.image
-        """What `run` takes."""
+        """The shape and dtype of the pixels that `run` takes."""
         self.outputs = {name: self._as_given(output) for name, output in exported.outputs.items()}
-        """What it gives."""
+        """The outputs of `run`, by name."""
         module = _Module(exported, has_channels_first=self._has_channels_first)
         translated = _translated(exported, self.pixels, module)
         self._compute: Callable[[tf.Tensor], Sequence[tf.Tensor]] = module if translated is None else translated.run
@@ -111,7 +111,7 @@ class _Module:
 
     @property
     def weights(self) -> list[tf.Variable]:
-        """Its variables."""
+        """The variables of its weights."""
         return [variable for variable in self._arguments if variable is not None]
 
     def __call__(self, pixels: tf.Tensor) -> Sequence[tf.Tensor]:

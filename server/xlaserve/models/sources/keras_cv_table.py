@@ -22,12 +22,12 @@ class Backbone:
     fixed_size: bool = False
     """Whether it must be built for one input size."""
     multiple: int = 1
-    """What height and width have to be multiples of."""
+    """Height and width have to be multiples of this."""
 
 
 @dataclass(frozen=True)
 class KerasCvHead:
-    """What is put on a backbone for a task."""
+    """The head on a backbone for a task."""
 
     constructor: str
     """A class of `keras_cv.models`."""

@@ -20,11 +20,11 @@ from xlaserve.models.sources import keras_models
 from xlaserve.models.task import Detection
 
 MULTIPLE: Final = 32
-"""It joins feature maps of several resolutions, the lowest of which is a 32nd of the input's."""
+"""Divisor of height and width: detectors join feature maps, the smallest with a 32nd of the input's sides."""
 
 
 class Undecided(keras.layers.Layer):  # type: ignore[misc] # Keras has no types
-    """Stands where a detector has its non-maximum suppression, and suppresses nothing."""
+    """Replaces the non-maximum suppression of a detector, and keeps all boxes."""
 
     def __init__(self, bounding_box_format: str, from_logits: bool) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Undecided(keras.layers.Layer):  # type: ignore[misc] # Keras has no types
 
 
 def is_detector(model: Any) -> bool:
-    """Says whether `model` is a detector of KerasCV or KerasHub."""
+    """Returns whether `model` is a detector of KerasCV or KerasHub."""
     return hasattr(model, "decode_predictions") and hasattr(model, "prediction_decoder")
 
 
@@ -52,7 +52,7 @@ def detector(
 ) -> Network:
     """Returns the network of a detector of KerasCV or KerasHub; `default_size` is what it was designed for.
 
-    Its suppression has the settings' thresholds, and goes across classes as theirs does.
+    Non-maximum suppression has the settings' thresholds, and goes across classes as in those libraries.
     """
     model.prediction_decoder = Undecided(model.bounding_box_format, model.prediction_decoder.from_logits)
     settings = settings.model_copy(update={"bounding_box_format": model.bounding_box_format})

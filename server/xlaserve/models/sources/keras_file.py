@@ -17,11 +17,11 @@ from xlaserve.models.networks.network import Network
 from xlaserve.models.sources import keras_detectors, keras_library, keras_models
 
 LIBRARY: Final = re.compile(r'"registered_name": "(keras_cv|keras_hub)\b')
-"""How the configuration of a model says that it needs KerasCV or KerasHub."""
+"""The name of a library in the configuration of a model that needs KerasCV or KerasHub."""
 SAFE_MODE: Final = "safe_mode=False"
-"""What Keras advises for a file that it loads in no other way."""
+"""Keras's advice for a file that it refuses in safe mode."""
 UNKNOWN: Final = re.compile(r"Could not locate (?:class|function) '([^']+)'")
-"""How Keras says that it lacks a custom object."""
+"""Keras's message for a custom object that it lacks."""
 
 
 def keras_file(file: Path, settings: ModelSettings) -> Network:
@@ -76,12 +76,12 @@ def _config(file: Path) -> str:
 
 
 def _registered(name: str, config: str) -> set[str]:
-    """Returns what `name` is called in a configuration if it was registered: `Custom>name`, or of another package."""
+    """Returns the names under which a configuration registers `name`: `Custom>name`, or with another package."""
     return set(re.findall(rf'"registered_name": "([^">]+>{re.escape(name)})"', config))
 
 
 def _import(name: str, path: str) -> Any:
-    """Returns what `package.module:attribute` names."""
+    """Returns the object that `package.module:attribute` names. Raises ModelFailed."""
     module, _, attribute = path.partition(":")
     if not (module and attribute):
         raise ModelFailed(f"custom_objects.{name}: expected package.module:attribute, got {path}")

@@ -22,11 +22,11 @@ class HubClass:
     side: int
     """Pixels of its own input size, which is square."""
     preprocess: Preprocess
-    """What is done to pixels where no preset says it."""
+    """The preprocessing of pixels, without a preset."""
     arguments: Mapping[str, Any]
-    """What it is built with; `data/keras_hub.yaml` says how classes and sizes stand in it."""
+    """The constructor's arguments; `data/keras_hub.yaml` says how classes and sizes are written in them."""
     multiple: int = 1
-    """What height and width have to be multiples of."""
+    """Height and width have to be multiples of this."""
 
 
 _TABLE: Final = parse((resources.files("xlaserve.models.sources") / "data" / "keras_hub.yaml").read_text("utf-8"))
@@ -45,7 +45,7 @@ def names() -> tuple[str, ...]:
 
 
 def arguments(of: HubClass, library: Any, classes: int, size: tuple[int, int]) -> dict[str, Any]:
-    """Returns what a class of `library`, which is `keras_hub.models`, is called with for inputs of `size`."""
+    """Returns the arguments of a class of `library`, which is `keras_hub.models`, for inputs of `size`."""
     stands_for = {"classes": classes, "image_shape": (*size, 3), "image_size": size}
 
     def build(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What KerasCV and KerasHub have in common: Keras models that a table describes, built offline."""
+"""Building of models that KerasCV and KerasHub share: Keras models that a table describes, built offline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def input_size(settings: ModelSettings, side: int, multiple: int) -> tuple[int, 
 
 
 def give_weights(model: Any, weights: str, size: tuple[int, int], how: Preprocess) -> str:
-    """Settles random weights on images of `size`, or loads a file of weights. Returns what to call them."""
+    """Settles random weights on images of `size`, or loads a file of weights. Returns their name."""
     if weights == "random":
         random_weights.settle(
             model, size, lambda pixels: keras_models.call(model, preprocess.apply(pixels, how), training=True)
@@ -42,14 +42,14 @@ def give_weights(model: Any, weights: str, size: tuple[int, int], how: Preproces
 
 
 def image_converter(model: Any) -> Any:
-    """Returns what scales images, and brings them to its size, in a task of KerasHub; None where a model has none."""
+    """Returns the layer of a task of KerasHub that scales and resizes images; None where a model has none."""
     return getattr(getattr(model, "preprocessor", None), "image_converter", None)
 
 
 def own_preprocess(model: Any) -> Preprocess:
-    """Returns what the preprocessor of a task of KerasHub does to pixels; `none` where a model has none.
+    """Returns the preprocessing of pixels in a task of KerasHub; `none` where a model has no preprocessor.
 
-    Bringing images to the model's size is not part of it.
+    Resizing is not part of it.
     """
     if (converter := image_converter(model)) is None:
         return "none"

@@ -19,13 +19,13 @@ from xlaserve.models.networks.network import Network
 
 DEFAULT_SIGNATURE: Final = "serving_default"
 ONLY_OUTPUT: Final = "output"
-"""What the output of a callable is called that gives one tensor without a name."""
+"""Name of the only output of a callable whose tensor has none."""
 OPTIMIZER: Final = "optimizer"
-"""How Keras 2 names the type of its optimizers in a SavedModel."""
+"""Keras 2's name of the type of its optimizers in a SavedModel."""
 
 
 class Optimizer(tf.Module):  # type: ignore[misc]
-    """An optimizer that was saved with a model: it is in the way of loading it, and nothing of it is loaded."""
+    """Replaces an optimizer that was saved with a model, as TensorFlow can't load it; its values are not loaded."""
 
     def add_slot(self, var: tf.Variable, slot_name: str, initializer: str = "zeros") -> tf.Variable:
         """Returns a variable in the place of one that is as large as `var`."""
@@ -37,14 +37,14 @@ class Optimizer(tf.Module):  # type: ignore[misc]
 
 
 def is_saved_model(folder: Path) -> bool:
-    """Says whether `folder` holds a SavedModel."""
+    """Returns whether `folder` holds a SavedModel."""
     return bool(tf.saved_model.contains_saved_model(str(folder)))
 
 
 def saved_model(folder: Path, settings: ModelSettings) -> Network:
     """Loads a signature of a SavedModel or, where it has none, the function that it is itself.
 
-    It runs as it was exported: in the mode eager too, as a graph. Raises ModelFailed.
+    The function runs as it was exported: in the mode eager too, as a graph. Raises ModelFailed.
     """
     _know_optimizers()
     loaded = tf.saved_model.load(str(folder))
@@ -68,7 +68,7 @@ def _know_optimizers() -> None:
 def network(
     call: Call, pixels: TensorShape, outputs: Mapping[str, TensorShape], settings: ModelSettings, *, weights: str
 ) -> Network:
-    """Returns the network of what was exported as a function of one image input. Raises ModelFailed."""
+    """Returns the network of an exported function of one image input. Raises ModelFailed."""
     check_pixels(pixels)
     return assemble(
         call,
@@ -83,7 +83,7 @@ def network(
 
 
 Found = tuple[Call, tf.TensorSpec, Mapping[str, tf.TensorSpec]]
-"""What to call, what it takes, and what it gives."""
+"""The function, the specification of its input, and those of its outputs by name."""
 
 
 def _signature(loaded: Any, wanted: str | None) -> Found:

@@ -3,9 +3,9 @@
 XLA alone runs StableHLO, as it is. As TensorFlow's operations a program is lowered for XLA on a CPU, and runs in graph
 mode and in OpenVINO, like any other. One operation of StableHLO becomes about one of TensorFlow's.
 
-What weights alone determine is computed here. Broadcasts and transpositions wait until something needs them: most
-operations broadcast by themselves, and what PyTorch computes with its channels first flows on with its channels last,
-as TensorFlow's kernels and the lowerings want it.
+Values that weights alone determine are computed here. Broadcasts and transpositions wait until an operation needs them:
+most operations broadcast by themselves, and values that PyTorch computes with their channels first are computed with
+their channels last, as TensorFlow's kernels and the lowerings need them.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ MIN_VARIABLE: Final = 4096
 ANY_BATCH: Final = re.compile(
     r"Expected value >= 1 for dimension variable|Expected '\w+' to be greater or equal to [01],"
 )
-"""What the assertions say that a module for any batch size begins with, of JAX and of PyTorch."""
+"""Messages of the assertions with which a module for any batch size begins, of JAX and of PyTorch."""
 PLATFORM: Final = "_platform_index"
-"""How JAX marks the argument that says for which of its platforms a module runs."""
+"""JAX's name of the argument that selects one of a module's platforms."""
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,13 @@ class Translator:
         return [self.whole(output) for output in outputs]
 
     def call(self, name: str, arguments: Sequence[Value]) -> list[Value]:
-        """Returns what one of the module's functions gives for `arguments`."""
+        """Returns the results of one of the module's functions for `arguments`."""
         (region,) = self._functions[name].regions
         (block,) = region.blocks
         return self.run(block, dict(zip(block.arguments, arguments, strict=True)))
 
     def run(self, block: Any, values: dict[Any, Value]) -> list[Value]:
-        """Returns what the operations of `block` give at its end, with the `values` known so far."""
+        """Returns the values that `block` returns, with the `values` known so far."""
         for operation in block.operations:
             operands = [values[operand] for operand in operation.operands]
             if name_of(operation) in {"stablehlo.return", "func.return"}:

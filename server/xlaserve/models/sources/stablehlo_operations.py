@@ -31,7 +31,7 @@ Translate = Callable[["Graph", Any, Sequence[Value]], Value]
 
 
 class Graph(Protocol):
-    """Where operations are made."""
+    """The graph in which operations are made."""
 
     def tensor(self, value: Value, order: Order | None = None, axes: Iterable[int] = ()) -> Any:
         """Returns a value's tensor, its axes in `order`, as large as the value along `axes`."""
@@ -41,7 +41,7 @@ class Graph(Protocol):
 
 
 def elementwise(compute: Callable[..., Any]) -> Translate:
-    """Returns what makes an operation on each element; TensorFlow's broadcast what is to be repeated."""
+    """Returns the translation of an elementwise operation; TensorFlow broadcasts operands that are to be repeated."""
 
     def translate(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
         sides = shape(operation.results[0])
@@ -73,7 +73,7 @@ def _convert(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
 
 
 def _cast(tensor: Any, to: tf.DType) -> Any:
-    """Converts as XLA does: to whole numbers within their limits, and to 0 what is no number."""
+    """Converts as XLA does: whole numbers are clipped to the limits of their type, and NaN becomes 0."""
     cast = tf.cast(tensor, to)
     if not (tensor.dtype.is_floating and to.is_integer):
         return cast
@@ -102,7 +102,7 @@ def _sizes(graph: Graph, shapes: Sequence[Value], sides: Shape) -> Sizes | None:
 
 
 def _broadcast(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
-    """Only gives the sides of 1 along which the result repeats its operand."""
+    """Gives the operand sides of 1 where the result repeats it; the repeating itself waits until it is needed."""
     (operand, *shapes), sides = operands, shape(operation.results[0])
     places = integers(operation, "broadcast_dimensions")
     sizes = _sizes(graph, shapes, sides)
@@ -185,7 +185,7 @@ def _dynamic_slice(graph: Graph, operation: Any, operands: Sequence[Value]) -> V
 
 
 def _gather(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
-    """Translates what JAX makes of indexing: one slice from a known place, or slices of whole sides."""
+    """Translates the gathers of JAX's indexing: one slice from a known place, or slices of whole sides."""
     (operand, starts, *_), sides = operands, shape(operation.results[0])
     axes = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
     if axes.operand_batching_dims or axes.index_vector_dim != len(starts.shape) - 1:
@@ -222,7 +222,7 @@ def _slice_from(graph: Graph, operand: Value, places: Mapping[int, Any], taken: 
 
 
 def _with_sides(tensor: Any, sides: Sequence[int | None], order: Order) -> Any:
-    """Tells TensorFlow the sizes of `tensor` that StableHLO says, where it can't know them itself."""
+    """Sets the sizes of `tensor` that StableHLO states, where TensorFlow can't infer them."""
     places = inverse(order)
     known_sides = [sides[axis] if size is None else size for axis, size in zip(places, tensor.shape, strict=True)]
     return tf.ensure_shape(tensor, known_sides) if known_sides != list(tensor.shape) else tensor
@@ -321,7 +321,7 @@ REDUCTIONS: Final[Mapping[str, tuple[Callable[..., Any], Callable[..., Any], Cal
     "stablehlo.and": (tf.reduce_all, tf.logical_and, lambda _: True),
     "stablehlo.or": (tf.reduce_any, tf.logical_or, lambda _: False),
 }
-"""By the only operation of a reduction's region: its own, that of two elements, and what it starts from."""
+"""By the only operation of a reduction's region: the reduction, its operation on two values, its neutral element."""
 OF_A_SHAPE: Final = frozenset({"stablehlo.dynamic_broadcast_in_dim", "stablehlo.dynamic_reshape"})
 """Operations whose second operand is only the shape of their result."""
 TABLE: Final[Mapping[str, Translate]] = {

@@ -43,7 +43,7 @@ class Sizes(NamedTuple):
 
     tensor: Any
     places: Order
-    """Where each axis is in `tensor`: operations for that are made where a size is needed, and not ahead."""
+    """The place of each axis in `tensor`, from which a size is read only where it is needed."""
 
     def of(self, axes: Sequence[int]) -> Sizes:
         """Returns the sizes of `axes`."""
@@ -63,7 +63,7 @@ class Value:
     shape: Shape
     order: Order
     sizes: Sizes | None = None
-    """Where it repeats along a side of unknown size."""
+    """The sizes of a value that repeats along a side of unknown size."""
 
     @property
     def is_known(self) -> bool:

@@ -1,4 +1,4 @@
-"""The compile cache: what a later start need not trace, compile or time again.
+"""The compile cache: programs that a later start need not trace, compile or time again.
 
-Checked files and their keys; `models.networks.cached` knows what is in them.
+Checked files and their keys; `models.networks.cached` defines their contents.
 """

@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 
 class CompileCache:
-    """What was compiled before, in a folder. One that is to be filled must be made before TensorFlow is imported.
+    """A folder of compiled programs. A cache that is to be filled must be made before TensorFlow is imported.
 
-    Raises ConfigError where the folder can't be used as it is to be.
+    Raises ConfigError where the folder can't be read or, without `read_only`, written.
     """
 
     def __init__(self, root: Path, *, read_only: bool = False) -> None:
@@ -48,7 +48,7 @@ class CompileCache:
             log.warning("compile cache: nothing is kept, as %s can't be written: %s", self.root, error.strerror)
             self._read_only = True
         self.is_filling = not self._read_only
-        """Whether what is missing is kept once it is made."""
+        """Whether missing programs are kept once they are made."""
         if not self._read_only:
             self._set_autotuning()
 
@@ -63,12 +63,15 @@ class CompileCache:
         return Folder(environment_folder / key(model), read_only=self._read_only)
 
     def stop_filling(self) -> None:
-        """Keeps nothing more, for when traffic begins: TensorFlow holds Python's lock while it exports a program, for a
-        second or more with a large network, and what runs beside traffic can't be timed for those to come."""
+        """Keeps no further programs, for when traffic begins.
+
+        TensorFlow holds Python's lock while it exports a program, for a second or more with a large network, and costs
+        that are measured beside traffic would mislead later starts.
+        """
         self.is_filling = False
 
     def _set_autotuning(self) -> None:
-        """Has XLA keep what it measured of a GPU's kernels; on a CPU it measures none."""
+        """Has XLA keep its measurements of a GPU's kernels; on a CPU it makes none."""
         folder = self.root / f"tensorflow-{tensorflow_version()}" / "autotuning"
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)  # XLA fails where it is not there

@@ -1,4 +1,4 @@
-"""What programs and their costs depend on, other than the model."""
+"""The environment that programs and their costs depend on, other than the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from xlaserve.programs.tf import flags
 from xlaserve.programs.tf.device import Device, cores, cpu_name
 
 _VARIABLES: Final = ("NVIDIA_TF32_OVERRIDE", "TF_ENABLE_ONEDNN_OPTS", flags.TF_XLA, flags.XLA)
-"""Environment variables that change what is computed, or how."""
+"""Environment variables that change computations or their results."""
 _OUR_OWN: Final = re.compile(r"--(tf_xla_persistent_cache_|xla_dump_|xla_gpu_per_fusion_autotune_cache_dir=)\S+")
 """Flags that say where files go, and change no program."""
 _PACKAGES: Final = ("keras", "keras-cv", "keras-hub", "numpy", "openvino")
@@ -33,7 +33,7 @@ def tensorflow_version() -> str:
 
 @cache
 def installed() -> Mapping[str, str]:
-    """Returns which code makes programs. A process asks once, early: it may be replaced on the disk meanwhile."""
+    """Returns versions and a digest of the code that makes programs, as at the first call: it may be replaced later."""
     return _on_disk()
 
 
@@ -57,7 +57,7 @@ def _on_disk() -> Mapping[str, str]:
 
 
 def environment(device: Device) -> dict[str, str]:
-    """Returns what a program that is kept depends on, for `device`: where any of it differs, it is of no use."""
+    """Returns the facts that a kept program depends on, for `device`: it is used only where all are the same."""
     facts = {
         **installed(),
         "device": f"{device.kind} {device.name}{' TF32' if device.tf32 else ''}",
@@ -74,7 +74,7 @@ def environment(device: Device) -> dict[str, str]:
 
 
 def key(facts: object) -> str:
-    """Returns a name for `facts`, of JSON's types, that others don't share."""
+    """Returns a digest of `facts`, of JSON's types."""
     return _short(json.dumps(facts, sort_keys=True))
 
 

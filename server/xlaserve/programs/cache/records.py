@@ -33,7 +33,7 @@ _PREFIX_BYTES: Final = len(MAGIC) + hashlib.sha256().digest_size
 
 
 class Record(NamedTuple):
-    """What a file holds."""
+    """The contents of a file: a header of JSON types, and bytes by name."""
 
     header: dict[str, Any]
     blobs: Mapping[str, memoryview]

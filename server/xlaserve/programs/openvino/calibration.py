@@ -25,7 +25,7 @@ from xlaserve.programs.openvino.openvino_program import ConvertedGraph
 FILE: Final = "calibration.json"
 
 _SUFFIXES: Final = (".xml", ".bin")
-"""Of a model's two files, operations and weights."""
+"""Suffixes of a model's two files, operations and weights."""
 
 Size = tuple[int, int]
 """Height and width."""
@@ -40,7 +40,7 @@ class Calibrated(Frozen):
     files: dict[str, str]
     """Their SHA-256, by name."""
     held_out: int = Field(ge=1)
-    """How many images it was compared on; of a detector, those in which there are objects, found in float32 or int8."""
+    """Number of images it was compared on; of a detector, those in which float32 or int8 finds objects."""
     agreement: float = Field(ge=0, le=1)
     """The mean over them: whether the likeliest class is the same, the share of objects or of pixels that are, or
     the cosine of two embeddings."""
@@ -49,14 +49,14 @@ class Calibrated(Frozen):
 
 
 class Calibration(Frozen):
-    """All that a calibration holds."""
+    """The contents of `calibration.json`."""
 
     source: str
-    """What the model was made from, as it was configured."""
+    """The source of the model, as it was configured."""
     images: int
-    """How many images it was calibrated on."""
+    """Number of images it was calibrated on."""
     least_agreement: float
-    """What was asked for."""
+    """The least agreement that was required, from 0 to 1."""
     xlaserve: str
     openvino: str
     nncf: str
@@ -71,13 +71,13 @@ class Calibration(Frozen):
 
 @dataclass(frozen=True)
 class CalibrationFolder:
-    """A calibration as it was read once, and where its models are."""
+    """A calibration as it was read once, and the folder of its models."""
 
     path: Path
     calibration: Calibration
 
     def find(self, size: Size) -> Calibrated:
-        """Returns what is known of the model in int8 for images of `size`. Raises ModelFailed where there is none."""
+        """Returns the entry of the model in int8 for images of `size`. Raises ModelFailed where there is none."""
         found = next((model for model in self.calibration.models if model.size == size), None)
         if found is None:
             sizes = ", ".join(_by(model.size) for model in self.calibration.models)

@@ -30,21 +30,21 @@ from xlaserve.errors import ModelFailed
 T = TypeVar("T")
 
 TYPES: Final = {Precision.FLOAT32: "f32", Precision.BFLOAT16: "bf16", Precision.FLOAT16: "f16"}
-"""What OpenVINO calls them. A model in int8 is another model, whose other layers compute in float32."""
+"""OpenVINO's names of precisions. A model in int8 is another model, whose other layers compute in float32."""
 NOT_INSTALLED: Final = "mode openvino needs openvino; install xlaserve[openvino]"
 _UNKNOWN: Final = re.compile(r"(?:No conversion rule found for operations|Conversion is failed for): *([^\n]+)")
-"""How OpenVINO lists operations that it does not know, and those that it knows otherwise than they are here."""
+"""OpenVINO's messages that list operations without a translation, or with one that fails."""
 _PLACES: Final = re.compile(r"^(?:Exception from |Check '.*' failed at |FrontEnd API failed with ).*\n?", re.MULTILINE)
-"""How lines of OpenVINO's messages begin that say where in its code, and not what."""
+"""Beginning of lines in OpenVINO's messages that name a place in its code, and not the cause."""
 _BODIES: Final[Mapping[str, Sequence[tuple[int, ...]]]] = {"If": ((0,), (1,)), "Loop": ((),), "TensorIterator": ((),)}
-"""Operations that run other graphs, and what OpenVINO asks for to name each of those."""
+"""Operations that run other graphs, and OpenVINO's arguments that name each of these graphs."""
 
 Buffer = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """What OpenVINO may use of the processor."""
+    """The threads that OpenVINO may use."""
 
     lanes: int
     total: int
@@ -63,12 +63,12 @@ class UntranslatableError(ModelFailed):
 
 
 class Layer(NamedTuple):
-    """What a part of a compiled model takes."""
+    """The mean time of one layer of a compiled model."""
 
     name: str
     operation: str
     kernel: str
-    """What computes it, and in what: `brgconv_avx512_bf16`."""
+    """OpenVINO's kernel and its precision: `brgconv_avx512_bf16`."""
     seconds: float
 
 
@@ -103,7 +103,7 @@ class ConvertedGraph:
 
     @classmethod
     def from_bytes(cls, operations: Buffer, weights: Buffer, *, is_int8: bool = False) -> ConvertedGraph:
-        """Returns what `to_bytes` was asked of. Raises what OpenVINO does, and ModelFailed without OpenVINO."""
+        """Returns the graph that `to_bytes` has written. Raises OpenVINO's errors, and ModelFailed without OpenVINO."""
         # From memory: what is mapped would change with the files, under requests. And from OpenVINO's own, or it would
         # copy the weights while it holds the interpreter's lock.
         own = load().Tensor(load().Type.u8, load().Shape([len(weights)]))
@@ -111,7 +111,7 @@ class ConvertedGraph:
         return cls(core().read_model(str(operations, "utf-8", "replace"), own), is_int8=is_int8)
 
     def to_bytes(self) -> tuple[bytes, bytes]:
-        """Returns it as OpenVINO saves it: its operations, as XML, and its weights. Raises OSError where it can't."""
+        """Returns the graph as OpenVINO saves it: its operations, as XML, and its weights. Raises OSError."""
         with tempfile.TemporaryDirectory() as folder:  # OpenVINO writes files alone
             file = Path(folder) / "model.xml"
             try:
@@ -123,13 +123,13 @@ class ConvertedGraph:
 
     @property
     def digest(self) -> str:
-        """A hash of what it computes, weights included, and of no names: those differ from process to process."""
+        """A hash of the computation, weights included, without names: those differ from process to process."""
         return _digest(self.model).hex()
 
     def compile(
         self, shape: tuple[int, ...], precision: Precision, threads: Threads, *, is_profiled: bool = False
     ) -> CompiledModel:
-        """Compiles it for images of one shape; `is_profiled` has it note what each layer takes."""
+        """Compiles it for images of one shape; with `is_profiled` it measures the time of each layer."""
         settings = {
             "INFERENCE_PRECISION_HINT": TYPES[Precision.FLOAT32 if self.is_int8 else precision],
             "PERFORMANCE_HINT": "LATENCY" if threads.lanes == 1 else "THROUGHPUT",
@@ -154,14 +154,14 @@ class CompiledModel:
 
     def __init__(self, compiled: Any, compile_s: float, wanted: Precision) -> None:
         self.compile_s = compile_s
-        """What compiling took."""
+        """Seconds that compiling took."""
         self._wanted = wanted
         self._compiled = compiled
         self._idle: deque[Any] = deque()
 
     @property
     def precision(self) -> Precision:
-        """What it computes in: float32 where the processor has nothing else that was asked for."""
+        """The precision of its computation: float32 where the processor lacks the one that was wanted."""
         if self._wanted is Precision.INT8:
             return Precision.INT8  # in instructions for float32 at worst
         name = self._compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
@@ -169,14 +169,14 @@ class CompiledModel:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What users should know about how it computes."""
+        """Warnings to users about its precision."""
         precision = self.precision
         if precision is self._wanted:
             return ()
         return (f"mode openvino computes in {precision}: this processor has no {self._wanted}",)
 
     def __call__(self, images: Images) -> Outputs:
-        """Runs `images`; blocks. What it returns owns its memory."""
+        """Runs `images`; blocks. The outputs own their memory."""
         request = self._take()
         try:
             # Copied: a request that shared their memory would keep them, and the message that they came in, until it
@@ -189,7 +189,7 @@ class CompiledModel:
             self._idle.append(request)
 
     def layers(self, images: Images, runs: int) -> list[Layer]:
-        """Runs `images` and returns what each layer took, of a model that was compiled to be profiled.
+        """Runs `images` and returns the time of each layer, of a model that was compiled to be profiled.
 
         Seconds are means of `runs` runs, which follow as many that are not counted, as the first ones are slower.
         """
@@ -242,7 +242,7 @@ class _Body(NamedTuple):
 
     graph: Any
     wiring: list[object]
-    """Which of its inputs and outputs are which of the operation's, as plain data."""
+    """The connections between its inputs and outputs and those of the operation, as plain data."""
 
 
 def _bodies(operation: Any) -> list[_Body]:
@@ -291,11 +291,11 @@ def _source(value: Any) -> tuple[str, int]:
 
 
 def load() -> Any:
-    """Imports OpenVINO, and makes sure that nothing that reports what is done with it is ever imported.
+    """Imports OpenVINO, and makes sure that its telemetry is never imported.
 
     Raises ModelFailed.
     """
-    # It would load this where it is installed, which starts processes that send what is done to Intel and Google.
+    # OpenVINO would import this where it is installed: it starts processes that send usage data to Intel and Google.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type] # as if it were not
     try:
         import openvino  # noqa: PLC0415 - an extra
@@ -310,17 +310,17 @@ def version() -> str:
 
 
 def at_full_priority(work: Callable[[], T]) -> T:
-    """Returns what `work` does on a thread that does not yield to the traffic, and raises what it raises.
+    """Runs `work` on a thread that does not yield to the traffic; returns its result, and raises its errors.
 
-    For what OpenVINO compiles, as the threads that will run it have the priority of that which compiles it, for good;
-    and for what it converts, as it holds the interpreter's lock all the while, and the event loop waits for it.
+    For compiling in OpenVINO, as the threads that will run the model keep the priority of the compiling thread; and for
+    converting, as OpenVINO holds the interpreter's lock all the while, and the event loop waits for it.
     """
     return _own_thread().submit(work).result()
 
 
 @cache
 def _own_thread() -> Executor:
-    """Returns a thread of the priority of what first asks for it: a model that is loaded, as nothing yields before."""
+    """Returns a thread with the priority of its first caller: the load of a model, as no thread yields before."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="openvino")
     pool.submit(int).result()  # which starts it
     return pool
@@ -328,5 +328,5 @@ def _own_thread() -> Executor:
 
 @cache
 def core() -> Any:
-    """Returns what reads and compiles models. Raises ModelFailed."""
+    """Returns OpenVINO's core, which reads and compiles models. Raises ModelFailed."""
     return load().Core()

@@ -21,7 +21,7 @@ def quantize(graph: ConvertedGraph, batches: Iterable[Images], count: int) -> Co
     """Returns `graph` with its convolutions and matrix products in int8; blocks.
 
     The ranges are those on the `count` `batches`, which are gone through more than once. Raises ModelFailed where NNCF
-    is not installed or can't do it, and what going through `batches` raises.
+    is not installed or can't do it, and any error of iterating `batches`.
     """
     nncf = _nncf()
     given = _Given(batches)

@@ -25,14 +25,14 @@ CLUSTER_FLAG = "--tf_xla_cpu_global_jit"
 VECTORS_FLAG = "--xla_cpu_prefer_vector_width"
 PRODUCTS_FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 UNUSED = ("jax", "sklearn")
-"""What TensorFlow Lite and Keras import where it is installed, and no server uses; 70 and 60 MiB."""
+"""Packages that TensorFlow Lite and Keras import where installed, and no server uses; 70 and 60 MiB of memory."""
 GPU_LANES = 2
 """One batch is copied to the GPU while another computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What runs the models."""
+    """The device that runs the models: a CPU, or one or several GPUs."""
 
     kind: Literal["cpu", "gpu"]
     name: str
@@ -47,7 +47,7 @@ class Device:
 
     @property
     def count(self) -> int:
-        """How many GPUs, or one CPU."""
+        """Number of GPUs; 1 for a CPU."""
         return max(1, len(self.gpus))
 
     @property
@@ -63,12 +63,12 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one of several engines has of the machine."""
+    """The part of the machine that one of several engines uses."""
 
     cores: frozenset[int] = frozenset()
-    """The only ones that it runs on; empty for all."""
+    """The cores that it runs on; empty for all."""
     settings: Mapping[str, object] = field(default_factory=dict)
-    """What is other than configured."""
+    """Settings that replace the configured ones."""
 
 
 def shares(settings: Settings, cores: Sequence[int], usable: int, gpus: int) -> list[Share]:
@@ -96,7 +96,7 @@ def shares(settings: Settings, cores: Sequence[int], usable: int, gpus: int) -> 
 
 
 def unlike(shares: Sequence[Share]) -> list[Share]:
-    """Returns one of each kind: what is compiled for one is of use to all that have as many cores, or such a GPU."""
+    """Returns one share of each kind: programs for one serve all shares with as many cores, or with such a GPU."""
     return [*{(len(share.cores), share.settings.get("lanes")): share for share in shares}.values()]
 
 
@@ -187,7 +187,7 @@ def check_temporary_folder() -> None:
 
 
 def _set_flags() -> None:
-    """Sets what TensorFlow and XLA do on a CPU, where the environment does not say otherwise.
+    """Sets the flags of TensorFlow and XLA for a CPU, where the environment does not set them.
 
     Only graphs that ask for it form clusters. Programs use vectors as wide as the processor has, and YNN
     for matrix products, which is faster than Eigen, XLA's default (docs/lowering.md). Raises ConfigError where the
@@ -214,7 +214,7 @@ def _pool_threads(device: Device) -> int:
 
 @contextmanager
 def _stderr_to_log() -> Iterator[None]:
-    """Turns what TensorFlow's libraries write while they are loaded, which no setting silences, into debug lines.
+    """Logs the output of TensorFlow's libraries while they are loaded, which no setting silences, as debug lines.
 
     Must surround everything up to the first look for devices. Lines come out as they are when that raises.
     """

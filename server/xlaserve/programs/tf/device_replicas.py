@@ -1,6 +1,6 @@
 """Several devices behind one queue: a replica of a model on each, and whose turn it is.
 
-The queue, the planner and the lanes know nothing of it. There are as many lanes as all devices have together, and a
+The queue, the planner and the lanes see one device. There are as many lanes as all devices have together, and a
 batch that has a lane runs on the device that runs the fewest: of D devices with L lanes each at most D * L - 1 others
 are busy, so one device runs fewer than L batches.
 """
@@ -41,7 +41,7 @@ class Replicas:
                 self._running[index] -= 1
 
     def on(self, index: int) -> AbstractContextManager[object]:
-        """Has TensorFlow put what this thread makes and runs meanwhile on one of the devices."""
+        """Has TensorFlow place the operations and variables of this thread on one of the devices meanwhile."""
         device: AbstractContextManager[object] = tf.device(self.devices[index])
         return device
 
@@ -74,7 +74,7 @@ class ReplicatedProgram:
                 program.seal()
 
     def any_size(self) -> Executable:
-        """Makes what runs any number of images of any size, on any of the devices; of programs that are `AnySize`."""
+        """Makes an executable for any number of images of any size, on any device; its programs must be `AnySize`."""
         executables = []
         for index, program in enumerate(self._programs):
             assert isinstance(program, AnySize)

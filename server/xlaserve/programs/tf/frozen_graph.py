@@ -7,7 +7,7 @@ A frozen graph runs in a session of its own and for every batch size: a `tf.func
 the weights, and a graph for each bucket would copy them once more and be no faster. The session says for itself whether
 TensorFlow may form clusters for XLA, which is otherwise a matter of the whole process.
 
-What a model would have XLA compile within graph mode is left to TensorFlow's own kernels. Keras uses XLA for each
+Parts of a model that XLA would compile within graph mode are left to TensorFlow's own kernels. Keras uses XLA for each
 convolution with groups, which on a CPU takes tens of times longer, and compiles again for each shape.
 """
 
@@ -42,15 +42,15 @@ MAX_CLUSTERED: Final = 10
 """Shapes; beyond them TensorFlow takes a cluster for one not worth compiling (`kCompileThreshold`, there as well)."""
 
 _WRITES: Final = re.compile(r"Assign|Resource(\w*Apply|Scatter|StridedSliceAssign|CountUpTo)|Rng(ReadAnd)?Skip")
-"""What the names of operations begin with that change a variable."""
+"""Beginning of the names of operations that change a variable."""
 EXHAUSTED: Final = "RESOURCE_EXHAUSTED"
-"""How XLA spells it in errors that TensorFlow passes on as another kind, internal ones for example."""
+"""XLA's code for a lack of memory in errors that TensorFlow raises as another kind, internal ones for example."""
 
 _XLA_ALONE: Final = "Xla"
-"""What the names of operations begin with that have no other implementation."""
+"""Beginning of the names of operations that have no other implementation."""
 
 _NOT_INLINED: Final = "_noinline"
-"""The attribute of functions that stay functions, as those do that XLA is to compile."""
+"""The attribute of functions that are not inlined, such as those that XLA is to compile."""
 
 
 class UnfreezableError(Exception):
@@ -64,7 +64,7 @@ class Frozen(NamedTuple):
     """A GraphDef."""
     pixels: str
     outputs: tuple[str, ...]
-    """What its tensors are called."""
+    """Names of its input and output tensors."""
 
     @property
     def has_xla(self) -> bool:
@@ -107,14 +107,14 @@ class FrozenGraph:
         ops.dismantle_graph(self._session.graph)
 
     def __call__(self, images: Images) -> Outputs:
-        """Runs `images`; blocks. What it returns owns its memory. Raises OutOfDeviceMemory, or what TensorFlow does."""
+        """Runs `images`; blocks. The outputs own their memory. Raises OutOfDeviceMemory, or TensorFlow's errors."""
         with memory_named():
             return tuple(map(np.array, self._run(images)))
 
 
 @contextmanager
 def memory_named() -> Iterator[None]:
-    """Raises OutOfDeviceMemory for what TensorFlow and XLA raise for lack of memory."""
+    """Raises OutOfDeviceMemory for the errors that TensorFlow and XLA raise for lack of memory."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -168,8 +168,8 @@ def has_xla(function: Any) -> bool:
 def portable(function: Any) -> Any:
     """Returns the frozen graph of a concrete function for another runtime: TensorFlow's own kernels, no devices.
 
-    What it computes in less than float32 is in float32, for the runtime to narrow as it is told to. Functions that XLA
-    was to compile are inlined, as others are. Raises UnfreezableError.
+    Computations in less than float32 become float32, for the runtime to narrow as it is configured to. Functions for
+    XLA to compile are inlined, as others are. Raises UnfreezableError.
     """
     frozen = freeze(function)
     if frozen.has_xla:
@@ -201,7 +201,7 @@ def _widen(definition: Any) -> None:
 
 
 def _session_config(has_clusters: bool) -> Any:
-    """Returns what the rest of TensorFlow was configured with: threads, devices, memory."""
+    """Returns a session's configuration: the threads, devices and memory that TensorFlow was configured with."""
     levels = tf.compat.v1.OptimizerOptions
     config = tf.compat.v1.ConfigProto()
     config.CopyFrom(context.context().config)
@@ -214,6 +214,6 @@ def _session_config(has_clusters: bool) -> Any:
 
 
 def trim_heap() -> None:
-    """Gives memory back to the system: what Grappler worked on, several times a model's weights, stays with glibc."""
+    """Gives memory back to the system: glibc keeps Grappler's working memory, several times a model's weights."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)

@@ -20,7 +20,7 @@ from xlaserve.programs.tf import flags
 FOLDER: Final = "ram://xlaserve/executables"
 """A folder in TensorFlow's in-memory file system, of this process alone."""
 PREFIX: Final = "xlaserve_"
-"""How the names of functions that are kept begin; an executable has its function's as the name of its HLO module."""
+"""Beginning of the names of functions that are kept; an executable's HLO module has its function's name."""
 LOG_LEVEL: Final = "TF_CPP_MIN_LOG_LEVEL"
 _ERRORS, _FATAL = "2", "3"
 

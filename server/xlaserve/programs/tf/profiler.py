@@ -76,7 +76,7 @@ async def _record(folder: Path, seconds: float) -> None:
 
 
 async def _to_its_end(work: Callable[[], None]) -> None:
-    """Does `work` on a thread. If the caller is cancelled meanwhile, that takes effect once the work is done."""
+    """Runs `work` on a thread. If the caller is cancelled meanwhile, that takes effect once the work is done."""
     doing = asyncio.ensure_future(asyncio.to_thread(work))
     cancelled: asyncio.CancelledError | None = None
     while not doing.done():

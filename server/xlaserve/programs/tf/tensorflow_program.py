@@ -48,15 +48,15 @@ Forward = Callable[[tf.Tensor], tuple[tf.Tensor, ...]]
 
 
 class Lowered(NamedTuple):
-    """A function as it suits XLA."""
+    """A function in the form that XLA compiles, with its lowerings."""
 
     forward: Forward
     text: str
-    """What was replaced in it, and how often: `depthwise 17, stem 1`."""
+    """The lowerings and how often each was applied: `depthwise 17, stem 1`."""
     scopes: Mapping[str, str] = MappingProxyType({})
-    """Which lowering made the operations whose names begin so."""
+    """The lowering that made the operations of each scope, by the beginning of their names."""
     divided: Callable[[Forward, Bucket], Forward] = lambda forward, bucket: forward
-    """Returns what computes the batches of a bucket as `forward` does, in parts where that is faster."""
+    """Returns a function that computes batches of a bucket as `forward` does, in parts where that is faster."""
     failed: str | None = None
     """Why nothing is replaced, where programs with lowerings have failed."""
 
@@ -78,7 +78,7 @@ class Lowered(NamedTuple):
 
 
 Lower = Callable[[Forward], Lowered]
-"""Makes another concrete function of one, which computes the same."""
+"""Returns a concrete function with its lowerings, which computes the same."""
 
 CHANNELS: Final = 3
 ASSIGNS_VARIABLES: Final = (
@@ -120,7 +120,7 @@ class TensorFlowProgram:
         self._compiled: list[Function] = []
         self._variables: list[tf.Variable] = []
         self.assigns_variables = False
-        """Whether it was seen to change variables as it runs, once it was traced."""
+        """Whether a traced function changes variables as it runs."""
 
     def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
         """Makes the executable for `mode` and `bucket` and runs it. Raises what TensorFlow raises.
@@ -131,10 +131,10 @@ class TensorFlowProgram:
         return self.with_fallback(bucket, make) if mode is Mode.XLA else make()
 
     def with_fallback(self, bucket: Bucket, make: Callable[[], Compilation]) -> Compilation:
-        """Returns what `make` makes of `trace` for XLA; where that fails with lowerings, what it makes without.
+        """Returns the compilation that `make` makes for XLA; where that fails with lowerings, makes one without them.
 
-        The compilation's `unlowered` does the same for a program that answers wrong. Images of the bucket's size are
-        not lowered from then on.
+        The compilation's `unlowered` makes one without lowerings for a program that answers wrong. Images of the
+        bucket's size are not lowered from then on.
         """
         was_lowered = self.unlowered(bucket) is None
         try:
@@ -155,7 +155,7 @@ class TensorFlowProgram:
         return replace(compilation, unlowered=without_lowerings) if has_lowerings else compilation
 
     def _gives_up_lowerings(self, bucket: Bucket, error: Exception) -> bool:
-        """Has XLA run images of the bucket's size without lowerings; returns whether there are any to do without."""
+        """Has XLA run images of the bucket's size without lowerings; returns whether there were any."""
         if self.unlowered(bucket) is not None:  # by another thread
             return True
         lowered = self._replaced(bucket)
@@ -167,7 +167,7 @@ class TensorFlowProgram:
         return True
 
     def _replaced(self, bucket: Bucket) -> Lowered | None:
-        """Returns what XLA runs in the place of the model; None where it runs the model as it is."""
+        """Returns the lowered function that XLA runs; None where it runs the model without lowerings."""
         lowered = self.lowered(Mode.XLA, bucket)
         return None if lowered.forward is self._any_batch[bucket.height, bucket.width] else lowered
 
@@ -216,11 +216,11 @@ class TensorFlowProgram:
         return self.lowered(mode, bucket).in_parts(bucket)
 
     def lowerings(self, bucket: Bucket) -> str:
-        """Returns what is replaced for XLA, and how often: `depthwise 17`. Empty where nothing is."""
+        """Returns the lowerings for XLA, and how often each is applied: `depthwise 17`. Empty where there are none."""
         return self.lowered(Mode.XLA, bucket).text if self._lower is not None else ""
 
     def lowered(self, mode: Mode, bucket: Bucket) -> Lowered:
-        """Returns what `mode` runs for images of the bucket's size now: another thread may give up its lowerings."""
+        """Returns the function that `mode` now runs for the bucket's size: another thread may leave it unlowered."""
         size = (bucket.height, bucket.width)
         with self._tracing:
             traced = self._traced(*size)
@@ -282,7 +282,7 @@ class TensorFlowProgram:
                 executable.dismantle()
 
     def _prepare(self, mode: Mode, bucket: Bucket) -> Executable:
-        """Returns what runs a bucket; what XLA compiles of it is compiled as it first runs."""
+        """Returns the executable of a bucket, which XLA compiles, where it does, at the first run."""
         match mode:
             case Mode.XLA:
                 return self._jit(mode, bucket)
@@ -335,18 +335,18 @@ class TensorFlowProgram:
         return taken[-1]
 
     def in_openvino(self, bucket: Bucket, *, is_profiled: bool = False) -> CompiledModel:
-        """Makes what runs a bucket in OpenVINO; `is_profiled` has it note what each layer takes.
+        """Makes the executable of a bucket in OpenVINO; with `is_profiled` it measures the time of each layer.
 
         Raises ModelFailed.
         """
         return in_openvino(self.converted(bucket), self._openvino_precision, bucket, is_profiled=is_profiled)
 
     def frozen(self, bucket: Bucket) -> Frozen:
-        """Returns what graph mode runs for images of the size of `bucket`. Raises UnfreezableError."""
+        """Returns the frozen graph that graph mode runs for images of the size of `bucket`. Raises UnfreezableError."""
         return freeze(self.trace(Mode.GRAPH, bucket))
 
     def converted(self, bucket: Bucket) -> ConvertedGraph:
-        """Returns what OpenVINO compiles for images of the size of `bucket`. Raises ModelFailed."""
+        """Returns the graph that OpenVINO compiles for images of the size of `bucket`. Raises ModelFailed."""
         check_openvino()
         size = (bucket.height, bucket.width)
         if size not in self._converted:
@@ -361,9 +361,9 @@ class TensorFlowProgram:
 def run_first(
     prepared: Executable, bucket: Bucket, began: float, *, runs: int = 1, run_s: float | None = None
 ) -> Compilation:
-    """Runs what was `prepared` for a bucket since `began`; `runs` runs of it may compile.
+    """Runs the executable `prepared` for a bucket since `began`; its first `runs` runs may compile.
 
-    `run_s` is what a later run takes; it is measured if that is not known.
+    `run_s` is the time of a later run in seconds, which is measured if it is not known.
     """
     executable = FixedShape(prepared, (*bucket, CHANNELS))
     traced = time.perf_counter()
@@ -392,12 +392,12 @@ def check_openvino() -> None:
 def in_openvino(
     converted: ConvertedGraph, precision: Precision, bucket: Bucket, *, is_profiled: bool = False
 ) -> CompiledModel:
-    """Compiles a converted graph for a bucket; `is_profiled` has it note what each layer takes. Raises ModelFailed."""
+    """Compiles a converted graph for a bucket; with `is_profiled` it measures each layer's time. Raises ModelFailed."""
     return converted.compile((*bucket, CHANNELS), precision, openvino_threads(), is_profiled=is_profiled)
 
 
 def openvino_threads() -> Threads:
-    """Returns what OpenVINO may use: what TensorFlow was given when the device was chosen."""
+    """Returns the threads of OpenVINO: those that TensorFlow was given when the device was chosen."""
     lanes = tf.config.threading.get_inter_op_parallelism_threads() or 1
     return Threads(lanes, max(lanes, tf.config.threading.get_intra_op_parallelism_threads() or usable_cores()))
 
@@ -428,7 +428,7 @@ def _concrete(function: Forward, shape: tuple[int | None, ...], *, jit_compile: 
 
 
 class Function:
-    """Calls a function of tensors with arrays. `warnings` are for the users of what it answers."""
+    """Calls a function of tensors with arrays. `warnings` are for users of the model."""
 
     def __init__(self, function: Forward, warnings: tuple[str, ...] = ()) -> None:
         self.function = function
@@ -436,7 +436,7 @@ class Function:
         self._call = _flat(function) if isinstance(function, tf.types.experimental.ConcreteFunction) else function
 
     def release_graph(self) -> None:
-        """Frees the graph of a concrete function in Python, and what it keeps of those that it calls, for good.
+        """Frees the graph of a concrete function in Python, and the cached graphs of functions that it calls, for good.
 
         TensorFlow has its own, which is what runs.
         """
@@ -446,14 +446,14 @@ class Function:
         ops.dismantle_graph(graph)  # and what it knows of those
 
     def __call__(self, images: Images) -> Outputs:
-        """Runs `images` and returns the outputs. Raises OutOfDeviceMemory, or what TensorFlow does."""
+        """Runs `images` and returns the outputs. Raises OutOfDeviceMemory, or TensorFlow's errors."""
         with memory_named():
             # `numpy` waits for the result and copies it out of TensorFlow's memory.
             return tuple(output.numpy() for output in self._call(tf.convert_to_tensor(images)))
 
 
 def _flat(concrete: Any) -> Forward:
-    """Returns what calls a concrete function of one tensor without a walk over its variables and structures in Python.
+    """Returns a call of a concrete function of one tensor without a walk over its variables and structures in Python.
 
     That takes 200 us for MobileNetV2's 54 weights, in which no other lane can start.
     """

@@ -1,4 +1,4 @@
-"""Tells expected compilations from those that a request waited for."""
+"""Distinguishes expected compilations from those that a request waited for."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ REMEMBERED: Final = 100
 KNOWN: Final = XlaCompilation(
     "xlaserve_known", ("f32[3]",), "f32[3]", constants=(), from_cache=False, seconds=0.0, at_s=0.0, thread=0
 )
-"""What the watch has to see to be believed: TensorFlow's name of the function contains this one."""
+"""The compilation that the watch has to see to be trusted: TensorFlow's name of the function contains this one."""
 PATIENCE_S: Final = 5.0
-"""How long the line that tells of a compilation may take to arrive: it comes through another process."""
+"""Longest time until the line of a compilation arrives: it comes through another process."""
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class CompileWatch:
     """Counts what XLA compiled: `on_compiled` is called with each, and whether it was expected.
 
-    What was found in XLA's cache was not compiled, and counts only where a request waited for it all the same.
+    A program from XLA's cache was not compiled, and counts only where a request waited for it all the same.
 
     A compilation is expected while an `expecting` is open: a model is loaded, warmed, or given another bucket.
     A thread that runs batches may never compile, not even then; `is_serving` knows them by their number.
@@ -80,7 +80,7 @@ class CompileWatch:
         finally:
             with self._lock:
                 self._open.remove(began)
-                # Lines arrive later than what they tell of.
+                # Lines arrive later than the compilations that they report.
                 self._past.append((began, self.clock()))
 
     def read(self, line: str) -> None:

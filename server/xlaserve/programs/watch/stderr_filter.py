@@ -1,4 +1,4 @@
-"""Stands between a process and its stderr: passes lines on, and hands those of XLA's compilations to the process.
+"""The filter of a process's stderr: passes lines on, and returns those of XLA's compilations to the process.
 
 A program of its own, `python stderr_filter.py SEVERITY FILE...`, that needs no package: it outlives the process that it
 works for, so that what a crash has written still comes out. Lines come in on stdin and go on to stderr; those that the
@@ -18,7 +18,7 @@ LOGGED = re.compile(rb"^([IWEF])\d{4} \d\d:\d\d:[\d.]+ +\d+ ([\w./-]+):\d+\] ")
 CONTINUED = re.compile(
     rb'(The op is created at:|File "[^"]+", line \d+, in |dummy_file_name:\d+:|\ttf2xla conversion failed )'
 )
-"""How further lines of a logged message begin that says what XLA can't compile; a crash's are indented."""
+"""Beginning of the further lines of a message about an operation that XLA can't compile; a crash's are indented."""
 BEGUN = re.compile(rb"^[IWEF](\d{0,3}$|\d{4})")
 STDIN, STDOUT, STDERR = 0, 1, 2
 

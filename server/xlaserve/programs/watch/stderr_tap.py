@@ -27,7 +27,7 @@ FILES: Final = (
 nowhere to write the graphs of xla_compiler, and those that log as errors, whenever an executable is read from the
 compile cache, that it is no text and that the processor lacks "features", preferences of the code generator."""
 LAST_LINES_S: Final = 2.0
-"""How long the filter may take at the end to pass on what was written."""
+"""Longest time that the filter may take at the end to pass on the last lines."""
 _STDERR: Final = 2
 _OUT_OF_THE_WAY: Final = 10
 
@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 
 
 class StderrTap:
-    """While it is entered, what this process's libraries write to stderr goes through a filter, a process of its own.
+    """Passes the lines that this process's libraries write to stderr through a filter, a process of its own.
 
-    Must be entered before TensorFlow is imported. Python's own sys.stderr and log lines are written straight to where
-    stderr was: they are neither delayed nor lost, even if the filter dies. XLA tells the values of constants,
-    which its events need, only where it has a folder of executables to look into (`persistent_cache`).
+    Active while it is entered, which must be before TensorFlow is imported. Python's own sys.stderr and log lines are
+    written straight to the original stderr: they are neither delayed nor lost, even if the filter dies. XLA logs the
+    values of constants, which its events need, only where it has a folder of executables (`persistent_cache`).
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class StderrTap:
         return self
 
     def restore_environment(self) -> None:
-        """Gives processes that are started from now on the environment as it was. TensorFlow has read its by now."""
+        """Restores the environment for processes that are started later; TensorFlow has read its variables."""
         for name, value in self._environment.items():
             if value is None:
                 os.environ.pop(name, None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 VMODULE: Final = "device_compiler=1,device_executable_persistor=1,xla_compiler=2,const_analysis=3"
-"""Source files and the level of detail from which on they say what `Reader` understands."""
+"""Source files, and the verbosity from which on they log the lines that `Reader` reads."""
 
 _LINE: Final = re.compile(r"^I\d{4} 00:00:(?P<at>[\d.]+) +(?P<thread>\d+) (?P<file>[\w.]+):\d+\] +(?P<text>.*)$")
 _CONSTANT: Final = re.compile(r"const _Arg (\d+): (\S+)")
@@ -46,7 +46,7 @@ class XlaCompilation:
     at_s: float
     """When it ended, since the epoch."""
     thread: int
-    """Its number in the operating system."""
+    """The thread's number in the operating system."""
 
     def __str__(self) -> str:
         shown = ", ".join(self.arguments[:4])
@@ -66,7 +66,7 @@ class _Begun:
 
 
 class Reader:
-    """Puts the lines together; those of threads that compile at the same time may be mixed."""
+    """Assembles compilations from log lines; lines of threads that compile at the same time may be mixed."""
 
     def __init__(self) -> None:
         self._begun: defaultdict[int, _Begun] = defaultdict(_Begun)

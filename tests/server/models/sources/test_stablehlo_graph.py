@@ -1,4 +1,4 @@
-"""What JAX exports, as TensorFlow's operations: the same numbers, and lowered."""
+"""Exports of JAX as TensorFlow's operations: the same numbers, and lowered."""
 
 from __future__ import annotations
 

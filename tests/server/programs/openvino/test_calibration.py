@@ -1,4 +1,4 @@
-"""What `xlaserve calibrate` writes, read: only for the very model that it was made of.
+"""Calibrations that `xlaserve calibrate` writes, read: only for the model that each was made of.
 
 The "models in int8" here are in float32: reading them is the same, and needs no NNCF.
 """

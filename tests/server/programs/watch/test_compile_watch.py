@@ -130,7 +130,7 @@ def test_expectations_may_overlap_on_several_threads(watched: Watched) -> None:
 
 
 def known(*, text: str = "Compilation of XLA executable time", argument: str = "f32[3]") -> list[str]:
-    """What XLA logs of KNOWN, or would in another version."""
+    """The lines that XLA logs of KNOWN, or would in another version."""
     prefix = f"I0000 00:00:1000.500000 {OTHER}"
     return [
         f"{prefix} xla_compiler.cc:1] XlaCompiler::CompileFunction __inference_{KNOWN.function}_9[config_proto=1]",
