@@ -27,7 +27,7 @@ _FRAME: Final = re.compile(r'^\s*File "([^"]+)", line (\d+), in (.+)$', re.MULTI
 _FRAMEWORKS: Final = ("site-packages/tensorflow/", "site-packages/keras/")
 _LAYERS: Final = "site-packages/keras/src/layers/"
 _CALLS_A_LAYER: Final = "layers/layer.py"
-_SERVER: Final = re.compile(r"(^|/)xlaserve/(engine|inspection|models|programs)/")
+_SERVER: Final = re.compile(r"(^|/)xlaserve/(engine|inspection/check|models|programs)/")
 _LONGEST: Final = 300
 
 

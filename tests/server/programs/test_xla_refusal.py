@@ -68,7 +68,7 @@ def frames(*files: str) -> str:
             "keras/src/layers/deep/resizing.py:3",
         ),
         (
-            ("xlaserve/model/z.py", "p/site-packages/keras_cv/src/a.py", "p/site-packages/keras/src/layers/layer.py"),
+            ("xlaserve/models/z.py", "p/site-packages/keras_cv/src/a.py", "p/site-packages/keras/src/layers/layer.py"),
             "keras_cv/src/a.py:3",
         ),
         (("p/site-packages/tensorflow/a.py",), "tensorflow/a.py:3"),

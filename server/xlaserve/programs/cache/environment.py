@@ -22,7 +22,7 @@ _VARIABLES: Final = ("NVIDIA_TF32_OVERRIDE", "TF_ENABLE_ONEDNN_OPTS", flags.TF_X
 _OUR_OWN: Final = re.compile(r"--(tf_xla_persistent_cache_|xla_dump_|xla_gpu_per_fusion_autotune_cache_dir=)\S+")
 """Flags that say where files go, and change no program."""
 _PACKAGES: Final = ("keras", "keras-cv", "keras-hub", "numpy", "openvino")
-_CODE: Final = ("cache", "engine", "model", "runtimes")
+_CODE: Final = ("engine", "models", "programs")
 """Packages of ours that make programs."""
 
 
@@ -46,7 +46,7 @@ def is_replaced() -> bool:
 
 
 def _on_disk() -> Mapping[str, str]:
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     return {
         "tensorflow": tensorflow_version(),
         **{name: _version(name) for name in _PACKAGES},

@@ -29,7 +29,7 @@ def test_another_device_or_flag_is_another_environment(
     assert key(environment(DEVICE)) != key(facts)
 
 
-@pytest.mark.parametrize("file", ["models/lowering/stem.py", "model/sources/data/keras_cv.yaml"])
+@pytest.mark.parametrize("file", ["models/lowering/stem.py", "models/sources/data/keras_cv.yaml"])
 def test_other_code_of_ours_is_another_environment_for_processes_that_run_it(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -38,7 +38,7 @@ def test_other_code_of_ours_is_another_environment_for_processes_that_run_it(
     module = tmp_path / file
     module.parent.mkdir(parents=True)
     module.write_text("1")
-    monkeypatch.setattr("xlaserve.programs.cache.environment.__file__", str(tmp_path / "cache" / "here.py"))
+    monkeypatch.setattr("xlaserve.programs.cache.environment.__file__", str(tmp_path / "programs" / "cache" / "here.py"))
     before = key(environment(DEVICE))
     module.write_text("2")
     assert key(environment(DEVICE)) == before
