@@ -441,7 +441,6 @@ import os, sys
 import tensorflow as tf
 from xlaserve.config import Bucket, Mode
 from xlaserve.programs.openvino.openvino_program import CompiledModel, ConvertedGraph, Threads, UntranslatableError
-from xlaserve.programs.tf import executable as tf_executable
 from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 forward = lambda pixels: (tf.reduce_mean(tf.cast(pixels, tf.float32), axis=(1, 2)),)
 TensorFlowProgram(forward).compile(Mode.OPENVINO, Bucket(1, 4, 4))

@@ -109,7 +109,7 @@ tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfigur
 
 from xlaserve.processes import engine
 from xlaserve.config import Mode, ModelSettings, Settings
-from xlaserve.programs.tf import replicas
+from xlaserve.programs.tf import device_replicas as replicas
 from xlaserve.programs.tf.device import Device
 from xlaserve.programs.tf.frozen_graph import FrozenGraph
 from xlaserve.telemetry.metrics import Metrics
