@@ -261,7 +261,7 @@ def test_functions_are_inlined_into_a_graph() -> None:
 def test_a_function_runs_on_without_pythons_half_of_the_graphs_that_it_calls() -> None:
     with needed(
         "FuncGraph._functions and AtomicFunction._cached_graph",
-        by="programs/tf/tensorflow_program.py",
+        by="programs/tf/function.py and programs/tf/tensorflow_program.py",
         breaks="the garbage collector walks through the graphs of each model that serves, and all wait meanwhile",
     ):
         inner = traced()
@@ -299,7 +299,7 @@ def test_a_function_graph_gives_what_it_captured() -> None:
 def test_a_concrete_function_is_called_with_what_it_captured() -> None:
     with needed(
         "ConcreteFunction's inference_fn.call_flat and captured_inputs",
-        by="programs/tf/tensorflow_program.py",
+        by="programs/tf/function.py",
         breaks="no program that is not from the compile cache runs",
     ):
         weights = tf.constant([2.0, 3.0])
@@ -369,7 +369,7 @@ def test_an_export_of_jax_runs_with_its_weights_as_arguments() -> None:
 def test_a_functions_program_can_be_had(stage: str) -> None:
     with needed(
         f"tf.function(...).experimental_get_compiler_ir(...)(stage={stage!r})",
-        by="programs/tf/stablehlo.py, programs/tf/tensorflow_program.py and inspection/compile_and_explain.py",
+        by="programs/tf/stablehlo.py, programs/tf/function.py and inspection/compile_and_explain.py",
         breaks="no compile cache, no `xlaserve explain`",
     ):
         function = tf.function(lambda values: values + 1.0, jit_compile=True)

@@ -20,7 +20,7 @@ from xlaserve.inspection.explanation import Explanation
 from xlaserve.models.catalog import Model
 from xlaserve.programs.tf import trace
 from xlaserve.programs.tf.device import Device
-from xlaserve.programs.tf.tensorflow_program import stablehlo
+from xlaserve.programs.tf.function import stablehlo
 
 TRACED_RUNS: Final = 5
 """Runs over which the time of an instruction is averaged."""

@@ -29,7 +29,9 @@ from xlaserve.models.task import Detection
 from xlaserve.programs.openvino.calibration import Size
 from xlaserve.programs.openvino.openvino_program import CompiledModel, ConvertedGraph
 from xlaserve.programs.openvino.quantize import quantize
-from xlaserve.programs.tf.tensorflow_program import CHANNELS, TensorFlowProgram, openvino_threads
+from xlaserve.programs.tf.lowered_function import CHANNELS
+from xlaserve.programs.tf.openvino_graph import openvino_threads
+from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 from xlaserve.telemetry.findings import Likeness
 
 log = logging.getLogger(__name__)

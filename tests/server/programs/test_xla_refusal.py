@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.models.networks.keras_runtime import keras
-from xlaserve.programs.tf.tensorflow_program import Forward, TensorFlowProgram
+from xlaserve.programs.tf.lowered_function import Forward
+from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 from xlaserve.programs.xla_refusal import explain
 
 BUCKET = Bucket(1, 8, 8)

@@ -30,7 +30,7 @@ from xlaserve.models.lowering import (
 from xlaserve.models.lowering.replay import READ, Node, Substitute, replay
 from xlaserve.programs.tf.definitions import has_narrow
 from xlaserve.programs.tf.frozen_graph import assigns_variables
-from xlaserve.programs.tf.tensorflow_program import Lower, Lowered
+from xlaserve.programs.tf.lowered_function import Lower, Lowered
 
 SUBSTITUTES: Final[Mapping[Lowering, Substitute]] = {
     Lowering.FLOAT32: widening.substitute,

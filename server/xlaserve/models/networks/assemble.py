@@ -15,7 +15,8 @@ from xlaserve.models.networks.heads import Head, Raw, TensorShape
 from xlaserve.models.networks.network import Network
 from xlaserve.models.networks.preprocess import Preprocess
 from xlaserve.programs.openvino.calibration import read
-from xlaserve.programs.tf.tensorflow_program import Lower, TensorFlowProgram
+from xlaserve.programs.tf.lowered_function import Lower
+from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 
 Call = Callable[[tf.Tensor], Raw]
 """Maps pixels, as the network takes them, to its outputs."""

@@ -39,8 +39,11 @@ from xlaserve.programs.cache.environment import digest
 from xlaserve.programs.cache.records import Folder, Record, RecordError
 from xlaserve.programs.tf import persistent_cache, stablehlo
 from xlaserve.programs.tf.device import Device
+from xlaserve.programs.tf.first_run import run_first
 from xlaserve.programs.tf.frozen_graph import FrozenGraph, UnfreezableError
-from xlaserve.programs.tf.tensorflow_program import CHANNELS, Function, TensorFlowProgram, run_first
+from xlaserve.programs.tf.function import Function
+from xlaserve.programs.tf.lowered_function import CHANNELS
+from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from xlaserve.engine.program import Executable
 from xlaserve.programs.cache.records import Record
 from xlaserve.programs.openvino.openvino_program import ConvertedGraph, UntranslatableError
 from xlaserve.programs.tf.frozen_graph import Frozen, FrozenGraph
-from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram, check_openvino, in_openvino
+from xlaserve.programs.tf.openvino_graph import check_openvino, in_openvino
+from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 
 Graph = TypeVar("Graph")
 Prepare = Callable[[Bucket], Executable]

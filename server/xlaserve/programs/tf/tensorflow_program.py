@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple, assert_never
+from typing import Final, assert_never
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import func_graph, ops
+from tensorflow.python.framework import func_graph
 
 from xlaserve.config import Bucket, Mode, Precision
 from xlaserve.engine.causes import cause
 from xlaserve.engine.program import Compilation, Executable, FixedShape, Images, Outputs
 from xlaserve.errors import ModelFailed, OutOfDeviceMemory
 from xlaserve.programs.openvino.calibration import CalibrationFolder
-from xlaserve.programs.openvino.openvino_program import (
-    CompiledModel,
-    ConvertedGraph,
-    Threads,
-    at_full_priority,
-    convert,
-)
-from xlaserve.programs.openvino.openvino_program import load as load_openvino
-from xlaserve.programs.tf.device import usable_cores
+from xlaserve.programs.openvino.openvino_program import CompiledModel, ConvertedGraph
+from xlaserve.programs.tf.first_run import run_first
 from xlaserve.programs.tf.frozen_graph import (
     CLUSTER_RUNS,
     MAX_CLUSTERED,
@@ -38,55 +30,18 @@ from xlaserve.programs.tf.frozen_graph import (
     assigns_variables,
     freeze,
     has_xla,
-    memory_named,
-    portable,
-    trim_heap,
 )
+from xlaserve.programs.tf.function import Function, concrete
+from xlaserve.programs.tf.lowered_function import CHANNELS, Forward, Lower, Lowered
+from xlaserve.programs.tf.openvino_graph import check_openvino, converted, in_openvino
 
-Forward = Callable[[tf.Tensor], tuple[tf.Tensor, ...]]
-"""uint8 `[batch, height, width, 3]` to float32, int32 or uint8 tensors whose first dimension is the batch."""
-
-
-class Lowered(NamedTuple):
-    """A function in the form that XLA compiles, with its lowerings."""
-
-    forward: Forward
-    text: str
-    """The lowerings and how often each was applied: `depthwise 17, stem 1`."""
-    scopes: Mapping[str, str] = MappingProxyType({})
-    """The lowering that made the operations of each scope, by the beginning of their names."""
-    divided: Callable[[Forward, Bucket], Forward] = lambda forward, bucket: forward
-    """Returns a function that computes batches of a bucket as `forward` does, in parts where that is faster."""
-    failed: str | None = None
-    """Why nothing is replaced, where programs with lowerings have failed."""
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """The warnings for users of a program that is compiled of it."""
-        return () if self.failed is None else (self.failed,)
-
-    def in_parts(self, bucket: Bucket) -> Forward:
-        """Returns the function that runs batches of a bucket."""
-        return self.divided(self.forward, bucket)
-
-    def blamed(self, error: Exception) -> str:
-        """Returns the lowering whose operations `error` names, or all."""
-        named = [scope for scope in self.scopes if scope in str(error)]
-        if named:
-            return self.scopes[max(named, key=len)]
-        return self.text or "batches in parts"
-
-
-Lower = Callable[[Forward], Lowered]
-"""Returns a concrete function with its lowerings, which computes the same."""
-
-CHANNELS: Final = 3
 ASSIGNS_VARIABLES: Final = (
     "it assigns variables as it runs: its answers may depend on all that it ran before, other clients' requests, "
     "padding and warm-up among them"
 )
-ON_CPU_ONLY: Final = "mode openvino runs on a CPU only: expected device: cpu, or other modes"
 NOT_WITHOUT_XLA: Final = "unmatched: expected reject, as XLA would compile the model for each size, got background"
+_SizeInMode = tuple[Mode, int, int]
+"""A mode, and the height and width of images."""
 
 
 class TensorFlowProgram:
@@ -235,7 +190,7 @@ class TensorFlowProgram:
         # Python walks the model once for all modes and batch sizes, which takes as long as compiling it; a bucket then
         # wraps the graph of that, and fixes its shape.
         if (height, width) not in self._any_batch:
-            function = _concrete(self._forward, (None, height, width, CHANNELS), jit_compile=False)
+            function = concrete(self._forward, (None, height, width, CHANNELS), jit_compile=False)
             self._any_batch[height, width] = function
             self.assigns_variables |= assigns_variables(function)
         return self._any_batch[height, width]
@@ -246,7 +201,7 @@ class TensorFlowProgram:
         Its weights stay variables where nothing else keeps XLA out of it: it is for the time until buckets have
         compiled, and not worth a copy of them. Raises ModelFailed where nothing keeps XLA out of it.
         """
-        function = _concrete(self._forward, (None, None, None, CHANNELS), jit_compile=False)
+        function = concrete(self._forward, (None, None, None, CHANNELS), jit_compile=False)
         if not has_xla(function):
             return Function(function)
         try:
@@ -309,7 +264,7 @@ class TensorFlowProgram:
 
     def _jit(self, mode: Mode, bucket: Bucket) -> Executable:
         lowered = self.lowered(mode, bucket)
-        function = _concrete(lowered.in_parts(bucket), (*bucket, CHANNELS), jit_compile=True)
+        function = concrete(lowered.in_parts(bucket), (*bucket, CHANNELS), jit_compile=True)
         compiled = Function(function, lowered.warnings)
         self._compiled.append(compiled)
         return compiled
@@ -352,120 +307,10 @@ class TensorFlowProgram:
         if size not in self._converted:
             if self._calibration is not None:
                 self._calibration.find(size)  # said before the work
-            traced = self.trace(Mode.OPENVINO, bucket)
-            graph = at_full_priority(lambda: _convert(traced))
+            graph = converted(self.trace(Mode.OPENVINO, bucket))
             self._converted[size] = graph if self._calibration is None else self._calibration.load(size, graph)
         return self._converted[size]
 
 
-def run_first(
-    prepared: Executable, bucket: Bucket, began: float, *, runs: int = 1, run_s: float | None = None
-) -> Compilation:
-    """Runs the executable `prepared` for a bucket since `began`; its first `runs` runs may compile.
-
-    `run_s` is the time of a later run in seconds, which is measured if it is not known.
-    """
-    executable = FixedShape(prepared, (*bucket, CHANNELS))
-    traced = time.perf_counter()
-    blank = np.zeros(executable.shape, np.uint8)
-    for _ in range(runs):
-        executable(blank)
-    compiled = time.perf_counter()
-    if run_s is None:
-        executable(blank)
-        run_s = time.perf_counter() - compiled
-    trim_heap()
-    warnings = prepared.warnings if isinstance(prepared, CompiledModel | Function) else ()
-    if isinstance(prepared, CompiledModel):
-        traced -= prepared.compile_s
-    compile_s = max(0.0, compiled - traced - runs * run_s)
-    return Compilation(executable, traced - began, compile_s, warnings)
-
-
-def check_openvino() -> None:
-    """Raises ModelFailed where OpenVINO can't be used."""
-    if tf.config.get_visible_devices("GPU"):
-        raise ModelFailed(ON_CPU_ONLY, lacks_mode=True)
-    load_openvino()
-
-
-def in_openvino(
-    converted: ConvertedGraph, precision: Precision, bucket: Bucket, *, is_profiled: bool = False
-) -> CompiledModel:
-    """Compiles a converted graph for a bucket; with `is_profiled` it measures each layer's time. Raises ModelFailed."""
-    return converted.compile((*bucket, CHANNELS), precision, openvino_threads(), is_profiled=is_profiled)
-
-
-def openvino_threads() -> Threads:
-    """Returns the threads of OpenVINO: those that TensorFlow was given when the device was chosen."""
-    lanes = tf.config.threading.get_inter_op_parallelism_threads() or 1
-    return Threads(lanes, max(lanes, tf.config.threading.get_intra_op_parallelism_threads() or usable_cores()))
-
-
-_SizeInMode = tuple[Mode, int, int]
-"""A mode, and the height and width of images."""
-
-
-def _convert(function: Any) -> ConvertedGraph:
-    try:
-        graph = portable(function)
-    except UnfreezableError as error:
-        raise ModelFailed(f"modes: {Mode.OPENVINO} runs frozen graphs alone, and this can be none: {error}") from error
-    converted = convert(graph, [output.name for output in function.outputs])
-    ops.dismantle_graph(graph)  # a copy of the weights
-    return converted
-
-
 def _sealed(images: tf.Tensor) -> tuple[tf.Tensor, ...]:
     raise RuntimeError("a program that was sealed compiles nothing more")
-
-
-def _concrete(function: Forward, shape: tuple[int | None, ...], *, jit_compile: bool) -> Forward:
-    # jit_compile is never left to a default: graph mode must not turn into XLA where TensorFlow or Keras see fit.
-    compiled = tf.function(function, autograph=False, jit_compile=jit_compile)
-    concrete: Forward = compiled.get_concrete_function(tf.TensorSpec(shape, tf.uint8, name="pixels"))
-    return concrete
-
-
-class Function:
-    """Calls a function of tensors with arrays. `warnings` are for users of the model."""
-
-    def __init__(self, function: Forward, warnings: tuple[str, ...] = ()) -> None:
-        self.function = function
-        self.warnings = warnings
-        self._call = _flat(function) if isinstance(function, tf.types.experimental.ConcreteFunction) else function
-
-    def release_graph(self) -> None:
-        """Frees the graph of a concrete function in Python, and the cached graphs of functions that it calls, for good.
-
-        TensorFlow has its own, which is what runs.
-        """
-        graph = self.function.graph  # type: ignore[attr-defined]
-        for called in graph._functions.values():
-            called._cached_graph = None
-        ops.dismantle_graph(graph)  # and what it knows of those
-
-    def __call__(self, images: Images) -> Outputs:
-        """Runs `images` and returns the outputs. Raises OutOfDeviceMemory, or TensorFlow's errors."""
-        with memory_named():
-            # `numpy` waits for the result and copies it out of TensorFlow's memory.
-            return tuple(output.numpy() for output in self._call(tf.convert_to_tensor(images)))
-
-
-def _flat(concrete: Any) -> Forward:
-    """Returns a call of a concrete function of one tensor without a walk over its variables and structures in Python.
-
-    That takes 200 us for MobileNetV2's 54 weights, in which no other lane can start.
-    """
-    call, captured = concrete.inference_fn.call_flat, tuple(concrete.captured_inputs)
-    return lambda images: call(images, *captured)
-
-
-def stablehlo(executable: Executable) -> str:
-    """Returns the StableHLO that XLA gets for an XLA executable of `TensorFlowProgram`; lowers it again."""
-    if not isinstance(executable, FixedShape) or not isinstance(executable.run, Function):
-        raise TypeError(f"expected an executable of TensorFlow's XLA, got {executable!r}")
-    # A method of tf.function alone, which a concrete function does not have.
-    function = tf.function(executable.run.function, autograph=False, jit_compile=True)
-    lower = function.experimental_get_compiler_ir(tf.TensorSpec(executable.shape, tf.uint8, name="pixels"))
-    return str(lower(stage="stablehlo"))

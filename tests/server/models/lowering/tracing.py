@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from xlaserve.config import Lowering
 from xlaserve.models import lowering
-from xlaserve.programs.tf.tensorflow_program import Lowered
+from xlaserve.programs.tf.lowered_function import Lowered
 
 TOLERANCE = 1e-5
 """The largest difference that is allowed, as a share of the largest output."""

@@ -39,7 +39,8 @@ from xlaserve.programs.cache.records import SUFFIX, Folder
 from xlaserve.programs.openvino.openvino_program import UntranslatableError
 from xlaserve.programs.tf import stablehlo
 from xlaserve.programs.tf.device import Device
-from xlaserve.programs.tf.tensorflow_program import Forward, Lowered, TensorFlowProgram
+from xlaserve.programs.tf.lowered_function import Forward, Lowered
+from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 
 DEVICE = Device("cpu", "a processor", 2, 1)
 BUCKET = Bucket(2, 4, 5)

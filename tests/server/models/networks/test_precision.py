@@ -17,7 +17,7 @@ from xlaserve.errors import ModelFailed
 from xlaserve.models import catalog
 from xlaserve.models.networks import precision
 from xlaserve.models.networks.keras_runtime import keras
-from xlaserve.programs.tf.tensorflow_program import stablehlo
+from xlaserve.programs.tf.function import stablehlo
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 6, 5, 3), np.uint8)
 HALVES = pytest.mark.parametrize("half", [Precision.BFLOAT16, Precision.FLOAT16])

@@ -38,7 +38,8 @@ def test_other_code_of_ours_is_another_environment_for_processes_that_run_it(
     module = tmp_path / file
     module.parent.mkdir(parents=True)
     module.write_text("1")
-    monkeypatch.setattr("xlaserve.programs.cache.environment.__file__", str(tmp_path / "programs" / "cache" / "here.py"))
+    here = tmp_path / "programs" / "cache" / "here.py"
+    monkeypatch.setattr("xlaserve.programs.cache.environment.__file__", str(here))
     before = key(environment(DEVICE))
     module.write_text("2")
     assert key(environment(DEVICE)) == before

@@ -21,7 +21,8 @@ from xlaserve.errors import ModelFailed
 from xlaserve.programs.openvino import calibration
 from xlaserve.programs.openvino.calibration import FILE, Calibrated, Calibration
 from xlaserve.programs.openvino.openvino_program import ConvertedGraph, version
-from xlaserve.programs.tf.tensorflow_program import Forward, TensorFlowProgram
+from xlaserve.programs.tf.lowered_function import Forward
+from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 
 BUCKET = Bucket(2, 8, 9)
 SIZE = (8, 9)

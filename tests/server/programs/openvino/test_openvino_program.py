@@ -36,8 +36,9 @@ from xlaserve.programs.openvino.openvino_program import (
     UntranslatableError,
     convert,
 )
-from xlaserve.programs.tf import tensorflow_program as tf_executable
-from xlaserve.programs.tf.tensorflow_program import Forward, TensorFlowProgram
+from xlaserve.programs.tf import openvino_graph
+from xlaserve.programs.tf.lowered_function import Forward
+from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 from xlaserve.programs.xla_refusal import explain
 
 BUCKET = Bucket(2, 4, 5)
@@ -151,7 +152,7 @@ def test_what_holds_the_interpreter_while_it_converts_does_not_yield(monkeypatch
         yield_to_traffic()
         program.converted(BUCKET._replace(height=8))
 
-    monkeypatch.setattr(tf_executable, "convert", noted)
+    monkeypatch.setattr(openvino_graph, "convert", noted)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(convert_beside).result()
     assert priorities == [os.getpriority(os.PRIO_PROCESS, 0)]
@@ -223,7 +224,7 @@ def test_a_graph_is_converted_once_for_all_batch_sizes(monkeypatch: pytest.Monke
         converted.append(given)
         return convert(*given)
 
-    monkeypatch.setattr(tf_executable, "convert", counted)
+    monkeypatch.setattr(openvino_graph, "convert", counted)
     program = TensorFlowProgram(sums)
     for batch in (1, 2):
         compiled(program, BUCKET._replace(batch=batch))

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from xlaserve.config import Bucket, Mode
 from xlaserve.programs.tf import frozen_graph
 from xlaserve.programs.tf.frozen_graph import FrozenGraph, UnfreezableError, freeze
-from xlaserve.programs.tf.tensorflow_program import Forward, TensorFlowProgram
+from xlaserve.programs.tf.lowered_function import Forward
+from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 
 BUCKET = Bucket(2, 8, 8)
 

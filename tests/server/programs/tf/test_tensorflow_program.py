@@ -18,7 +18,8 @@ from xlaserve.config import Bucket, Mode
 from xlaserve.engine.program import Compilation
 from xlaserve.errors import ModelFailed, OutOfDeviceMemory
 from xlaserve.models.networks.keras_runtime import keras
-from xlaserve.programs.tf.tensorflow_program import Forward, Function, Lower, Lowered, TensorFlowProgram
+from xlaserve.programs.tf.lowered_function import Forward, Lower, Lowered
+from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 from xlaserve.programs.xla_refusal import explain
 
 BUCKET = Bucket(2, 4, 5)
@@ -369,18 +370,6 @@ def test_a_lack_of_memory_has_a_name() -> None:
     with pytest.raises(OutOfDeviceMemory) as raised:
         TensorFlowProgram(large).compile(Mode.EAGER, BUCKET)
     assert isinstance(raised.value.__cause__, tf.errors.ResourceExhaustedError)
-
-
-def test_of_the_errors_that_xla_passes_on_only_those_of_memory_are_taken_for_one() -> None:
-    def failing(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        raise tf.errors.InternalError(None, None, message)
-
-    message = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4294967296 bytes."
-    with pytest.raises(OutOfDeviceMemory):
-        Function(failing)(images(0))
-    message = "Autotuning failed"
-    with pytest.raises(tf.errors.InternalError):
-        Function(failing)(images(0))
 
 
 def test_what_is_dismantled_is_gone_without_the_garbage_collector() -> None:

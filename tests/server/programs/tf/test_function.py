@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from xlaserve.errors import OutOfDeviceMemory
+from xlaserve.programs.tf.function import Function
+
+IMAGES: Final = np.zeros((2, 4, 5, 3), np.uint8)
+
+
+def test_of_the_errors_that_xla_passes_on_only_those_of_memory_are_taken_for_one() -> None:
+    def failing(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        raise tf.errors.InternalError(None, None, message)
+
+    message = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4294967296 bytes."
+    with pytest.raises(OutOfDeviceMemory):
+        Function(failing)(IMAGES)
+    message = "Autotuning failed"
+    with pytest.raises(tf.errors.InternalError):
+        Function(failing)(IMAGES)
