@@ -21,7 +21,12 @@ import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
 from xlaserve.models.networks.heads import TensorShape
-from xlaserve.models.sources import stablehlo_activations, stablehlo_operations, stablehlo_weights
+from xlaserve.models.sources import (
+    stablehlo_activations,
+    stablehlo_elementwise,
+    stablehlo_operations,
+    stablehlo_weights,
+)
 from xlaserve.models.sources.stablehlo_values import (
     Order,
     UnknownSizeError,
@@ -137,7 +142,7 @@ class Translator:
         if translate is None:
             raise UntranslatableError(f"{name_of(operation)} is not translated")
         if (activation := stablehlo_activations.of(operation, values)) is not None:
-            translate, operands = stablehlo_operations.elementwise(activation.compute), [activation.argument]
+            translate, operands = stablehlo_elementwise.elementwise(activation.compute), [activation.argument]
         data = operands[:1] if name_of(operation) in stablehlo_operations.OF_A_SHAPE else operands
         if all(operand.is_known for operand in data):
             with suppress(UnknownSizeError), self._now():

@@ -1,10 +1,10 @@
-"""Values of a StableHLO module as they are translated, and what its types and attributes say."""
+"""Values of a StableHLO module as they are translated, the graph that they are made in, and the module's attributes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -71,6 +71,20 @@ class Value:
         return isinstance(self.tensor, np.ndarray)
 
 
+class Graph(Protocol):
+    """The graph in which operations are made."""
+
+    def tensor(self, value: Value, order: Order | None = None, axes: Iterable[int] = ()) -> Any:
+        """Returns a value's tensor, its axes in `order`, as large as the value along `axes`."""
+
+    def whole(self, value: Value) -> tf.Tensor:
+        """Returns a value as it is."""
+
+
+Translate = Callable[[Graph, Any, Sequence[Value]], Value]
+"""Returns the result of an operation for its operands. Raises UntranslatableError."""
+
+
 def identity(sides: Sequence[Any]) -> Order:
     """Returns the order of axes that are in order."""
     return tuple(range(len(sides)))
@@ -85,6 +99,12 @@ def known(numbers: Any) -> Value:
     """Returns the value of an array."""
     numbers = np.asarray(numbers)
     return Value(numbers, numbers.shape, identity(numbers.shape))
+
+
+def side(value: Value, axis: int) -> int | None:
+    """Returns the size of a value's tensor along one of the value's axes, None where it is not known."""
+    size: int | None = value.tensor.shape[value.order[axis]]
+    return size
 
 
 def name_of(operation: Any) -> str:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import tensorflow as tf
 from jax.extend.mlir.dialects import stablehlo
 
 from xlaserve.models.lowering.windows import same
-from xlaserve.models.sources.stablehlo_values import UntranslatableError, Value, dtype, integers, inverse, shape
-
-if TYPE_CHECKING:
-    from xlaserve.models.sources.stablehlo_operations import Graph
+from xlaserve.models.sources.stablehlo_values import (
+    Graph,
+    UntranslatableError,
+    Value,
+    dtype,
+    integers,
+    inverse,
+    shape,
+)
 
 IMAGES: Final = 4
 """Axes of images."""
