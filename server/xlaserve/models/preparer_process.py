@@ -36,6 +36,7 @@ def main() -> None:
     cache = CompileCache(settings.compile_cache)
     device = configure(settings, uses_tensorflow=True)
     from xlaserve.models.networks import cached  # noqa: PLC0415 - imports TensorFlow
+    from xlaserve.models.networks.cached_program import CachedProgram  # noqa: PLC0415 - imports TensorFlow
 
     _tell("building the model")
     model = catalog.load(settings.models[0], partial(cached.network, cache, device))
@@ -51,7 +52,7 @@ def main() -> None:
         except Exception:  # its other buckets would take as long to fail
             if model.settings.needs(mode):
                 raise
-        if not isinstance(model.program, cached.CachedProgram) or model.program.not_kept:
+        if not isinstance(model.program, CachedProgram) or model.program.not_kept:
             raise ModelFailed("its programs can't be kept")
     _tell(DONE)
 
