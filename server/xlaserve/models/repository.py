@@ -5,35 +5,27 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import re
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
-from typing import Final
 
 from xlaserve.config import ModelSettings, Settings
-from xlaserve.config.version_names import LABEL
 from xlaserve.config.versions import VersionSet, grouped
-from xlaserve.engine.causes import cause
-from xlaserve.engine.program import Dismantled
 from xlaserve.engine.under_way import key_of
-from xlaserve.engine.warmup.ledger import Entry, Ledger
-from xlaserve.errors import ConfigError, InvalidArgument, ModelFailed, ModelNotFound, ShuttingDown, XlaserveError
-from xlaserve.models.catalog import Model
-from xlaserve.models.change_queue import ChangeQueue, Shared
-from xlaserve.models.directory import Directory, usable
+from xlaserve.engine.warmup.ledger import Entry
+from xlaserve.errors import ModelFailed, ShuttingDown, XlaserveError
+from xlaserve.models.change_plan import change_of, ends_any, movable_labels
+from xlaserve.models.change_queue import ChangeQueue
+from xlaserve.models.configured_models import ConfiguredModels
+from xlaserve.models.directory import Directory
+from xlaserve.models.draining import drain, drain_and_free
 from xlaserve.models.listing import Ended, Listing, Listings, of_configured, of_versions
 from xlaserve.models.loader import Loader
-from xlaserve.models.version import State, Version
+from xlaserve.models.requested_versions import NO_LABELS, check_labels, check_versions
+from xlaserve.models.version import State, Version, new_version
 from xlaserve.telemetry.metrics import Metrics
-from xlaserve.telemetry.version_metrics import ModelTelemetry
 
 log = logging.getLogger(__name__)
-
-NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(eq=False, kw_only=True)
@@ -62,7 +54,7 @@ class Repository(Directory):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self._configured = Shared(lambda: grouped(self.read_models()))
+        self._configured = ConfiguredModels(self.read_models)
         self._changes = ChangeQueue()
         self._announced: list[Version] | None = None
         """The versions that `load_all` still has to load; None until `announce`."""
@@ -90,8 +82,7 @@ class Repository(Directory):
                 if end is None:
                     self._announced.append(version)
                 else:
-                    version.reason = end.reason
-                    version.enter(end.state)
+                    version.enter(end.state, end.reason)
 
     async def load_all(self) -> None:
         """Loads the announced models, in their order.
@@ -121,20 +112,12 @@ class Repository(Directory):
         }
 
     def ends_any(self, name: str, model: VersionSet | None, *, again: bool = False) -> bool:
-        """Returns whether a version that serves ends where a model is served as `model` says, None for not at all.
-
-        With `again`, versions that have the same settings are loaded again as well.
-        """
-        return any(
-            again or model is None or model.versions.get(number) != settings
-            for number, settings in self._serving(name).items()
-        )
+        """Returns whether a version of a model that serves ends by a change to `model`; see `change_plan.ends_any`."""
+        return ends_any(self._serving(name), model, again=again)
 
     def show_failure(self, settings: ModelSettings, reason: str) -> None:
         """Shows that a version failed elsewhere."""
-        version = self._begin(settings)
-        version.reason = reason
-        version.enter(State.FAILED)
+        self._begin(settings).enter(State.FAILED, reason)
 
     async def load(self, name: str) -> None:
         """Loads, compiles and warms all configured versions of a model, each in the place of the one that serves.
@@ -199,7 +182,7 @@ class Repository(Directory):
         """Returns the changes that make the server serve `configured`: a sentence for each model that is to be loaded
         or changed, and the names of models that are to be unloaded; of the models in `only`, where that is given."""
         names = {*configured, *self._versions} if only is None else {*only}
-        to_do = {name: self._to_do(name, model) for name, model in configured.items() if name in names}
+        to_do = {name: self._change_of(name, model) for name, model in configured.items() if name in names}
         gone = [name for name, served in self._served.items() if served and name in names and name not in configured]
         return {name: change for name, change in to_do.items() if change}, gone
 
@@ -209,17 +192,9 @@ class Repository(Directory):
             self._publish(name)
             self.on_listing()
 
-    def _to_do(self, name: str, model: VersionSet) -> str:
-        """Returns a sentence on the change that makes a model be served as configured; empty where it is already."""
-        serving = self._serving(name)
-        due = [settings for number, settings in model.versions.items() if serving.get(number) != settings]
-        if not all(map(self._is_set_aside, due)):
-            return f"{name} loaded"
-        if left := sorted(serving.keys() - model.versions.keys(), key=int):
-            return f"{name} version {', '.join(left)} unloaded"
-        if (self._labels.get(name), self._shares.get(name)) != (model.labels, model.routing):
-            return f"{name} has other labels or shares"
-        return ""
+    def _change_of(self, name: str, model: VersionSet) -> str:
+        is_routed = (self._labels.get(name), self._shares.get(name)) == (model.labels, model.routing)
+        return change_of(name, self._serving(name), model, self._is_set_aside, is_routed=is_routed)
 
     def _crash_of(self, settings: ModelSettings) -> str:
         """Returns why a version is set aside, empty where it is not."""
@@ -237,13 +212,8 @@ class Repository(Directory):
         return {one.settings.version: one.settings for one in self._ready(name)}
 
     def _point(self, name: str, model: VersionSet) -> None:
-        """Sets labels and shares as they are configured, except that a label does not move from a version that is
-        ready to one that is not."""
-        ready, now = self._serving(name), self._labels.get(name, {})
-        self._labels[name] = {
-            label: version if version in ready or now.get(label) not in ready else now[label]
-            for label, version in model.labels.items()
-        }
+        """Sets labels and shares as they are configured, but moves no label to a version that is not ready."""
+        self._labels[name] = movable_labels(model.labels, self._labels.get(name, {}), self._serving(name))
         self._share(name, model.routing)
         self._publish(name)
         self.on_listing()
@@ -271,20 +241,13 @@ class Repository(Directory):
         """Ends loads and refuses requests; fails the accepted ones that do not finish within `timeout_s` seconds."""
         self.stop_loading()
         await self._changes.cancel()
-        await asyncio.gather(*(self._end(version, timeout_s) for version in self.index()))
+        await asyncio.gather(*(drain(version, timeout_s) for version in self.index()))
         self._served.clear()
         self.loader.close()
 
     async def configured_model(self, name: str) -> VersionSet:
-        """Reads how a model is configured now. Raises ModelNotFound, or ModelFailed where that can't be read."""
-        try:
-            models = await self._configured()
-        except ConfigError as error:
-            log.error("model %s: %s", name[:128], error)
-            raise ModelFailed("the configuration is no longer valid; the server's log says why") from error
-        if name not in models:
-            raise ModelNotFound(f"no model {name[:128]!r} is configured; there are: {usable(models)}")
-        return models[name]
+        """Reads how a model is configured now; raises what `ConfiguredModels.find` raises."""
+        return await self._configured.find(name)
 
     async def _start(self, version: Version) -> None:
         if version.state is State.LOADING and version in self._versions[version.name]:
@@ -353,9 +316,7 @@ class Repository(Directory):
         for version in versions:
             for other in self._versions.get(version.name, ()):
                 other.forget_shadow(version.settings.version)
-        models = [*map(_to_dismantle, versions)]
-        await asyncio.gather(*(self._end(version, self.settings.drain_timeout_s) for version in versions))
-        await asyncio.to_thread(_free, models)
+        await drain_and_free(versions, self.settings.drain_timeout_s)
 
     def _begin(self, settings: ModelSettings) -> Version:
         """Returns a new version, announced as loading."""
@@ -365,17 +326,7 @@ class Repository(Directory):
             for one in self._versions.get(settings.name, ())
             if one.state is State.READY or one.settings.version != settings.version
         ]
-        telemetry = ModelTelemetry(self.metrics, settings.name, settings.version)
-
-        def record(entry: Entry) -> None:
-            if entry.from_cache:
-                telemetry.loaded(entry.mode)
-            elif seconds := entry.trace_s + entry.compile_s:
-                telemetry.compiled(entry.mode, seconds, in_background=entry.in_background)
-            self.on_record(entry)
-
-        ledger = Ledger(settings.name, settings.version, record)
-        version = Version(settings, telemetry, ledger, self._changed)
+        version = new_version(settings, self.metrics, self._changed, self.on_record)
         self._versions[settings.name] = [*versions, version]
         version.enter(State.LOADING)
         return version
@@ -387,66 +338,9 @@ class Repository(Directory):
         except ShuttingDown:
             raise
         except Exception as error:
-            newcomer.model = None
-            is_explained = isinstance(error, ModelFailed)
-            newcomer.reason = cause(error) if is_explained else f"{type(error).__name__}: {cause(error)}"
-            newcomer.enter(State.FAILED)
-            level = logging.DEBUG if is_explained else logging.ERROR
-            log.log(level, "model %s failed", newcomer.title, exc_info=error)
+            newcomer.fail(error)
             raise ModelFailed(f"model {newcomer.title} failed: {newcomer.reason}") from error
         if not self._is_serving:  # else the garbage of both is collected when the old one is freed
             await asyncio.to_thread(gc.collect)
         newcomer.enter(State.READY)
         await self._retire(newcomer.name, self._others(newcomer))
-
-    async def _end(self, version: Version, timeout_s: float) -> None:
-        if (served := version.served) is not None:
-            version.enter(State.DRAINING)
-            if served.background is not None:
-                served.background.stop_compiling()
-            if version.growth is not None:
-                version.growth.cancel()
-                await asyncio.wait([version.growth])
-            began = time.monotonic()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await served.left()  # accepted requests may still be parsed
-            await served.batcher.drain(max(0.0, timeout_s - (time.monotonic() - began)))
-            if served.background is not None:
-                await served.background.close()
-        if version.state is not State.FAILED:
-            version.enter(State.UNLOADED)
-        version.model = version.served = version.growth = None
-
-
-def check_versions(there: Collection[str], versions: Collection[str]) -> None:
-    """Raises InvalidArgument where the versions `there` are others than `versions`, if given."""
-    if versions and {*versions} != {*there}:
-        expected = f"the versions that the server's file has ({', '.join(there)})"
-        wanted = ", ".join(sorted(versions, key=int)[:16])
-        raise InvalidArgument("model_version_policy.specific", expected, wanted)
-
-
-def check_labels(ready: Collection[str], labels: Mapping[str, str]) -> None:
-    """Raises InvalidArgument for a malformed label, or one that names a version that is not ready."""
-    for label, version in labels.items():
-        if not re.fullmatch(LABEL, label):
-            raise InvalidArgument("version_labels", "labels such as stable", repr(label[:64]))
-        if version not in ready:
-            expected = f"a version that is ready ({', '.join(ready)})"
-            raise InvalidArgument(f"version_labels.{label}", expected, version)
-
-
-def _to_dismantle(version: Version) -> Model | None:
-    """Returns the version's model, None while it may still compile something in the background."""
-    return None if version.growth or (version.served and version.served.background) else version.model
-
-
-def _free(ended: list[Model | None]) -> None:
-    """Frees models that nobody uses any more; blocks."""
-    while ended:
-        model = ended.pop()
-        if model is not None and isinstance(model.program, Dismantled):
-            model.program.dismantle()
-        del model
-    gc.collect()  # the rest of a model is in reference cycles

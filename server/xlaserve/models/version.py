@@ -17,12 +17,13 @@ from xlaserve.engine.model_engine import ModelEngine
 from xlaserve.engine.under_way import key_of
 from xlaserve.engine.warmup.background import Background
 from xlaserve.engine.warmup.difference import Difference
-from xlaserve.engine.warmup.ledger import Ledger
+from xlaserve.engine.warmup.ledger import Entry, Ledger
 from xlaserve.errors import InvalidArgument, ModelFailed
 from xlaserve.images.frame import Frame, best_input, place
 from xlaserve.models.catalog import Model
 from xlaserve.programs.xla_refusal import explain
 from xlaserve.telemetry.findings import Findings, Pair
+from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.version_metrics import ModelTelemetry
 
 log = logging.getLogger(__name__)
@@ -71,9 +72,10 @@ class Version:
     warnings: list[str] = field(default_factory=list)
     """Warnings to users about the answers and how they are served."""
 
-    def enter(self, state: State) -> None:
-        """Changes the state to `state`, logs it and calls `on_change`."""
+    def enter(self, state: State, reason: str = "") -> None:
+        """Changes the state to `state`, with the reason if given, logs it and calls `on_change`."""
         self.state = state
+        self.reason = reason or self.reason
         reason = f": {self.reason}" if self.reason else ""
         log.log(
             logging.ERROR if state is State.FAILED else logging.INFO,
@@ -83,6 +85,14 @@ class Version:
             reason,
         )
         self.on_change(self)
+
+    def fail(self, error: Exception) -> None:
+        """Drops the model, and enters FAILED with `error` as the reason, whose traceback is logged."""
+        self.model = None
+        is_explained = isinstance(error, ModelFailed)
+        self.enter(State.FAILED, cause(error) if is_explained else f"{type(error).__name__}: {cause(error)}")
+        level = logging.DEBUG if is_explained else logging.ERROR
+        log.log(level, "model %s failed", self.title, exc_info=error)
 
     def warn(self, warning: str) -> None:
         """Gives a warning once, in the log and in the list of models. May be called from any thread."""
@@ -176,6 +186,25 @@ class Version:
         if self.state is State.COMPILING:
             return f"{len(self.ledger)} of {self.programs_total} programs compiled"
         return self.reason
+
+
+def new_version(
+    settings: ModelSettings,
+    metrics: Metrics,
+    on_change: Callable[[Version], None],
+    on_record: Callable[[Entry], None],
+) -> Version:
+    """Returns a version in the state LOADING, whose compilations are counted and passed to `on_record`."""
+    telemetry = ModelTelemetry(metrics, settings.name, settings.version)
+
+    def record(entry: Entry) -> None:
+        if entry.from_cache:
+            telemetry.loaded(entry.mode)
+        elif seconds := entry.trace_s + entry.compile_s:
+            telemetry.compiled(entry.mode, seconds, in_background=entry.in_background)
+        on_record(entry)
+
+    return Version(settings, telemetry, Ledger(settings.name, settings.version, record), on_change)
 
 
 @dataclass(eq=False)

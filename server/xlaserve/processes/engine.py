@@ -26,7 +26,8 @@ from xlaserve.models.change_queue import Stop
 from xlaserve.models.listing import Listings
 from xlaserve.models.loader import Loader
 from xlaserve.models.preparer import Preparer
-from xlaserve.models.repository import NO_LABELS, Repository
+from xlaserve.models.repository import Repository
+from xlaserve.models.requested_versions import NO_LABELS
 from xlaserve.models.triton_metrics import triton_metrics
 from xlaserve.models.version import Version
 from xlaserve.processes.spans import Tracing

@@ -17,7 +17,8 @@ from xlaserve.engine.memory import available_memory_bytes, own_bytes
 from xlaserve.errors import EngineLost, ModelFailed
 from xlaserve.models.change_queue import ChangeQueue
 from xlaserve.models.listing import Listing, Listings
-from xlaserve.models.repository import NO_LABELS, Repository, check_labels, check_versions
+from xlaserve.models.repository import Repository
+from xlaserve.models.requested_versions import NO_LABELS, check_labels, check_versions
 from xlaserve.programs.tf.device import Device
 from xlaserve.telemetry.gpus import Gpus
 
