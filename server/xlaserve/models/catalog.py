@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from xlaserve.config import Bucket, BucketSettings, Fit, ModelSettings
 from xlaserve.config import sources as kinds
@@ -20,6 +20,9 @@ from xlaserve.models import labels
 from xlaserve.models.networks.network import Network, Size
 from xlaserve.models.sources import noop
 from xlaserve.models.task import Task, WithClasses
+
+if TYPE_CHECKING:
+    from xlaserve.programs.tf.device_replicas import Replicas
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +84,21 @@ def load(settings: ModelSettings, cached: Cached = lambda settings, build: build
     if network.weights == "random":
         _log.warning("model %s has random weights: its answers mean nothing", settings.title)
     return Model(**{**vars(network), "task": task}, settings=settings, buckets=buckets)
+
+
+def load_replicated(settings: ModelSettings, replicas: Replicas) -> Model:
+    """Builds the model once on each device, with its weights there; blocks. Raises ModelFailed.
+
+    Built again rather than copied, which works however a source holds its variables. Random weights are drawn from the
+    same seed each time.
+    """
+    from xlaserve.programs.tf.device_replicas import ReplicatedProgram  # noqa: PLC0415 - imports TensorFlow
+
+    models = []
+    for index in range(len(replicas.devices)):
+        with replicas.on(index):
+            models.append(load(settings))
+    return replace(models[0], program=ReplicatedProgram([model.program for model in models], replicas))
 
 
 def names() -> tuple[str, ...]:

@@ -260,10 +260,9 @@ class Engine:
     @cached_property
     def _replicated(self) -> Callable[[ModelSettings], catalog.Model]:
         """Loads models on all devices, which take turns at the batches."""
-        from xlaserve.models import replicas  # noqa: PLC0415
         from xlaserve.programs.tf.device_replicas import Replicas  # noqa: PLC0415 - imports TensorFlow
 
-        return partial(replicas.load, replicas=Replicas(self.device.replicas))
+        return partial(catalog.load_replicated, replicas=Replicas(self.device.replicas))
 
     def _on_compiled(self, compilation: XlaCompilation, is_expected: bool) -> None:
         self._metrics.xla_compilations.labels(EXPECTED if is_expected else SERVING).inc()

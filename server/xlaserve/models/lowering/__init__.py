@@ -24,16 +24,15 @@ from xlaserve.models.lowering import (
     resize,
     small,
     stem,
-    widening,
     winograd,
 )
-from xlaserve.models.lowering.replay import READ, Node, Substitute, replay
+from xlaserve.models.lowering.replay import READ, Node, Substitute, replay, widened_cast
 from xlaserve.programs.tf.definitions import has_narrow
 from xlaserve.programs.tf.frozen_graph import assigns_variables
 from xlaserve.programs.tf.lowered_function import Lower, Lowered
 
 SUBSTITUTES: Final[Mapping[Lowering, Substitute]] = {
-    Lowering.FLOAT32: widening.substitute,
+    Lowering.FLOAT32: widened_cast,
     Lowering.DEPTHWISE: depthwise.substitute,
     Lowering.GROUPED: grouped.substitute,
     Lowering.STEM: stem.substitute,

@@ -202,6 +202,18 @@ def replay(function: Any, substitute: Substitute, pixels: tf.Tensor, *, is_wide:
     )
 
 
+def widened_cast(node: Node) -> tf.Tensor | None:
+    """Replaces casts from float32 to a narrow type by their input; `replay` makes all other operations wide.
+
+    XLA's CPU backend computes narrow types in float32 and rounds after each operation, also within the sums that
+    convolutions are lowered to, which keeps it from vectorizing them.
+    """
+    if node.kind != "Cast" or node.operation.outputs[0].dtype not in NARROW:
+        return None
+    images = node.inputs[0].tensor
+    return images if images.dtype == tf.float32 else None
+
+
 def _wide_tensor(tensor: tf.Tensor) -> tf.Tensor:
     return tf.cast(tensor, tf.float32) if tensor.dtype in NARROW else tensor
 
