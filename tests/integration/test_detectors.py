@@ -20,7 +20,7 @@ import tensorflow as tf
 from PIL import Image
 from tests.integration.conftest import Server, StartServer
 from tests.same_objects import Objects, unlike
-from tests.server.models.sources.test_keras_hub_models import TINY
+from tests.server.models.sources.keras_hub_classes import TINY
 
 from xlaserve.models.fast_decoding import photograph
 from xlaserve.models.sources import keras_hub_models, keras_hub_table, random_weights

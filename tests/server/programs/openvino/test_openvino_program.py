@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
-import pickle
-import resource
 import subprocess
 import sys
 import threading
@@ -19,56 +16,23 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from numpy.typing import NDArray
 from PIL import Image
 from scripts.digits_data import digit_images
+from tests.server.programs.openvino.networks import BUCKET, SMALL, compiled, noise, small_network, sums
 
 from xlaserve.config import Bucket, Mode, ModelSettings, Precision
 from xlaserve.engine.niceness import yield_to_traffic
-from xlaserve.engine.program import Executable, Images
-from xlaserve.errors import ModelFailed
+from xlaserve.engine.program import Images
 from xlaserve.models import catalog
-from xlaserve.models.networks.keras_runtime import keras
 from xlaserve.programs.openvino.openvino_program import (
     CompiledModel,
     ConvertedGraph,
     Threads,
-    UntranslatableError,
     convert,
 )
 from xlaserve.programs.tf import openvino_graph
 from xlaserve.programs.tf.lowered_function import Forward
 from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
-from xlaserve.programs.xla_refusal import explain
-
-BUCKET = Bucket(2, 4, 5)
-SMALL = Bucket(3, 12, 14)
-
-
-def sums(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    values = tf.cast(pixels, tf.float32)
-    return tf.reduce_sum(values, axis=(1, 2)), tf.reduce_max(values, axis=(1, 2, 3))
-
-
-def small_network() -> Forward:
-    keras.utils.set_random_seed(0)
-    pixels = keras.Input((None, None, 3))
-    x = keras.layers.Rescaling(1 / 127.5, offset=-1)(pixels)
-    x = keras.layers.Conv2D(8, 3, strides=2, padding="same", use_bias=False)(x)
-    x = keras.layers.BatchNormalization()(x)
-    x = keras.layers.DepthwiseConv2D(3, padding="same", activation="relu6")(x)
-    x = keras.layers.Conv2D(8, 3, groups=2)(x)  # which Keras has XLA compile, as a function of its own
-    x = keras.layers.GlobalAveragePooling2D()(x)
-    model = keras.Model(pixels, (keras.layers.Dense(5, activation="softmax")(x), x))
-    return lambda images: tuple(model(tf.cast(images, tf.float32), training=False))
-
-
-def noise(bucket: Bucket, seed: int = 0) -> NDArray[np.uint8]:
-    return np.random.default_rng(seed).integers(0, 256, (*bucket, 3), np.uint8)
-
-
-def compiled(program: TensorFlowProgram, bucket: Bucket, mode: Mode = Mode.OPENVINO) -> Executable:
-    return program.compile(mode, bucket).executable
 
 
 @pytest.mark.parametrize("batch", [1, 3, 4])
@@ -266,51 +230,6 @@ def test_a_graph_of_a_narrow_model_is_computed_in_what_openvino_is_told(dtype: t
         np.testing.assert_allclose(compiled(program, SMALL)(images)[0], wanted, rtol=rtol)
 
 
-def test_an_operation_that_openvino_does_not_know_is_named() -> None:
-    def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return (tf.math.zeta(tf.cast(pixels, tf.float32) + 2.0, 1.0),)
-
-    with pytest.raises(ModelFailed, match="OpenVINO has no translation of Zeta") as failed:
-        TensorFlowProgram(forward).compile(Mode.OPENVINO, BUCKET)
-    assert explain(failed.value).operation == "Zeta"
-
-
-def test_an_operation_that_openvino_knows_and_can_not_convert_is_named_as_well() -> None:
-    def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        spectrum = tf.signal.fft2d(tf.cast(pixels[..., 0], tf.complex64))
-        return (tf.math.zeta(tf.math.real(spectrum) + 2.0, 1.0),)
-
-    with pytest.raises(ModelFailed, match="OpenVINO has no translation of Zeta, FFT2D"):
-        TensorFlowProgram(forward).compile(Mode.OPENVINO, BUCKET)
-
-
-def test_a_shape_that_does_not_fit_is_refused_with_what_is_wrong() -> None:
-    def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return (tf.reshape(tf.cast(pixels, tf.float32), (1, 4, 5, 3)),)
-
-    with pytest.raises(ModelFailed, match=r"OpenVINO can't compile it: While validating node .*Reshape"):
-        TensorFlowProgram(forward).compile(Mode.OPENVINO, BUCKET)
-
-
-def test_of_a_refusal_the_line_is_told_that_says_why() -> None:
-    class Refusing:
-        def clone(self) -> Refusing:
-            raise RuntimeError(
-                "Exception from src/inference/src/cpp/core.cpp:117:\n"
-                "Check 'newNode' failed at src/plugins/intel_cpu/src/node.cpp:1626:\n"
-                "Unsupported operation of type: Convert name: Transpose_41912\n"
-            )
-
-    converted = ConvertedGraph(Refusing())
-    with pytest.raises(ModelFailed, match="can't compile it: Unsupported operation of type: Convert name: Transpose"):
-        converted.compile((1, 4, 5, 3), Precision.FLOAT32, Threads(1, 1))
-
-
-def test_the_operation_that_openvino_does_not_know_stays_named_in_another_process() -> None:
-    error = pickle.loads(pickle.dumps(UntranslatableError("Zeta")))
-    assert (str(error), error.operations) == ("OpenVINO has no translation of Zeta", "Zeta")
-
-
 @pytest.mark.parametrize("batch", [1, 3])
 def test_gathering_within_each_image_does_not_crash_the_process(batch: int) -> None:
     def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -346,35 +265,6 @@ def test_gathering_within_each_image_in_a_branch_or_a_loop_does_not_crash_the_pr
         np.testing.assert_array_equal(own, wanted)
 
 
-def test_loggers_are_left_as_they_are() -> None:
-    before = logging.root.level, list(logging.root.handlers), list(logging.root.filters)
-    compiled(TensorFlowProgram(sums), BUCKET)
-    assert (logging.root.level, logging.root.handlers, logging.root.filters) == before
-
-
-def test_a_model_that_can_not_be_frozen_is_refused_with_the_reason() -> None:
-    counter = tf.Variable(0.0)
-
-    def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        counter.assign_add(1.0)
-        return (tf.reduce_mean(tf.cast(pixels, tf.float32), axis=(1, 2)) + counter,)
-
-    with pytest.raises(ModelFailed, match="openvino runs frozen graphs alone, and this can be none: it assigns"):
-        TensorFlowProgram(forward).compile(Mode.OPENVINO, BUCKET)
-
-
-def test_without_openvino_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(ModelFailed, match=r"mode openvino needs openvino; install xlaserve\[openvino\]"):
-        TensorFlowProgram(sums).compile(Mode.OPENVINO, BUCKET)
-
-
-def test_on_a_gpu_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"])
-    with pytest.raises(ModelFailed, match="mode openvino runs on a CPU only: expected device: cpu"):
-        TensorFlowProgram(sums).compile(Mode.OPENVINO, BUCKET)
-
-
 def test_the_layers_of_a_profiled_model_and_what_they_took() -> None:
     large = Bucket(8, 96, 96)  # a layer of a small one takes less than the microsecond that OpenVINO counts in
     model = TensorFlowProgram(small_network()).in_openvino(large, is_profiled=True)
@@ -408,17 +298,6 @@ def test_first_runs_do_not_count_in_what_a_layer_takes() -> None:
     slow = CompiledModel(SlowAtFirst([900, 100, 10, 30], [0, 0, 0, 0], [7, 1, 0, 0]), 0.0, Precision.FLOAT32)
     layers = slow.layers(noise(SMALL), runs=2)
     assert {layer.name: layer.seconds for layer in layers} == pytest.approx({"0": 20e-6})
-
-
-def test_a_graph_that_openvino_can_not_write_is_said_to_lack_space_for_temporary_files() -> None:
-    graph = TensorFlowProgram(sums).converted(BUCKET)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
-    try:
-        with pytest.raises(OSError, match="folder for temporary files"):
-            graph.to_bytes()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_what_was_sealed_goes_on_and_converts_nothing_more() -> None:

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,31 +10,13 @@ import pytest
 import tensorflow as tf
 from numpy.typing import NDArray
 from tensorflow.compiler.tf2xla.python import xla
-from tests.required import required
+from tests.server.programs.tf.functions import ALL_MODES, BUCKET, doubled, has_no_xla_kernel, images, sums, unchanged
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.program import Compilation
 from xlaserve.errors import ModelFailed, OutOfDeviceMemory
 from xlaserve.models.networks.keras_runtime import keras
-from xlaserve.programs.tf.lowered_function import Forward, Lower, Lowered
+from xlaserve.programs.tf.lowered_function import Forward, Lower
 from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
-from xlaserve.programs.xla_refusal import explain
-
-BUCKET = Bucket(2, 4, 5)
-ALL_MODES = pytest.mark.parametrize("mode", [mode for mode in Mode if mode is not Mode.AUTO])
-
-
-def sums(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    values = tf.cast(pixels, tf.float32)
-    return tf.reduce_sum(values, axis=(1, 2)), tf.reduce_max(values, axis=(1, 2, 3))
-
-
-def has_no_xla_kernel(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    return (tf.image.resize(tf.cast(pixels, tf.float32), (8, 8), "bicubic"),)
-
-
-def images(seed: int, bucket: Bucket = BUCKET) -> NDArray[np.uint8]:
-    return np.random.default_rng(seed).integers(0, 256, (*bucket, 3), np.uint8)
 
 
 @ALL_MODES
@@ -101,140 +81,6 @@ def test_a_compiled_mode_traces_ahead_of_calls_and_says_how_long_it_took(mode: M
     assert len(traced) == 1
     assert compilation.trace_s > 0
     assert compilation.compile_s > 0
-
-
-def unchanged(function: Forward) -> Lowered:
-    return Lowered(function, "")
-
-
-def doubled(function: Any) -> Lowered:
-    def run(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return tuple(2 * output for output in function(pixels))
-
-    spec = tf.TensorSpec(function.inputs[0].shape, tf.uint8)
-    return Lowered(tf.function(run, autograph=False).get_concrete_function(spec), "doubling 1")
-
-
-def test_xla_alone_runs_what_is_lowered_which_is_asked_for_once_for_each_size() -> None:
-    asked = []
-
-    def lower(function: Forward) -> Lowered:
-        asked.append(function)
-        return doubled(function)
-
-    program = TensorFlowProgram(sums, lower)
-    assert program.lowerings(BUCKET) == "doubling 1"
-    pixels = images(5)
-    for bucket in (BUCKET, BUCKET._replace(batch=1)):
-        in_xla, in_graph = (program.compile(mode, bucket).executable for mode in (Mode.XLA, Mode.GRAPH))
-        np.testing.assert_allclose(in_xla(pixels[: bucket.batch])[0], 2 * in_graph(pixels[: bucket.batch])[0])
-    assert len(asked) == 1
-    assert TensorFlowProgram(sums).lowerings(BUCKET) == ""
-
-
-def failing(function: Any) -> Lowered:
-    """Replaces what XLA can compile by what it can't."""
-
-    def run(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        with tf.name_scope("a/b/"):
-            resized = tf.image.resize(tf.cast(pixels, tf.float32), (8, 8), "bicubic")
-        totals, *rest = function(pixels)
-        return totals + 0 * tf.reduce_sum(resized), *rest
-
-    spec = tf.TensorSpec(function.inputs[0].shape, tf.uint8)
-    made = tf.function(run, autograph=False).get_concrete_function(spec)
-    return Lowered(made, "stem 1, pooling 2", {"b/": "stem", "a/b/": "pooling"})
-
-
-@pytest.mark.parametrize("buckets", [[BUCKET], [BUCKET, BUCKET._replace(batch=1)]])
-def test_what_xla_can_not_compile_with_lowerings_is_compiled_without(buckets: list[Bucket]) -> None:
-    asked = []
-
-    def lower(function: Forward) -> Lowered:
-        asked.append(function)
-        return failing(function)
-
-    program = TensorFlowProgram(sums, lower)
-    assert program.lowerings(BUCKET) == "stem 1, pooling 2"
-    for bucket in buckets:
-        compilation = program.compile(Mode.XLA, bucket)
-        pixels = images(3, bucket)
-        np.testing.assert_allclose(compilation.executable(pixels)[0], pixels.sum(axis=(1, 2)))
-        (warning,) = compilation.warnings
-        assert warning.startswith("XLA runs 4x5 without lowerings, as a program failed with pooling: ")
-        assert compilation.unlowered is None
-    assert program.lowerings(BUCKET) == ""
-    assert program.compile(Mode.GRAPH, BUCKET).warnings == ()
-    assert len(asked) == 1
-
-
-def test_programs_that_fail_at_the_same_time_are_all_made_without_lowerings() -> None:
-    program, together = TensorFlowProgram(sums, failing), threading.Barrier(2, timeout=60)
-    program.lowerings(BUCKET)
-
-    def make(bucket: Bucket) -> Compilation:
-        first = program.unlowered(bucket) is None
-        try:
-            return program.compile_once(Mode.XLA, bucket)
-        finally:
-            if first:
-                together.wait()
-
-    buckets = [BUCKET, BUCKET._replace(batch=1)]
-    with ThreadPoolExecutor(2) as pool:
-        made = list(pool.map(lambda bucket: program.with_fallback(bucket, partial(make, bucket)), buckets))
-    assert [len(compilation.warnings) for compilation in made] == [1, 1]
-
-
-def test_what_was_lowered_before_another_failed_can_be_made_without() -> None:
-    program = TensorFlowProgram(sums, doubled)
-
-    def make() -> Compilation:
-        made = program.compile_once(Mode.XLA, BUCKET)
-        program.leave_unlowered(BUCKET, "another failed")  # on another thread
-        return made
-
-    compilation = program.with_fallback(BUCKET, make)
-    assert compilation.warnings == (), "it is lowered"
-    again = required(compilation.unlowered)(ModelFailed("it computes something else"))
-    assert again.warnings == ("another failed",)
-    pixels = images(3)
-    np.testing.assert_allclose(compilation.executable(pixels)[0], 2 * again.executable(pixels)[0])
-
-
-def test_lowerings_that_another_thread_gives_up_meanwhile_fail_nothing() -> None:
-    program = TensorFlowProgram(sums, failing)
-    replaced = program._replaced
-
-    def overtaken(bucket: Bucket) -> Lowered | None:
-        program.leave_unlowered(bucket, "another failed")
-        return replaced(bucket)
-
-    program._replaced = overtaken  # type: ignore[method-assign]
-    assert program.compile(Mode.XLA, BUCKET).warnings == ("another failed",)
-
-
-def test_an_operation_that_xla_lacks_is_blamed_on_the_line_that_made_it_whatever_is_lowered() -> None:
-    with pytest.raises(tf.errors.InvalidArgumentError) as failure:
-        TensorFlowProgram(has_no_xla_kernel, doubled).compile(Mode.XLA, BUCKET)
-    refusal = explain(failure.value)
-    assert refusal.operation == "ResizeBicubic"
-    assert refusal.line is not None
-    assert "in has_no_xla_kernel" in refusal.line
-
-
-def test_a_lowered_program_that_answers_wrong_is_made_without_lowerings() -> None:
-    program = TensorFlowProgram(sums, doubled)
-    compilation = program.compile(Mode.XLA, BUCKET)
-    assert compilation.unlowered is not None
-    pixels = images(5)
-    np.testing.assert_allclose(compilation.executable(pixels)[0], 2 * pixels.sum(axis=(1, 2)))
-    again = compilation.unlowered(ModelFailed("it computes something else"))
-    np.testing.assert_allclose(again.executable(pixels)[0], pixels.sum(axis=(1, 2)))
-    assert again.warnings == (
-        "XLA runs 4x5 without lowerings, as a program failed with doubling 1: it computes something else",
-    )
-    assert TensorFlowProgram(sums, unchanged).compile(Mode.XLA, BUCKET).unlowered is None
 
 
 def test_python_walks_the_model_once_for_all_modes_and_batch_sizes() -> None:
