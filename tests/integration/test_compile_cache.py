@@ -16,7 +16,7 @@ import pytest
 from scripts.digits_data import digit_images
 from tests.integration.conftest import COMPILES, StartServer
 
-from xlaserve.programs.cache.records import SUFFIX, Folder, Record
+from xlaserve.programs.cache.records import SUFFIX, Record, RecordFolder
 from xlaserve_client import VisionClient
 
 BUCKETS = [1, 2, 4]
@@ -93,7 +93,7 @@ def records(config: Path) -> list[Path]:
 
 
 def kept_record(file: Path) -> Record:
-    record = Folder(file.parent, read_only=True).read(file.name.removesuffix(SUFFIX), lambda record: record)
+    record = RecordFolder(file.parent, read_only=True).read(file.name.removesuffix(SUFFIX), lambda record: record)
     assert record is not None
     return record
 
@@ -160,7 +160,7 @@ def test_a_kept_cost_that_is_far_too_high_is_measured_again_and_kept_anew(
     for file in records(config):
         if file.name.startswith("cost-") and "-xla-1x" in file.name:
             wrong = {key: 1000 * seconds for key, seconds in kept_record(file).header.items()}
-            Folder(file.parent, read_only=False).write(file.name.removesuffix(SUFFIX), wrong, {})
+            RecordFolder(file.parent, read_only=False).write(file.name.removesuffix(SUFFIX), wrong, {})
     doctored = kept()
     (name,) = [name for name in before if doctored[name] != before[name]]
     model = {"name": "digits", "source": "builtin:digits", "buckets": BUCKETS}
@@ -201,7 +201,7 @@ def test_damaged_files_are_made_anew(config: Path) -> None:
 def test_an_executable_that_tensorflow_can_not_load_is_compiled_anew(config: Path) -> None:
     for file in records(config):
         if file.name.startswith("xla-"):
-            folder, name = Folder(file.parent, read_only=False), file.name.removesuffix(SUFFIX)
+            folder, name = RecordFolder(file.parent, read_only=False), file.name.removesuffix(SUFFIX)
             record = kept_record(file)
             blobs = {key: bytes(blob) if key == "module" else bytes(blob)[:-100] for key, blob in record.blobs.items()}
             folder.write(name, record.header, blobs)

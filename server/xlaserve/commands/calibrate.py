@@ -57,7 +57,7 @@ def run(invocation: Invocation) -> int:
     loaded = subject.load(invocation.settings, own.model, own.bucket, Mode.OPENVINO, _FLOAT32).model
     from xlaserve.models import int8  # noqa: PLC0415 - TensorFlow had to be set up first
 
-    folder = int8.Folder(own.images, own.most_images, loaded, ImageLimits.of(invocation.settings))
+    folder = int8.ImageFolder(own.images, own.most_images, loaded, ImageLimits.of(invocation.settings))
     for file, reason in list(folder.skipped.items())[:MAX_SHOWN]:
         log.warning("%s is left out: %s", file, reason)
     if len(folder.skipped) > MAX_SHOWN:

@@ -72,7 +72,7 @@ class Int8:
     speeds: Mapping[Precision, Speed]
 
 
-class Folder:
+class ImageFolder:
     """The images in a folder and in those in it, as the server would decode them for a model.
 
     One of HELD_OUT_OF is held out. Of more than `most`, as many are taken. Both are chosen by chance, the same ones
@@ -126,7 +126,7 @@ class Folder:
         return decode(data, where, self._limits, decoding=settings.decode, grey16=settings.grey16)
 
 
-def make(model: Model, folder: Folder) -> Iterator[Int8]:
+def make(model: Model, folder: ImageFolder) -> Iterator[Int8]:
     """Yields `model` in int8 for each of the sizes that it has buckets for; blocks.
 
     Raises ModelFailed, also where OpenVINO computes something other than the model in float32, and what reading the
@@ -152,7 +152,7 @@ def make(model: Model, folder: Folder) -> Iterator[Int8]:
 class _Batches:
     """The images to calibrate on, in batches that the model takes; may be gone through several times."""
 
-    def __init__(self, model: Model, folder: Folder, size: Size) -> None:
+    def __init__(self, model: Model, folder: ImageFolder, size: Size) -> None:
         self._batch = model.batch or 1
         self._folder, self._size = folder, size
 
@@ -162,7 +162,9 @@ class _Batches:
             yield images
 
 
-def _compare(model: Model, folder: Folder, size: Size, exact: ConvertedGraph, graph: ConvertedGraph) -> list[Likeness]:
+def _compare(
+    model: Model, folder: ImageFolder, size: Size, exact: ConvertedGraph, graph: ConvertedGraph
+) -> list[Likeness]:
     """Returns how alike answers to held-out images are: to all, or to those with objects. Raises ModelFailed."""
     batch = model.batch or 1
     bucket = Bucket(batch, *size)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from xlaserve.config.base import Frozen
 from xlaserve.engine.causes import cause
-from xlaserve.programs.openvino.openvino_program import UntranslatableError
+from xlaserve.programs.openvino.openvino_program import UntranslatableGraphError
 
 _NO_KERNEL: Final = re.compile(r"(\w+) \(No registered '\w+' OpKernel")
 _NO_CUSTOM_CALL: Final = re.compile(
@@ -64,7 +64,7 @@ class _Frame(NamedTuple):
 
 def explain(error: BaseException) -> Refusal:
     """Returns the refusal that an error in making or running a program describes."""
-    if isinstance(error, UntranslatableError):
+    if isinstance(error, UntranslatableGraphError):
         return Refusal(message=str(error), operation=error.operations)
     text = str(error)
     found = _FRAME.findall(text)

@@ -25,7 +25,7 @@ from xlaserve.config import Mode, ModelSettings, Precision, Settings
 from xlaserve.errors import ConfigError, ModelFailed
 from xlaserve.models import catalog, int8
 from xlaserve.models.catalog import Model
-from xlaserve.models.int8 import Folder, Int8, Speed
+from xlaserve.models.int8 import ImageFolder, Int8, Speed
 from xlaserve.programs.openvino import quantize
 from xlaserve.programs.openvino.calibration import read
 from xlaserve.programs.tf.device import Device
@@ -70,7 +70,7 @@ def agree(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets how well int8, which is float32 here, agrees with float32."""
 
     def set_agreement(agreement: float) -> None:
-        def make(model: Model, folder: Folder) -> Iterator[Int8]:
+        def make(model: Model, folder: ImageFolder) -> Iterator[Int8]:
             assert isinstance(model.program, TensorFlowProgram)
             graph = model.program.converted(bucket := model.buckets[0])
             speeds = {Precision.FLOAT32: Speed(0.2, 0.4), Precision.INT8: Speed(0.1, 0.1)}

@@ -17,7 +17,7 @@ from xlaserve.errors import ConfigError, ModelFailed
 from xlaserve.images.decoder import ImageLimits
 from xlaserve.models import catalog, int8
 from xlaserve.models.catalog import Model
-from xlaserve.models.int8 import MIN_IMAGES, Folder
+from xlaserve.models.int8 import MIN_IMAGES, ImageFolder
 from xlaserve.models.networks.keras_runtime import keras
 from xlaserve.models.task import Detection
 from xlaserve.programs.openvino.openvino_program import ConvertedGraph
@@ -47,7 +47,7 @@ def images(tmp_path: Path) -> Path:
 
 
 def test_one_image_of_five_is_held_out_and_all_are_resized_as_the_server_does(images: Path, model: Model) -> None:
-    folder = Folder(images, 500, model, LIMITS)
+    folder = ImageFolder(images, 500, model, LIMITS)
     assert (len(folder.held_out), len(folder.calibrating)) == (MIN_IMAGES // 5, MIN_IMAGES - MIN_IMAGES // 5)
     assert not {*folder.held_out} & {*folder.calibrating}
     for file, decoded in zip(folder.held_out, folder.decode(folder.held_out, SIZE), strict=True):
@@ -67,7 +67,7 @@ def test_what_is_no_image_is_left_out_with_the_reason(images: Path, model: Model
     Image.new("RGB", (1001, 1000)).save(images / "wide.png")
     for mode, kind in (("L", "JPEG"), ("CMYK", "JPEG"), ("RGBA", "PNG"), ("1", "PNG"), ("P", "PNG")):
         save(images / f"a {mode}.image", 0, mode, kind)
-    folder = Folder(images, 500, model, LIMITS)
+    folder = ImageFolder(images, 500, model, LIMITS)
     assert {file.name for file in folder.skipped} == {"notes.txt", "empty.png", "film.png", "wide.png"}
     assert "expected JPEG, PNG or WebP" in folder.skipped[images / "notes.txt"]
     assert len(folder.calibrating) + len(folder.held_out) == MIN_IMAGES + 5
@@ -82,20 +82,20 @@ def test_too_few_images_are_refused(count: int, model: Model, tmp_path: Path) ->
     with pytest.raises(
         ConfigError, match=rf"at least 50 images in .*, got {count} and 1 other files; notes.txt: image: "
     ):
-        Folder(tmp_path, 500, model, LIMITS)
+        ImageFolder(tmp_path, 500, model, LIMITS)
 
 
 @pytest.mark.parametrize("name", ["nothing", "file"])
 def test_what_is_no_folder_is_refused(name: str, model: Model, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="--images: expected a folder, got"):
-        Folder(tmp_path / name, 500, model, LIMITS)
+        ImageFolder(tmp_path / name, 500, model, LIMITS)
 
 
 def test_of_too_many_images_as_many_are_taken_the_same_each_time(images: Path, model: Model) -> None:
     for number in range(MIN_IMAGES):
         save(images / f"x{number}.png", number)
-    folder, again = (Folder(images, MIN_IMAGES, model, LIMITS) for _ in range(2))
+    folder, again = (ImageFolder(images, MIN_IMAGES, model, LIMITS) for _ in range(2))
     names = [file.name for file in (*folder.held_out, *folder.calibrating)]
     assert len(names) == MIN_IMAGES
     assert MIN_IMAGES / 4 < sum(name.startswith("x") for name in names) < MIN_IMAGES * 3 / 4
@@ -108,14 +108,14 @@ def test_names_that_go_round_leave_out_neither_a_kind_of_image_nor_images_for_ot
 ) -> None:
     for file in [*images.rglob("*.png")]:
         file.with_suffix(".json").write_text("{}")
-    folder = Folder(images, MIN_IMAGES, model, LIMITS)
+    folder = ImageFolder(images, MIN_IMAGES, model, LIMITS)
     assert len(folder.held_out) + len(folder.calibrating) == MIN_IMAGES
     assert len({int(file.stem) % 5 for file in folder.held_out}) > 2
 
 
 def test_fewer_images_than_are_needed_can_not_be_asked_for(images: Path, model: Model) -> None:
     with pytest.raises(ConfigError, match="--most-images: expected at least 50, got 49"):
-        Folder(images, MIN_IMAGES - 1, model, LIMITS)
+        ImageFolder(images, MIN_IMAGES - 1, model, LIMITS)
 
 
 def test_files_that_may_not_be_looked_at_are_left_out(
@@ -130,7 +130,7 @@ def test_files_that_may_not_be_looked_at_are_left_out(
 
     (images / "secret").touch()
     monkeypatch.setattr(os, "stat", stat)
-    assert len(Folder(images, 500, model, LIMITS).calibrating) == MIN_IMAGES - MIN_IMAGES // 5
+    assert len(ImageFolder(images, 500, model, LIMITS).calibrating) == MIN_IMAGES - MIN_IMAGES // 5
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")  # NNCF's
@@ -143,7 +143,7 @@ def test_each_size_that_has_buckets_is_made_and_measured(images: Path, tmp_path:
     keras.Model(pixels, scores).save(source := tmp_path / "small.keras")
     buckets = (BucketSettings(1, 16, 16), BucketSettings(2, 16, 16), BucketSettings(1, 16, 24))
     model = catalog.load(ModelSettings(name="small", source=str(source), buckets=buckets))
-    made = list(int8.make(model, Folder(images, 500, model, LIMITS)))
+    made = list(int8.make(model, ImageFolder(images, 500, model, LIMITS)))
     assert [(one.size, one.bucket.batch) for one in made] == [((16, 16), 2), ((16, 24), 1)]
     for one in made:
         assert one.graph.is_int8
@@ -176,7 +176,7 @@ def test_a_model_that_openvino_computes_otherwise_is_refused_as_int8_would_agree
     keras.Model(pixels, keras.layers.GlobalAveragePooling2D()(twice / 255)).save(source := tmp_path / "wraps.keras")
     model = catalog.load(ModelSettings(name="wraps", source=str(source), buckets=(BucketSettings(1),)))
     with pytest.raises(ModelFailed, match="mode openvino, bucket 1x16x16: it computes something other than its model"):
-        next(int8.make(model, Folder(images, 500, model, LIMITS)))
+        next(int8.make(model, ImageFolder(images, 500, model, LIMITS)))
 
 
 def test_only_images_with_objects_say_how_well_a_detector_agrees(
@@ -184,7 +184,7 @@ def test_only_images_with_objects_say_how_well_a_detector_agrees(
 ) -> None:
     arms = {Precision.FLOAT32: Detects(2, 3), Precision.INT8: Detects(3, 5)}
     monkeypatch.setattr(int8, "_compiled", lambda graph, precision, bucket: arms[precision])
-    folder, graph = Folder(images, 500, model, LIMITS), ConvertedGraph(None)
+    folder, graph = ImageFolder(images, 500, model, LIMITS), ConvertedGraph(None)
     found = int8._compare(replace(model, task=Detection(2, max_detections=3)), folder, SIZE, graph, graph)
     assert [one.agreement for one in found] == [0.0, 1.0, 0.0]
 
@@ -193,7 +193,7 @@ def test_a_detector_that_finds_nothing_is_refused_as_its_agreement_would_say_not
     images: Path, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(int8, "_compiled", lambda *_: Detects())
-    folder, graph = Folder(images, 500, model, LIMITS), ConvertedGraph(None)
+    folder, graph = ImageFolder(images, 500, model, LIMITS), ConvertedGraph(None)
     with pytest.raises(ModelFailed, match="finds no objects in the held-out images"):
         int8._compare(replace(model, task=Detection(2, max_detections=3)), folder, SIZE, graph, graph)
 
@@ -202,4 +202,4 @@ def test_nan_is_no_agreement(images: Path, model: Model, monkeypatch: pytest.Mon
     monkeypatch.setattr(int8, "_compiled", lambda *_: lambda pixels: (np.full((1, 10), np.nan, np.float32),))
     graph = ConvertedGraph(None)
     with pytest.raises(ModelFailed, match="its answers in float32 are NaN or infinite"):
-        int8._compare(model, Folder(images, 500, model, LIMITS), SIZE, graph, graph)
+        int8._compare(model, ImageFolder(images, 500, model, LIMITS), SIZE, graph, graph)

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from xlaserve.models.lowering.materialize import once
-from xlaserve.models.lowering.replay import Node, Value
+from xlaserve.models.lowering.replay import GraphTensor, Node
 
 FUSED: Final = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 SUMS: Final = frozenset({"Add", "AddV2"})
@@ -71,5 +71,5 @@ def _moments(node: Node) -> tf.Tensor | None:
     return node.copied[0]
 
 
-def _numbers(value: Value) -> np.ndarray | None:
+def _numbers(value: GraphTensor) -> np.ndarray | None:
     return None if value.known is None else value.known.numpy().astype(np.float64)

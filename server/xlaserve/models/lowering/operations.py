@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from xlaserve.models.lowering.replay import Node, Value
+from xlaserve.models.lowering.replay import GraphTensor, Node
 from xlaserve.models.lowering.windows import Pair, Windows, same
 
 DEPTHWISE: Final = "DepthwiseConv2dNative"
@@ -24,7 +24,7 @@ class Operation:
     """An operation on windows of images whose size is known."""
 
     node: Node
-    images: Value
+    images: GraphTensor
     windows: Windows
 
     def computed(self, compute: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
@@ -41,7 +41,7 @@ class Convolution(Operation):
     channels: int
 
     @property
-    def kernel(self) -> Value:
+    def kernel(self) -> GraphTensor:
         """The weights `[rows, columns, a, b]`."""
         return self.node.inputs[1]
 
@@ -112,7 +112,7 @@ def readers(operation: Any) -> list[Any]:
     return list(operation.outputs[0].consumers())
 
 
-def _convolution(node: Node, images: Value, **dilated: Any) -> Convolution | None:
+def _convolution(node: Node, images: GraphTensor, **dilated: Any) -> Convolution | None:
     size, kernel = _size(node, images), node.inputs[1].shape
     channels = images.tensor.shape[_format(node).index("C")] if size else None
     if size is None or channels is None or not kernel.is_fully_defined():
@@ -146,7 +146,7 @@ def _windows(
     return windows if min(windows.output) > 0 else None
 
 
-def _size(node: Node, images: Value) -> Pair | None:
+def _size(node: Node, images: GraphTensor) -> Pair | None:
     """Returns the height and width of `images` that `node` reads, where they are known."""
     shape = images.tensor.shape
     if shape.rank != 4 or _format(node) not in {"NHWC", "NCHW"}:

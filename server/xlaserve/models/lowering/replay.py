@@ -34,7 +34,7 @@ Substitute = Callable[["Node"], tf.Tensor | None]
 """Returns the tensor that replaces the operation's only output, made in the new graph; None keeps the operation."""
 
 
-class Value:
+class GraphTensor:
     """A tensor of the old graph: an output of `node`, or an argument of the whole function.
 
     `tensor` is its tensor in the new graph, where that is not simply a copy.
@@ -97,7 +97,7 @@ class Node:
     """An operation of the old graph, and its inputs."""
 
     operation: Any
-    inputs: Sequence[Value]
+    inputs: Sequence[GraphTensor]
     name: str
     """Its name in the new graph."""
     is_wide: bool = False
@@ -192,7 +192,7 @@ def replay(function: Any, substitute: Substitute, pixels: tf.Tensor, *, is_wide:
         pixels = _wide_tensor(pixels)
         with tf.init_scope():
             captured = list(map(_wide_tensor, captured))
-    arguments = [Value(tensor=tensor) for tensor in (pixels, *captured)]
+    arguments = [GraphTensor(tensor=tensor) for tensor in (pixels, *captured)]
     outputs = _replay(function.graph, arguments, substitute, "", is_wide=is_wide)
     if outputs is None:
         raise ValueError("it has branches or loops of TensorFlow 1")
@@ -219,8 +219,8 @@ def _wide_tensor(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _replay(
-    graph: Any, arguments: Iterable[Value], substitute: Substitute, scope: str, *, is_wide: bool
-) -> list[Value] | None:
+    graph: Any, arguments: Iterable[GraphTensor], substitute: Substitute, scope: str, *, is_wide: bool
+) -> list[GraphTensor] | None:
     operations = graph.get_operations()
     if any(operation.type in OLD_CONTROL_FLOW for operation in operations):
         return None
@@ -235,7 +235,7 @@ def _replay(
     return [values[tensor.ref()] for tensor in graph.outputs]
 
 
-def _outputs(node: Node, substitute: Substitute) -> Sequence[Value]:
+def _outputs(node: Node, substitute: Substitute) -> Sequence[GraphTensor]:
     if node.kind in PASSED_ON:
         return node.inputs
     if node.kind in CALLS:
@@ -247,8 +247,8 @@ def _outputs(node: Node, substitute: Substitute) -> Sequence[Value]:
         with tf.name_scope(f"{node.name}/"):
             substituted = substitute(node)
         if substituted is not None:
-            return [Value(node, tensor=substituted)]
-    return [Value(node, index) for index in range(len(node.operation.outputs))]
+            return [GraphTensor(node, tensor=substituted)]
+    return [GraphTensor(node, index) for index in range(len(node.operation.outputs))]
 
 
 def _functions(operation: Any, attributes: Iterable[Any]) -> list[Any]:

@@ -29,7 +29,7 @@ from xlaserve.models.networks.model_identity import identity
 from xlaserve.models.networks.network import Network
 from xlaserve.models.task import Task
 from xlaserve.programs.cache.compile_cache import CompileCache
-from xlaserve.programs.cache.records import Folder, Record
+from xlaserve.programs.cache.records import Record, RecordFolder
 from xlaserve.programs.tf import persistent_cache
 from xlaserve.programs.tf.device import Device
 
@@ -113,7 +113,7 @@ def _described(description: Mapping[str, Any], program: CachedProgram) -> Networ
     return Network(program=program, task=kind.validate_python(facts), **values)
 
 
-def _reference(folder: Folder, program: CachedProgram, images: Images) -> Outputs:
+def _reference(folder: RecordFolder, program: CachedProgram, images: Images) -> Outputs:
     """Returns the outputs of `Network.reference` for `images`; builds the network only where the cache lacks them."""
     name = f"reference-{hashlib.sha256(images.data).hexdigest()[:16]}"
     if (kept := folder.read(name, _outputs)) is not None:

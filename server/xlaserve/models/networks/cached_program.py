@@ -21,7 +21,7 @@ from xlaserve.models.networks.kept_graphs import KINDS, Contents, Prepare
 from xlaserve.models.networks.kept_weights import KeptWeights
 from xlaserve.models.networks.network import Network
 from xlaserve.programs.cache.compile_cache import CompileCache
-from xlaserve.programs.cache.records import Folder, Record, RecordError
+from xlaserve.programs.cache.records import Record, RecordError, RecordFolder
 from xlaserve.programs.tf import persistent_cache, stablehlo
 from xlaserve.programs.tf.device import Device
 from xlaserve.programs.tf.first_run import run_first
@@ -53,7 +53,7 @@ class CachedProgram:
     """
 
     cache: CompileCache
-    folder: Folder
+    folder: RecordFolder
     device: Device
     build: Callable[[], Network]
     model: str

@@ -14,8 +14,8 @@ import tensorflow as tf
 from xlaserve.config import Bucket, Mode, Precision
 from xlaserve.engine.program import Executable
 from xlaserve.programs.cache.records import Record
-from xlaserve.programs.openvino.openvino_program import ConvertedGraph, UntranslatableError
-from xlaserve.programs.tf.frozen_graph import Frozen, FrozenGraph
+from xlaserve.programs.openvino.openvino_program import ConvertedGraph, UntranslatableGraphError
+from xlaserve.programs.tf.frozen_graph import FrozenFunction, FrozenGraph
 from xlaserve.programs.tf.openvino_graph import check_openvino, in_openvino
 from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 
@@ -31,7 +31,7 @@ class Contents(NamedTuple):
     blobs: Mapping[str, bytes]
 
 
-class Kind(NamedTuple, Generic[Graph]):
+class GraphKind(NamedTuple, Generic[Graph]):
     """Functions that make, write, read and start the graphs of a mode."""
 
     check: Callable[[], object]
@@ -45,34 +45,34 @@ class Kind(NamedTuple, Generic[Graph]):
     """Returns the maker of executables. Raises ModelFailed where OpenVINO has no translation of the model."""
 
 
-def _write_frozen(frozen: Frozen) -> Contents:
+def _write_frozen(frozen: FrozenFunction) -> Contents:
     header = {"pixels": frozen.pixels, "outputs": frozen.outputs}
     return Contents(header, {"graph": frozen.definition.SerializeToString()})
 
 
-def _read_frozen(record: Record) -> Frozen:
+def _read_frozen(record: Record) -> FrozenFunction:
     definition = tf.compat.v1.GraphDef.FromString(bytes(record.blobs["graph"]))
-    return Frozen(definition, record.header["pixels"], tuple(record.header["outputs"]))
+    return FrozenFunction(definition, record.header["pixels"], tuple(record.header["outputs"]))
 
 
-def _start_frozen(frozen: Frozen, _: Precision) -> Prepare:
+def _start_frozen(frozen: FrozenFunction, _: Precision) -> Prepare:
     graph = FrozenGraph(frozen)
     return lambda bucket: graph
 
 
-Conversion = ConvertedGraph | UntranslatableError
+Conversion = ConvertedGraph | UntranslatableGraphError
 """A converted graph, or the failure to convert one, which is kept as well: it takes as long to find out."""
 
 
 def _convert(program: TensorFlowProgram, bucket: Bucket) -> Conversion:
     try:
         return program.converted(bucket)
-    except UntranslatableError as error:
+    except UntranslatableGraphError as error:
         return error
 
 
 def _write_conversion(conversion: Conversion) -> Contents:
-    if isinstance(conversion, UntranslatableError):
+    if isinstance(conversion, UntranslatableGraphError):
         return Contents({"unknown": conversion.operations}, {})
     operations, weights = conversion.to_bytes()
     return Contents({"is_int8": conversion.is_int8}, {"operations": operations, "weights": weights})
@@ -80,18 +80,18 @@ def _write_conversion(conversion: Conversion) -> Contents:
 
 def _read_conversion(record: Record) -> Conversion:
     if "unknown" in record.header:
-        return UntranslatableError(record.header["unknown"])
+        return UntranslatableGraphError(record.header["unknown"])
     operations, weights = (record.blobs[name] for name in ("operations", "weights"))
     return ConvertedGraph.from_bytes(operations, weights, is_int8=record.header["is_int8"])
 
 
 def _start_conversion(conversion: Conversion, precision: Precision) -> Prepare:
-    if isinstance(conversion, UntranslatableError):
+    if isinstance(conversion, UntranslatableGraphError):
         raise conversion
     return partial(in_openvino, conversion, precision)
 
 
-KINDS: Final[Mapping[Mode, Kind[Any]]] = {
-    Mode.GRAPH: Kind(lambda: None, TensorFlowProgram.frozen, _write_frozen, _read_frozen, _start_frozen),
-    Mode.OPENVINO: Kind(check_openvino, _convert, _write_conversion, _read_conversion, _start_conversion),
+KINDS: Final[Mapping[Mode, GraphKind[Any]]] = {
+    Mode.GRAPH: GraphKind(lambda: None, TensorFlowProgram.frozen, _write_frozen, _read_frozen, _start_frozen),
+    Mode.OPENVINO: GraphKind(check_openvino, _convert, _write_conversion, _read_conversion, _start_conversion),
 }

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import tensorflow as tf
 
-from xlaserve.programs.cache.records import Folder, Record, RecordError
+from xlaserve.programs.cache.records import Record, RecordError, RecordFolder
 
 WEIGHTS: Final = "weights"
 
@@ -20,7 +20,7 @@ WEIGHTS: Final = "weights"
 class KeptWeights:
     """Reads and writes the weights of a model's programs in `folder`. Several threads may call it."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: RecordFolder) -> None:
         self._folder = folder
         self._lock = threading.Lock()
         self._loaded: dict[str, tuple[tf.Tensor, ...]] = {}

@@ -30,7 +30,7 @@ from xlaserve.models.sources import (
 from xlaserve.models.sources.stablehlo_values import (
     Order,
     UnknownSizeError,
-    UntranslatableError,
+    UntranslatableModuleError,
     Value,
     identity,
     inverse,
@@ -63,12 +63,12 @@ class Translated:
 def translate(exported: ExportedModel, pixels: TensorShape) -> Translated:
     """Translates an export for a CPU, if it was made for one, whose images are `pixels` with their channels last.
 
-    Raises UntranslatableError, and what TensorFlow raises.
+    Raises UntranslatableModuleError, and what TensorFlow raises.
     """
     platforms = exported.platforms
     shape = tuple(exported.image.shape or ())
     if not shape or None in shape[1:]:
-        raise UntranslatableError("it takes images of any size")
+        raise UntranslatableModuleError("it takes images of any size")
     order = (0, 3, 1, 2) if pixels is not exported.image else (0, 1, 2, 3)
     with stablehlo_weights.parsed(exported.module) as module:
         translator = Translator(module, platforms.index("cpu") if "cpu" in platforms else 0)
@@ -97,13 +97,13 @@ class Translator:
         return list(self._variables.values())
 
     def main(self, arguments: Sequence[Value]) -> list[tf.Tensor]:
-        """Returns the outputs for `arguments`. Raises UntranslatableError."""
+        """Returns the outputs for `arguments`. Raises UntranslatableModuleError."""
         function = self._functions["main"]
         attributes = function.arg_attrs if "arg_attrs" in function.attributes else []
         if any("jax.global_constant" in one for one in attributes):
             first = attributes[0]
             if "jax.global_constant" not in first or first["jax.global_constant"].value != PLATFORM:
-                raise UntranslatableError("it takes something else than images and weights")
+                raise UntranslatableModuleError("it takes something else than images and weights")
             arguments = [known(np.int32(self._platform)), *arguments]
         outputs = self.call("main", arguments)
         return [self.whole(output) for output in outputs]
@@ -122,7 +122,7 @@ class Translator:
                 return operands
             results = self._results(operation, operands, values)
             values |= dict(zip(operation.results, results, strict=True))
-        raise UntranslatableError("a block does not return")
+        raise UntranslatableModuleError("a block does not return")
 
     def _results(self, operation: Any, operands: Sequence[Value], values: dict[Any, Value]) -> Sequence[Value]:
         match name_of(operation):
@@ -140,7 +140,7 @@ class Translator:
     def _result(self, operation: Any, operands: Sequence[Value], values: dict[Any, Value]) -> Value:
         translate = stablehlo_operations.TABLE.get(name_of(operation))
         if translate is None:
-            raise UntranslatableError(f"{name_of(operation)} is not translated")
+            raise UntranslatableModuleError(f"{name_of(operation)} is not translated")
         if (activation := stablehlo_activations.of(operation, values)) is not None:
             translate, operands = stablehlo_elementwise.elementwise(activation.compute), [activation.argument]
         data = operands[:1] if name_of(operation) in stablehlo_operations.OF_A_SHAPE else operands

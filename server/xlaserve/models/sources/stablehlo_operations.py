@@ -17,7 +17,7 @@ from xlaserve.models.sources.stablehlo_values import (
     Shape,
     Sizes,
     Translate,
-    UntranslatableError,
+    UntranslatableModuleError,
     Value,
     array,
     dtype,
@@ -81,7 +81,7 @@ def _reshaped(tensor: Any, sides: Sequence[int | None]) -> Any:
     if list(tensor.shape) == list(sides):
         return tensor
     if list(sides).count(None) > 1:
-        raise UntranslatableError("it has several sides of unknown size")
+        raise UntranslatableModuleError("it has several sides of unknown size")
     return tf.reshape(tensor, [-1 if size is None else size for size in sides])
 
 
@@ -109,7 +109,7 @@ def _concatenate(graph: Graph, operation: Any, operands: Sequence[Value]) -> Val
 
 def _reduce(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     if len(operands) != 2:
-        raise UntranslatableError("a reduction of several values is not translated")
+        raise UntranslatableModuleError("a reduction of several values is not translated")
     operand, first = operands
     axes = integers(operation, "dimensions")
     reduce, combine, neutral = REDUCTIONS[stablehlo_windows.of_region(operation)]
@@ -156,7 +156,7 @@ def _size(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     if (size := operand.shape[axis]) is not None:
         return known(np.int32(size))
     if side(operand, axis) is not None:
-        raise UntranslatableError("a size is not known")
+        raise UntranslatableModuleError("a size is not known")
     return Value(tf.shape(graph.tensor(operand))[operand.order[axis]], (), ())
 
 

@@ -12,7 +12,7 @@ from jax.extend.mlir.dialects import stablehlo
 from xlaserve.models.sources.stablehlo_values import (
     Graph,
     Order,
-    UntranslatableError,
+    UntranslatableModuleError,
     Value,
     identity,
     integers,
@@ -44,7 +44,7 @@ def dynamic_slice(graph: Graph, operation: Any, operands: Sequence[Value]) -> Va
     """Translates a slice whose starts are operands, which weights have to determine."""
     (operand, *starts), sides = operands, shape(operation.results[0])
     if not all(start.is_known for start in starts):
-        raise UntranslatableError("a slice from a computed place is not translated")
+        raise UntranslatableModuleError("a slice from a computed place is not translated")
     places = {axis: start.tensor for axis, start in enumerate(starts)}
     return Value(_slice_from(graph, operand, places, sides), sides, identity(sides))
 
@@ -54,7 +54,7 @@ def gather(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     (operand, starts, *_), sides = operands, shape(operation.results[0])
     axes = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
     if axes.operand_batching_dims or axes.index_vector_dim != len(starts.shape) - 1:
-        raise UntranslatableError("a gathering of this form is not translated")
+        raise UntranslatableModuleError("a gathering of this form is not translated")
     dropped, kept = list(axes.collapsed_slice_dims), iter([sides[axis] for axis in axes.offset_dims])
     taken = [1 if axis in dropped else next(kept) for axis in range(len(operand.shape))]
     if len(starts.shape) == 1 and starts.is_known:
@@ -63,7 +63,7 @@ def gather(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
         return Value(tf.squeeze(cut, dropped) if dropped else cut, sides, identity(sides))
     others = [axis for axis in range(len(operand.shape)) if axis not in axes.start_index_map]
     if dropped != sorted(axes.start_index_map) or any(operand.shape[axis] != taken[axis] for axis in others):
-        raise UntranslatableError("a gathering of parts is not translated")
+        raise UntranslatableModuleError("a gathering of parts is not translated")
     tensor = graph.tensor(operand, inverse([*axes.start_index_map, *others]), range(len(operand.shape)))
     sizes: Any = [operand.shape[axis] for axis in axes.start_index_map]
     if None in sizes:
@@ -80,7 +80,7 @@ def _slice_from(graph: Graph, operand: Value, places: Mapping[int, Any], taken: 
     for axis in cut:
         size, count = operand.shape[axis], taken[axis]
         if size is None or count is None:
-            raise UntranslatableError("a slice along a side of unknown size is not translated")
+            raise UntranslatableModuleError("a slice along a side of unknown size is not translated")
         start = int(np.clip(places.get(axis, 0), 0, size - count))
         slices[axis] = slice(start, start + count)
     return graph.tensor(operand, identity(operand.shape), cut)[tuple(slices)]
@@ -100,7 +100,7 @@ def pad(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
         integers(operation, name) for name in ("edge_padding_low", "edge_padding_high", "interior_padding")
     )
     if any(interior):
-        raise UntranslatableError("padding between elements is not translated")
+        raise UntranslatableModuleError("padding between elements is not translated")
     axes = [axis for axis in range(len(sides)) if low[axis] or high[axis]]
     tensor = graph.tensor(operand, axes=axes)
     pads = [(low[axis], high[axis]) for axis in inverse(operand.order)]

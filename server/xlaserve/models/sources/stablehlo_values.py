@@ -30,11 +30,11 @@ DTYPES: Final = {
 """Types of elements, as MLIR names them."""
 
 
-class UntranslatableError(Exception):
+class UntranslatableModuleError(Exception):
     """A module has something that is not translated; the message says what."""
 
 
-class UnknownSizeError(UntranslatableError):
+class UnknownSizeError(UntranslatableModuleError):
     """A size is only known as the program runs."""
 
 
@@ -82,7 +82,7 @@ class Graph(Protocol):
 
 
 Translate = Callable[[Graph, Any, Sequence[Value]], Value]
-"""Returns the result of an operation for its operands. Raises UntranslatableError."""
+"""Returns the result of an operation for its operands. Raises UntranslatableModuleError."""
 
 
 def identity(sides: Sequence[Any]) -> Order:
@@ -142,5 +142,5 @@ def array(attribute: Any) -> NDArray[Any]:
 def _dtype(kind: Any) -> Any:
     name = str(kind.element_type)
     if name not in DTYPES:
-        raise UntranslatableError(f"numbers of type {name} are not translated")
+        raise UntranslatableModuleError(f"numbers of type {name} are not translated")
     return DTYPES[name]

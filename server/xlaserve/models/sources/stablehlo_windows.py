@@ -13,7 +13,7 @@ from jax.extend.mlir.dialects import stablehlo
 from xlaserve.models.lowering.windows import same
 from xlaserve.models.sources.stablehlo_values import (
     Graph,
-    UntranslatableError,
+    UntranslatableModuleError,
     Value,
     dtype,
     integers,
@@ -29,11 +29,11 @@ def convolution(graph: Graph, operation: Any, operands: Sequence[Value]) -> Valu
     """Translates a convolution of images, with groups and dilated perhaps, or transposed."""
     sides, to = shape(operation.results[0]), dtype(operation.results[0])
     if len(sides) != IMAGES:
-        raise UntranslatableError("a convolution of other than images is not translated")
+        raise UntranslatableModuleError("a convolution of other than images is not translated")
     attributes = operation.attributes
     reversals = attributes["window_reversal"] if "window_reversal" in attributes else ()  # noqa: SIM401 - no mapping
     if int(attributes["batch_group_count"]) != 1 or any(map(bool, reversals)):
-        raise UntranslatableError("a convolution of this form is not translated")
+        raise UntranslatableModuleError("a convolution of this form is not translated")
     axes = stablehlo.ConvDimensionNumbers(attributes["dimension_numbers"])
     of_images = [axes.input_batch_dimension, *axes.input_spatial_dimensions, axes.input_feature_dimension]
     of_kernel = [
@@ -52,7 +52,7 @@ def convolution(graph: Graph, operation: Any, operands: Sequence[Value]) -> Valu
     order = inverse([axes.output_batch_dimension, *axes.output_spatial_dimensions, axes.output_feature_dimension])
     if (spread := integers(operation, "lhs_dilation", [1, 1])) != [1, 1]:
         if {*strides, *dilations} != {1} or width != pixels.shape[-1]:
-            raise UntranslatableError("a transposed convolution of this form is not translated")
+            raise UntranslatableModuleError("a transposed convolution of this form is not translated")
         return Value(_transposed(pixels, weights, spread, pads), sides, order)
     padding: Any = "SAME"
     wanted = [
@@ -84,7 +84,7 @@ def _transposed(pixels: Any, weights: Any, spread: Sequence[int], pads: Sequence
     # Which is what comes of padding by all of the kernel but one position.
     crops = [[positions - 1 - pad for pad in side] for positions, side in zip(shape_of_kernel, pads, strict=True)]
     if min(map(min, crops)) < 0:
-        raise UntranslatableError("a transposed convolution with more padding than its kernel is not translated")
+        raise UntranslatableModuleError("a transposed convolution with more padding than its kernel is not translated")
     rows, columns = (slice(low, size - high) for size, (low, high) in zip(sizes, crops, strict=True))
     return whole[:, rows, columns]
 
@@ -100,7 +100,7 @@ def pooling(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     of_windows = [axis for axis in range(rank) if (window[axis], strides[axis], pads[axis]) != (1, 1, (0, 0))]
     kind = of_region(operation)
     if rank != IMAGES or len(starts) != 1 or len(of_windows) > 2 or dilations != {1}:
-        raise UntranslatableError("a reduction of windows of other than images is not translated")
+        raise UntranslatableModuleError("a reduction of windows of other than images is not translated")
     others = [axis for axis in range(rank) if axis not in of_windows]
     # Rows and columns in the middle, and the channels, whose number is known, last.
     first = next((axis for axis in others if images.shape[axis] is None), others[0])
@@ -118,7 +118,7 @@ def pooling(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
         padded = _padded(tensor, [pads[rows], pads[columns]], 0)
         pooled = tf.nn.avg_pool2d(padded, sizes, steps, "VALID") * tf.cast(prod(sizes), tensor.dtype)
     else:
-        raise UntranslatableError(f"{kind} of windows, from {start}, is not translated")
+        raise UntranslatableModuleError(f"{kind} of windows, from {start}, is not translated")
     return Value(pooled, shape(operation.results[0]), order, images.sizes)
 
 
@@ -128,7 +128,7 @@ def of_region(operation: Any) -> str:
     (block,) = region.blocks
     combining, *others = block.operations
     if len(others) != 1 or set(combining.operands) != set(block.arguments):
-        raise UntranslatableError("a reduction by several operations is not translated")
+        raise UntranslatableModuleError("a reduction by several operations is not translated")
     return str(combining.name)
 
 
@@ -140,7 +140,7 @@ def _pairs(operation: Any, sides: int) -> list[tuple[int, int]]:
 
 def _padded(images: Any, pads: Sequence[tuple[int, int]], fill: float) -> Any:
     if min(map(min, pads)) < 0:
-        raise UntranslatableError("negative padding is not translated")
+        raise UntranslatableModuleError("negative padding is not translated")
     if not any(map(any, pads)):
         return images
     return tf.pad(images, [(0, 0), *pads, (0, 0)], constant_values=fill)

@@ -12,7 +12,7 @@ from typing import Final
 
 from xlaserve.errors import ConfigError
 from xlaserve.programs.cache.environment import environment, key, tensorflow_version
-from xlaserve.programs.cache.records import Folder, check_writable
+from xlaserve.programs.cache.records import RecordFolder, check_writable
 from xlaserve.programs.tf import flags
 from xlaserve.programs.tf.device import Device
 
@@ -52,7 +52,7 @@ class CompileCache:
         if not self._read_only:
             self._set_autotuning()
 
-    def folder(self, device: Device, model: object) -> Folder:
+    def folder(self, device: Device, model: object) -> RecordFolder:
         """Returns the folder of a model on `device`; `model`, of JSON's types, says which it is."""
         facts = {"format": FORMAT, **environment(device)}
         environment_folder = self.root / f"tensorflow-{tensorflow_version()}" / key(facts)
@@ -60,7 +60,7 @@ class CompileCache:
             with suppress(OSError):  # only shows people which folder is whose
                 environment_folder.mkdir(parents=True, exist_ok=True)
                 (environment_folder / ABOUT).write_text(json.dumps(facts, indent=2) + "\n")
-        return Folder(environment_folder / key(model), read_only=self._read_only)
+        return RecordFolder(environment_folder / key(model), read_only=self._read_only)
 
     def stop_filling(self) -> None:
         """Keeps no further programs, for when traffic begins.

@@ -43,7 +43,7 @@ class RecordError(ValueError):
     """A file is not a record, or a record for another place."""
 
 
-class Folder:
+class RecordFolder:
     """A folder of records. Several processes and threads may share it. With `read_only` nothing in it is changed."""
 
     def __init__(self, path: Path, *, read_only: bool) -> None:

@@ -51,14 +51,14 @@ class Threads:
     """Threads of all lanes together."""
 
 
-class UntranslatableError(ModelFailed):
+class UntranslatableGraphError(ModelFailed):
     """A graph holds `operations` that OpenVINO does not know, or not as they are in it, separated by commas."""
 
     def __init__(self, operations: str) -> None:
         super().__init__(f"OpenVINO has no translation of {operations}")
         self.operations = operations
 
-    def __reduce__(self) -> tuple[type[UntranslatableError], tuple[str]]:
+    def __reduce__(self) -> tuple[type[UntranslatableGraphError], tuple[str]]:
         return type(self), (self.operations,)
 
 
@@ -88,7 +88,7 @@ def convert(graph: Any, outputs: Sequence[str]) -> ConvertedGraph:
         model = frontend.convert(read)
     except Exception as error:  # its kinds of error are not documented
         if found := _UNKNOWN.findall(str(error)):
-            raise UntranslatableError(", ".join(names.strip().rstrip(".") for names in found)) from error
+            raise UntranslatableGraphError(", ".join(names.strip().rstrip(".") for names in found)) from error
         raise ModelFailed(f"OpenVINO can't convert it: {_said(error)}") from error
     _replace_batched_gathers(model)
     return ConvertedGraph(model)

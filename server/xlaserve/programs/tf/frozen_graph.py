@@ -57,7 +57,7 @@ class UnfreezableError(Exception):
     """A graph can't be frozen; the message says why."""
 
 
-class Frozen(NamedTuple):
+class FrozenFunction(NamedTuple):
     """A concrete function of one tensor, frozen."""
 
     definition: Any
@@ -72,13 +72,13 @@ class Frozen(NamedTuple):
         return any(node.op.startswith(_XLA_ALONE) for node in nodes(self.definition))
 
 
-def freeze(function: Any) -> Frozen:
+def freeze(function: Any) -> FrozenFunction:
     """Freezes a concrete function. TensorFlow's own kernels run what it holds, unless it `has_xla`.
 
     Raises UnfreezableError.
     """
     outputs = tuple(output.name for output in function.outputs)
-    frozen = Frozen(_freeze(function), function.inputs[0].name, outputs)
+    frozen = FrozenFunction(_freeze(function), function.inputs[0].name, outputs)
     if not frozen.has_xla:
         for part in (*nodes(frozen.definition), *frozen.definition.library.function):
             part.attr.pop(MUST_COMPILE, None)
@@ -94,7 +94,7 @@ class FrozenGraph:
     --tf_xla_cpu_global_jit when TensorFlow was first used.
     """
 
-    def __init__(self, frozen: Frozen, *, has_clusters: bool = False) -> None:
+    def __init__(self, frozen: FrozenFunction, *, has_clusters: bool = False) -> None:
         graph = tf.Graph()
         # A graph does not say where its function was made: on which of several devices its replica belongs.
         with graph.as_default(), tf.device(context.context().device_name or None):

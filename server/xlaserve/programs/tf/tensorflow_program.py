@@ -24,7 +24,7 @@ from xlaserve.programs.tf.first_run import run_first
 from xlaserve.programs.tf.frozen_graph import (
     CLUSTER_RUNS,
     MAX_CLUSTERED,
-    Frozen,
+    FrozenFunction,
     FrozenGraph,
     UnfreezableError,
     assigns_variables,
@@ -296,7 +296,7 @@ class TensorFlowProgram:
         """
         return in_openvino(self.converted(bucket), self._openvino_precision, bucket, is_profiled=is_profiled)
 
-    def frozen(self, bucket: Bucket) -> Frozen:
+    def frozen(self, bucket: Bucket) -> FrozenFunction:
         """Returns the frozen graph that graph mode runs for images of the size of `bucket`. Raises UnfreezableError."""
         return freeze(self.trace(Mode.GRAPH, bucket))
 

@@ -31,7 +31,7 @@ from xlaserve.models.networks.network import Network
 from xlaserve.models.task import Classification, Detection, Task
 from xlaserve.programs.cache.compile_cache import CompileCache
 from xlaserve.programs.cache.environment import digest
-from xlaserve.programs.cache.records import SUFFIX, Folder
+from xlaserve.programs.cache.records import SUFFIX, RecordFolder
 
 OTHER = SETTINGS.model_copy(update={"source": "keras.applications:ResNet101"})
 
@@ -123,7 +123,7 @@ def test_any_record_may_hold_something_else(
 
     expected, (reference,) = start()
     file = file_of(tmp_path, name)
-    Folder(file.parent, read_only=False).write(file.name.removesuffix(SUFFIX), header, {"x": b"y"})
+    RecordFolder(file.parent, read_only=False).write(file.name.removesuffix(SUFFIX), header, {"x": b"y"})
     answers, (again,) = start()
     np.testing.assert_array_equal(answers, expected)
     np.testing.assert_array_equal(again, reference)

@@ -29,7 +29,7 @@ from xlaserve.models.networks.cached_program import CachedProgram
 from xlaserve.models.networks.kept_graphs import KINDS
 from xlaserve.programs.cache.compile_cache import CompileCache
 from xlaserve.programs.cache.records import SUFFIX
-from xlaserve.programs.openvino.openvino_program import UntranslatableError
+from xlaserve.programs.openvino.openvino_program import UntranslatableGraphError
 
 
 @pytest.mark.parametrize("mode", GRAPHS)
@@ -99,7 +99,7 @@ def test_that_openvino_does_not_know_an_operation_is_kept(open_cache: Callable[.
     for built in (1, 0):
         source = Source(openvino_knows_it=False)
         program = cached.network(open_cache(), DEVICE, SETTINGS, source).program
-        with pytest.raises(UntranslatableError, match="OpenVINO has no translation of Zeta") as refused:
+        with pytest.raises(UntranslatableGraphError, match="OpenVINO has no translation of Zeta") as refused:
             program.compile(Mode.OPENVINO, BUCKET)
         assert (refused.value.operations, source.built) == ("Zeta", built)
 

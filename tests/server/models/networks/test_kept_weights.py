@@ -16,7 +16,7 @@ from tests.server.models.networks.kept_models import (
 from xlaserve.config import Bucket, Mode
 from xlaserve.models.networks import cached
 from xlaserve.programs.cache.compile_cache import CompileCache
-from xlaserve.programs.cache.records import SUFFIX, Folder
+from xlaserve.programs.cache.records import SUFFIX, RecordFolder
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -26,7 +26,7 @@ def test_weights_of_other_contents_than_their_name_says_are_made_anew(
     expected = scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)))
     file = file_of(tmp_path, "weights-")
     weights = np.full((3, 7), 9, np.float32)
-    forged = Folder(file.parent, read_only=False)
+    forged = RecordFolder(file.parent, read_only=False)
     forged.write(file.name.removesuffix(SUFFIX), {"arrays": [("float32", (3, 7))]}, {"0": weights.tobytes()})
     network = cached.network(open_cache(read_only), DEVICE, SETTINGS, Source(2.0))
     np.testing.assert_array_equal(scores(network), expected)

@@ -17,7 +17,7 @@ from jax import numpy as jnp
 from xlaserve.config import Bucket, BucketSettings, Lowering, Mode, ModelSettings
 from xlaserve.models import catalog
 from xlaserve.models.sources import jax_export, jax_file, stablehlo_graph
-from xlaserve.models.sources.stablehlo_values import UntranslatableError
+from xlaserve.models.sources.stablehlo_values import UntranslatableModuleError
 
 RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.normal(0, 1, (3, 9, 8, 3)).astype(np.float32)
@@ -214,7 +214,7 @@ def test_a_batch_of_any_size_may_be_asserted_as_pytorch_does() -> None:
     ],
 )
 def test_what_is_not_translated_says_what_it_is(function: Function, batch: str, expected: str) -> None:
-    with pytest.raises(UntranslatableError, match=expected):
+    with pytest.raises(UntranslatableModuleError, match=expected):
         translated(function, batch=batch)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from xlaserve.programs.cache.records import SUFFIX, Folder, Record
+from xlaserve.programs.cache.records import SUFFIX, Record, RecordFolder
 
 HEADER = {"outputs": [["float32", [1, 10]]], "weights": "w"}
 BLOBS = {"module": b"MLIR" * 100, "empty": b"", "executable": bytes(range(256))}
@@ -20,16 +20,16 @@ def as_it_is(record: Record) -> Record:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path / "model", read_only=False)
+def folder(tmp_path: Path) -> RecordFolder:
+    return RecordFolder(tmp_path / "model", read_only=False)
 
 
-def file_of(folder: Folder) -> Path:
+def file_of(folder: RecordFolder) -> Path:
     (file,) = folder.path.iterdir()
     return file
 
 
-def test_a_record_comes_back_as_it_was_written(folder: Folder) -> None:
+def test_a_record_comes_back_as_it_was_written(folder: RecordFolder) -> None:
     folder.write("program", HEADER, BLOBS)
     record = folder.read("program", as_it_is)
     assert record is not None
@@ -37,11 +37,11 @@ def test_a_record_comes_back_as_it_was_written(folder: Folder) -> None:
     assert {name: bytes(blob) for name, blob in record.blobs.items()} == BLOBS
 
 
-def test_what_was_never_written_is_not_there(folder: Folder) -> None:
+def test_what_was_never_written_is_not_there(folder: RecordFolder) -> None:
     assert folder.read("program", as_it_is) is None
 
 
-def test_no_byte_can_be_changed_unnoticed(folder: Folder) -> None:
+def test_no_byte_can_be_changed_unnoticed(folder: RecordFolder) -> None:
     folder.write("program", HEADER, BLOBS)
     file = file_of(folder)
     whole = file.read_bytes()
@@ -51,7 +51,7 @@ def test_no_byte_can_be_changed_unnoticed(folder: Folder) -> None:
         assert not file.exists()
 
 
-def test_no_truncation_goes_unnoticed(folder: Folder) -> None:
+def test_no_truncation_goes_unnoticed(folder: RecordFolder) -> None:
     folder.write("program", HEADER, BLOBS)
     file = file_of(folder)
     whole = file.read_bytes()
@@ -60,7 +60,7 @@ def test_no_truncation_goes_unnoticed(folder: Folder) -> None:
         assert folder.read("program", as_it_is) is None, length
 
 
-def test_a_damaged_record_is_removed_with_a_warning(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_record_is_removed_with_a_warning(folder: RecordFolder, caplog: pytest.LogCaptureFixture) -> None:
     folder.write("program", HEADER, BLOBS)
     file = file_of(folder)
     file.write_bytes(b"half")
@@ -73,9 +73,9 @@ def test_a_damaged_record_is_removed_with_a_warning(folder: Folder, caplog: pyte
 
 @pytest.mark.parametrize(("model", "name"), [("model", "other"), ("other", "program")])
 def test_a_whole_record_in_anothers_place_is_of_no_use(
-    folder: Folder, tmp_path: Path, model: str, name: str, caplog: pytest.LogCaptureFixture
+    folder: RecordFolder, tmp_path: Path, model: str, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Folder(tmp_path / model, read_only=False).write(name, HEADER, BLOBS)
+    RecordFolder(tmp_path / model, read_only=False).write(name, HEADER, BLOBS)
     folder.path.mkdir(exist_ok=True)
     (tmp_path / model / f"{name}{SUFFIX}").rename(folder.path / f"program{SUFFIX}")
     assert folder.read("program", as_it_is) is None
@@ -85,7 +85,7 @@ def test_a_whole_record_in_anothers_place_is_of_no_use(
 
 
 def test_a_record_that_can_not_be_used_is_removed_with_a_warning(
-    folder: Folder, caplog: pytest.LogCaptureFixture
+    folder: RecordFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(record: Record) -> str:
         return str(record.header["cost"])
@@ -96,7 +96,7 @@ def test_a_record_that_can_not_be_used_is_removed_with_a_warning(
     assert list(folder.path.iterdir()) == []
 
 
-def test_a_record_that_a_full_disk_keeps_from_use_stays(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_that_a_full_disk_keeps_from_use_stays(folder: RecordFolder, caplog: pytest.LogCaptureFixture) -> None:
     def fail(record: Record) -> None:
         raise OSError(28, "No space left on device")
 
@@ -106,17 +106,19 @@ def test_a_record_that_a_full_disk_keeps_from_use_stays(folder: Folder, caplog: 
     assert folder.read("program", as_it_is) is not None
 
 
-def test_a_header_that_is_not_of_jsons_types_is_a_warning(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_header_that_is_not_of_jsons_types_is_a_warning(
+    folder: RecordFolder, caplog: pytest.LogCaptureFixture
+) -> None:
     folder.write("program", {"size": object()}, BLOBS)
     assert "can't be written: TypeError" in caplog.text
     assert folder.read("program", as_it_is) is None
 
 
 def test_a_read_only_folder_is_never_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Folder(tmp_path, read_only=False).write("kept", HEADER, BLOBS)
+    RecordFolder(tmp_path, read_only=False).write("kept", HEADER, BLOBS)
     (tmp_path / f"damaged{SUFFIX}").write_bytes(b"half")
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
-    folder = Folder(tmp_path, read_only=True)
+    folder = RecordFolder(tmp_path, read_only=True)
     with caplog.at_level(logging.INFO):
         folder.write("new", HEADER, BLOBS)
     assert "new is not kept" in caplog.text
@@ -127,13 +129,13 @@ def test_a_read_only_folder_is_never_changed(tmp_path: Path, caplog: pytest.LogC
 
 def test_what_can_not_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "model").write_text("a file where a folder is to be")
-    Folder(tmp_path / "model", read_only=False).write("program", HEADER, BLOBS)
+    RecordFolder(tmp_path / "model", read_only=False).write("program", HEADER, BLOBS)
     assert "can't be written" in caplog.text
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_a_full_disk_leaves_nothing_half_written(
-    folder: Folder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    folder: RecordFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import tempfile
 
@@ -150,7 +152,7 @@ def test_a_full_disk_leaves_nothing_half_written(
     assert list(folder.path.iterdir()) == []
 
 
-def test_a_disk_that_fails_is_said_once(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_fails_is_said_once(folder: RecordFolder, caplog: pytest.LogCaptureFixture) -> None:
     folder.path.write_text("a file where a folder is to be")
     for name in ("weights", "program"):
         folder.write(name, HEADER, BLOBS)
@@ -158,7 +160,7 @@ def test_a_disk_that_fails_is_said_once(folder: Folder, caplog: pytest.LogCaptur
     assert f"{folder.path}/weights{SUFFIX} can't be written: " in warning.getMessage()
 
 
-def test_what_a_killed_process_left_is_removed_and_what_another_writes_is_not(folder: Folder) -> None:
+def test_what_a_killed_process_left_is_removed_and_what_another_writes_is_not(folder: RecordFolder) -> None:
     folder.path.mkdir()
     old, new = folder.path / "old.partial", folder.path / "new.partial"
     for file in (old, new):
@@ -170,7 +172,7 @@ def test_what_a_killed_process_left_is_removed_and_what_another_writes_is_not(fo
     assert new.exists()
 
 
-def test_readers_beside_writers_see_whole_records_only(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+def test_readers_beside_writers_see_whole_records_only(folder: RecordFolder, caplog: pytest.LogCaptureFixture) -> None:
     done = threading.Event()
 
     def write(version: int) -> None:

@@ -320,7 +320,7 @@ def test_nothing_that_reports_usage_is_imported_even_if_it_is_installed(tmp_path
 import os, sys
 import tensorflow as tf
 from xlaserve.config import Bucket, Mode
-from xlaserve.programs.openvino.openvino_program import CompiledModel, ConvertedGraph, Threads, UntranslatableError
+from xlaserve.programs.openvino.openvino_program import CompiledModel, ConvertedGraph, Threads, UntranslatableGraphError
 from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 forward = lambda pixels: (tf.reduce_mean(tf.cast(pixels, tf.float32), axis=(1, 2)),)
 TensorFlowProgram(forward).compile(Mode.OPENVINO, Bucket(1, 4, 4))

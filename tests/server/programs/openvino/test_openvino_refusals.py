@@ -16,7 +16,7 @@ from xlaserve.errors import ModelFailed
 from xlaserve.programs.openvino.openvino_program import (
     ConvertedGraph,
     Threads,
-    UntranslatableError,
+    UntranslatableGraphError,
 )
 from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 from xlaserve.programs.xla_refusal import explain
@@ -63,7 +63,7 @@ def test_of_a_refusal_the_line_is_told_that_says_why() -> None:
 
 
 def test_the_operation_that_openvino_does_not_know_stays_named_in_another_process() -> None:
-    error = pickle.loads(pickle.dumps(UntranslatableError("Zeta")))
+    error = pickle.loads(pickle.dumps(UntranslatableGraphError("Zeta")))
     assert (str(error), error.operations) == ("OpenVINO has no translation of Zeta", "Zeta")
 
 
