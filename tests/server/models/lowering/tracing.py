@@ -7,10 +7,15 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from hypothesis import strategies as st
 
 from xlaserve.config import Lowering
 from xlaserve.models import lowering
 from xlaserve.programs.tf.lowered_function import Lowered
+
+PADDINGS = st.sampled_from(["same", "valid"])
+FORMATS = st.sampled_from(["channels_last", "channels_first"])
+SIDES = st.integers(0, 6)
 
 TOLERANCE = 1e-5
 """The largest difference that is allowed, as a share of the largest output."""
@@ -48,3 +53,13 @@ def difference(got: Any, expected: Any) -> float:
     got, expected = (tf.cast(each, tf.float32).numpy() for each in (got, expected))
     assert got.shape == expected.shape
     return float(np.abs(got - expected).max() / max(np.abs(expected).max(), 1e-30))
+
+
+def check(name: Lowering, call: Any, images: Any, tolerance: float = TOLERANCE) -> None:
+    """Compares `call`, which has one operation to replace, with what replaces it."""
+    made = lowered(call, images, [name])
+    assert made.text == f"{name} 1"
+    expected = call(images)
+    (got,) = made.forward(tf.constant(images))
+    assert got.dtype == expected.dtype
+    assert difference(got, expected) <= tolerance
