@@ -2,40 +2,32 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
-import json
 import logging
 import os
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Settings
+from xlaserve.config import BucketSettings, Mode, ModelSettings, Settings
 from xlaserve.engine.niceness import NICE, Starvation
 from xlaserve.errors import ModelFailed, ShuttingDown
-from xlaserve.models import catalog, preparer, preparer_process
+from xlaserve.models import preparer, preparer_process
 from xlaserve.models.change_queue import Stop
-from xlaserve.models.held_folder import held_folder
 from xlaserve.models.networks import cached
-from xlaserve.models.preparer import PROCESS, Preparer, can_be_prepared
+from xlaserve.models.preparer import Preparer, can_be_prepared
 from xlaserve.programs.cache.compile_cache import CompileCache
-from xlaserve.programs.tf.device import Device, cpu_name
+from xlaserve.programs.tf.device import Device
 
 PATIENCE_S = 60
 MODEL = ModelSettings(name="digits", source="builtin:digits", buckets=(BucketSettings(1),))
 DEVICE = Device("cpu", "a processor", 2, 1)
 READ = "import json, os, pathlib, sys; s = json.loads(sys.stdin.readline()); f = pathlib.Path(s['compile_cache']);"
-
 DONE = "\nprint('xlaserve is done', flush=True)"
 
 
@@ -141,34 +133,6 @@ async def test_a_server_removes_what_killed_ones_left_and_not_what_another_of_it
         assert names(tmp_path) == set(left)
         assert names(prepared.root) == {"made"}
     assert not prepared.root.exists()
-
-
-def test_a_folder_that_another_server_took_for_left_over_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_folder = tempfile.mkdtemp
-    with ExitStack() as of_another:
-
-        def lock(folder: str) -> None:
-            descriptor = os.open(folder, os.O_RDONLY)
-            of_another.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-
-        takes: list[Callable[[str], None]] = [os.rmdir, lock]
-        taken: list[str] = []
-
-        def make_and_lose(**named: Any) -> str:
-            folder = make_folder(dir=tmp_path, **named)
-            if takes:
-                takes.pop()(folder)
-                taken.append(folder)
-            return folder
-
-        monkeypatch.setattr("tempfile.mkdtemp", make_and_lose)
-        with held_folder("held-") as folder:
-            assert folder.is_dir()
-            assert len(taken) == 2
-            assert str(folder) not in taken
 
 
 async def test_where_folders_can_not_be_locked_none_is_left_and_the_model_is_loaded_here(
@@ -342,31 +306,6 @@ async def test_a_thread_that_goes_on_after_its_load_was_cancelled_removes_its_fo
         may_go_on.set()
         await asyncio.to_thread(preparer._thread.shutdown)
     assert not prepared_folders(tmp_path)
-
-
-async def test_nothing_is_built_in_the_server_for_modes_that_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    device = Device("cpu", cpu_name(), 2, 1)
-    model = MODEL.model_copy(update={"modes": (Mode.AUTO,)})
-    monkeypatch.setattr("xlaserve.models.sources.digits.load", None)
-    async with Preparer(Settings(), device, Stop()).prepare(model) as prepared:
-        assert prepared is not None
-        (environment,) = prepared.root.rglob("environment.json")
-        for name in ("TF_XLA_FLAGS", "XLA_FLAGS"):  # as a server sets them for its device
-            monkeypatch.setenv(name, json.loads(environment.read_text())[name])
-        program = catalog.load(model, partial(cached.network, prepared, device)).program
-        made = [program.compile(mode, Bucket(1, 32, 32)) for mode in model.compiled_modes]
-    assert [one.from_cache for one in made] == [True] * 3
-
-
-def test_the_process_ends_with_the_server(tmp_path: Path) -> None:
-    process = subprocess.Popen(PROCESS, stdin=subprocess.PIPE)
-    assert process.stdin
-    process.stdin.write(Settings(models=(MODEL,), compile_cache=tmp_path).model_dump_json().encode() + b"\n")
-    process.stdin.close()
-    assert process.wait(PATIENCE_S) == 1
 
 
 @pytest.mark.parametrize(
