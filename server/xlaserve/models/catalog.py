@@ -293,7 +293,7 @@ def _explain(settings: ModelSettings, error: Exception) -> str:
             f" {_name(settings.weights)}"
         )
     for path in filter(None, (settings.source, settings.weights)):
-        text = text.replace(path, _name(path))  # which may have spaces in it
+        text = text.replace(path, _name(path))  # a path may have spaces in it
     reason = telling_line(text) or cause(error)
     return f"source: {source} can't be loaded: {reason}"
 

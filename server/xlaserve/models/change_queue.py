@@ -68,7 +68,7 @@ class ChangeQueue:
             change = _Change(kind, work, before=change)
             change.task.add_done_callback(partial(self._end, name, change))
             under_way.append(change)
-        await asyncio.wait([change.task])  # which goes on where this caller gives up
+        await asyncio.wait([change.task])  # the change goes on where this caller gives up
         if change.task.cancelled():
             if kind == "unload":
                 raise ShuttingDown("the server is shutting down; this change was not completed")

@@ -50,7 +50,7 @@ def _to_dismantle(version: Version) -> Model | None:
 
 
 def _free(ended: list[Model | None]) -> None:
-    """Frees models that nobody uses any more; blocks."""
+    """Frees models that are no longer in use, and empties the list; blocks."""
     while ended:
         model = ended.pop()
         if model is not None and isinstance(model.program, Dismantled):

@@ -135,7 +135,7 @@ def make(model: Model, folder: ImageFolder) -> Iterator[Int8]:
     program = model.program
     if not isinstance(program, TensorFlowProgram):
         raise ModelFailed(f"expected a model of TensorFlow's, got {model.settings.source}")
-    largest = {bucket[1:]: bucket for bucket in model.buckets}  # which are sorted
+    largest = {bucket[1:]: bucket for bucket in model.buckets}  # buckets are sorted
     verifier = verification.verifier(model, has_tf32=False, warn=log.warning)
     for size, bucket in largest.items():
         compile_exact = partial(program.compile, Mode.OPENVINO, bucket)
@@ -177,7 +177,7 @@ def _compare(
                 raise ModelFailed(f"its answers in {name} are NaN or infinite for some of the images")
         for row, frame in enumerate(frames):
             ours, theirs = (OfImage(_row(outputs, row), frame) for outputs in answers)
-            # That no objects are found where there are none would hide that those that are there get lost.
+            # Images in which neither finds objects would hide a loss of objects in the others.
             if not isinstance(model.task, Detection) or ours.outputs[-1][0] or theirs.outputs[-1][0]:
                 found.append(likeness(model.task, ours, theirs))
     if not found:

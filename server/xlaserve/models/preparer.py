@@ -126,7 +126,7 @@ class Preparer:
         ended = self._run_process(settings, only_when_idle=True)
         if ended.status is None:
             log.info("model %s: no processor is ever idle; it compiles at low priority instead", model.title)
-            ended = self._run_process(settings, only_when_idle=False)  # what is in the folder is not made again
+            ended = self._run_process(settings, only_when_idle=False)  # programs in the folder are not made again
         status, said = ended.status, ended.said
         assert status is not None
         log.debug("model %s: prepared with status %d: %s", model.title, status, said)

@@ -106,7 +106,7 @@ class Version:
         An error of XLA's is raised as a ModelFailed that names the operation or line that XLA can't compile.
         """
         refusal = explain(error) if mode.traits.is_jit and not isinstance(error, ModelFailed) else None
-        lacks_mode = isinstance(error, ModelFailed) and error.lacks_mode  # which is no fault of the model
+        lacks_mode = isinstance(error, ModelFailed) and error.lacks_mode  # no fault of the model
         is_calibrated = mode is Mode.OPENVINO and self.settings.calibration is not None
         if self.settings.needs(mode) or (is_calibrated and not lacks_mode):
             if refusal is None or (refusal.operation is None and refusal.line is None):
@@ -220,7 +220,7 @@ class Served:
     calls: int = 0
     """Requests that found it and are not yet answered; some are still parsed."""
     _left: asyncio.Event | None = None
-    """Set once the last of them is answered, where somebody waits for that."""
+    """Set once the last of these requests is answered; None while `left` is not awaited."""
 
     def __post_init__(self) -> None:
         self.sizes = frozenset((bucket.height, bucket.width) for bucket in self.model.buckets)

@@ -101,7 +101,7 @@ def _maker(frames: Sequence[_Frame]) -> _Frame:
     below = frames
     for index, frame in enumerate(frames):
         if _SERVER.search(frame.file):
-            below = frames[index + 1 :]  # what the server itself calls is nobody's model
+            below = frames[index + 1 :]  # frames of the server itself are no part of the model
     for frame in reversed(below):
         if not any(framework in frame.file for framework in _FRAMEWORKS):
             return frame

@@ -104,7 +104,7 @@ def lower(function: Any, names: Collection[Lowering]) -> Lowered:
             made = tf.function(lowered, autograph=False).get_concrete_function(tf.TensorSpec(spec.shape, spec.dtype))
         except Exception as error:  # a graph may hold anything
             _log.info("not lowered: %s", error)
-            if is_wide:  # which may be why
+            if is_wide:  # widening may be the cause
                 return lower(function, {*names} - {Lowering.FLOAT32})
         else:
             text = ", ".join(f"{name} {counts[name]}" for name in SUBSTITUTES if counts[name])

@@ -86,7 +86,7 @@ class GraphTensor:
     @property
     def shape(self) -> tf.TensorShape:
         """The shape, as far as it is known."""
-        if self.node is not None and self.is_of_weights:  # which need not be an argument for that
+        if self.node is not None and self.is_of_weights:  # the shape of a weight is known without making it an argument
             shape = self.node.operation.outputs[self.index].shape
             return shape if shape.is_fully_defined() or self.known is None else self.known.shape
         return self.tensor.shape
@@ -99,7 +99,7 @@ class Node:
     operation: Any
     inputs: Sequence[GraphTensor]
     name: str
-    """Its name in the new graph."""
+    """The operation's name in the new graph."""
     is_wide: bool = False
     """Whether it computes in float32 where it computed in less."""
 

@@ -26,7 +26,7 @@ def substitute(node: Node) -> tf.Tensor | None:
     kernel, windows = found.kernel, found.windows
     met = _met(windows, 0), _met(windows, 1)
     is_whole = windows.shape == tuple(map(len, met))
-    # What TensorFlow dilates by batches that are padded already, XLA does not turn around.
+    # Convolutions that TensorFlow dilates by batches are padded already, and XLA does not turn them around.
     if is_whole and not (found.node is node and is_turned(windows)):
         return None
     if is_whole or kernel.known is None:

@@ -17,7 +17,7 @@ from xlaserve.models.lowering.windows import total
 MAX_TERMS: Final = 32
 """Terms of an output's sum; 3 x 3 x 3 are 27. At 7 x 7 x 3 the matrix product is faster."""
 MAX_POINTWISE: Final = 16
-"""The same for pointwise convolutions, for which nothing has to be copied."""
+"""Terms of an output's sum in pointwise convolutions, for which nothing has to be copied."""
 RESIZINGS: Final = frozenset({"ResizeBilinear", "ResizeNearestNeighbor"})
 ELEMENTWISE: Final = frozenset({"Identity", "BiasAdd", "Add", "AddV2", "Mul", "Relu", "Relu6", "FusedBatchNormV3"})
 """Operations that may lie between a convolution and a resizing, and are fused with the resizing."""

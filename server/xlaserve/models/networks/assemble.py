@@ -48,7 +48,7 @@ def assemble(
 
     def forward(images: tf.Tensor) -> tuple[tf.Tensor, ...]:
         values = images if takes_bytes else tf.cast(preprocess.apply(images, preprocessing), pixels.dtype)
-        if batch is not None:  # what was exported for one batch size refuses a tensor of an unknown one
+        if batch is not None:  # an export for one batch size refuses a tensor of an unknown one
             values = tf.ensure_shape(values, (batch, *values.shape[1:]))
         return head.finish(call(values), images)
 

@@ -108,7 +108,7 @@ def _download(constructor: Callable[..., Any], arguments: dict[str, Any]) -> Any
     except Exception as error:
         if fetch := re.search(r"URL fetch failure on (\S+): (?:\S+ -- )?(.*)", str(error)):
             url, reason = fetch.groups()
-        elif isinstance(error, TimeoutError):  # what was begun and stalled
+        elif isinstance(error, TimeoutError):  # a download that began and stalled
             url, reason = "the file", f"nothing came for {STALL_TIMEOUT_S:g} s"
         else:
             raise

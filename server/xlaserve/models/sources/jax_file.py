@@ -38,7 +38,7 @@ TOLERANCE: Final = 1e-5
 OF_SPREAD: Final = 1e-3
 """and of the largest difference between two images."""
 NARROW_TOLERANCE: Final = 0.02
-"""The same where less than float32 may be computed in."""
+"""Largest difference as a share of the largest answer, where narrower types than float32 may be computed in."""
 
 _log = logging.getLogger(__name__)
 

@@ -72,7 +72,7 @@ def _config(file: Path) -> str:
         with zipfile.ZipFile(file) as archive:
             return json.dumps(json.loads(archive.read("config.json")))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-        return ""  # what is wrong with it, Keras says
+        return ""  # Keras then reports the error
 
 
 def _registered(name: str, config: str) -> set[str]:

@@ -113,7 +113,7 @@ def _callable(loaded: Any) -> Found:
     for function in getattr(vars(loaded).get("__call__"), "concrete_functions", ()):
         flat = tf.nest.flatten(function.structured_input_signature)
         tensors = [value for value in flat if isinstance(value, tf.TensorSpec)]
-        # What isn't a tensor was fixed when it was traced; True can only be `training`.
+        # Other arguments were fixed when the function was traced; True can only be `training`.
         if len(tensors) != 1 or any(value is True for value in flat):
             continue
 

@@ -11,7 +11,7 @@ from xlaserve.models.sources.stablehlo_values import Value
 
 
 class Activation(NamedTuple):
-    """One of a value."""
+    """An activation, and the value that it is computed from."""
 
     compute: Callable[[Any], Any]
     argument: Value

@@ -68,7 +68,7 @@ def _broadcast(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value
 def _reshape(graph: Graph, operation: Any, operands: Sequence[Value]) -> Value:
     operand, sides = operands[0], shape(operation.results[0])
     before = [size for size in operand.shape if size != 1]
-    if before == [size for size in sides if size != 1]:  # which adds or drops sides of 1
+    if before == [size for size in sides if size != 1]:  # only sides of 1 are added or dropped
         tensor = graph.tensor(operand, identity(operand.shape))
         kept = iter([tensor.shape[axis] for axis, size in enumerate(operand.shape) if size != 1])
         compact = [1 if size == 1 else next(kept) for size in sides]

@@ -38,7 +38,7 @@ class Calibrated(Frozen):
     graph: str
     """The digest of the graph in float32 that it was made of."""
     files: dict[str, str]
-    """Their SHA-256, by name."""
+    """SHA-256 of the model's files, by name."""
     held_out: int = Field(ge=1)
     """Number of images it was compared on; of a detector, those in which float32 or int8 finds objects."""
     agreement: float = Field(ge=0, le=1)

@@ -95,7 +95,7 @@ def convert(graph: Any, outputs: Sequence[str]) -> ConvertedGraph:
 
 
 class ConvertedGraph:
-    """A graph as OpenVINO has it, for any batch size: `model` is OpenVINO's, in int8 where `is_int8`."""
+    """A graph of OpenVINO's, for any batch size: `model` is OpenVINO's, in int8 where `is_int8`."""
 
     def __init__(self, model: Any, *, is_int8: bool = False) -> None:
         self.model = model
@@ -322,7 +322,7 @@ def at_full_priority(work: Callable[[], T]) -> T:
 def _own_thread() -> Executor:
     """Returns a thread with the priority of its first caller: the load of a model, as no thread yields before."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="openvino")
-    pool.submit(int).result()  # which starts it
+    pool.submit(int).result()  # starts the thread
     return pool
 
 

@@ -58,7 +58,7 @@ def version() -> str:
 
 
 def _nncf() -> Any:
-    openvino_program.load()  # which keeps NNCF too from importing what reports its use
+    openvino_program.load()  # keeps NNCF too from importing the telemetry
     try:
         import nncf  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:

@@ -135,11 +135,11 @@ def _freeze(function: Any) -> Any:
         raise UnfreezableError(f"it has {size_bytes / 2**30:.1f} GiB of weights, and a graph holds less than 2")
     needed = PEAK_COPIES * size_bytes
     if needed > available_memory_bytes():
-        trim_heap()  # what this process has freed counts as taken until then
+        trim_heap()  # freed memory of this process counts as taken until then
     if needed > (free := available_memory_bytes()):
         raise UnfreezableError(f"freezing takes {needed / 2**30:.1f} GiB for a moment, and {free / 2**30:.1f} are free")
     try:
-        # What convert_variables_to_constants_v2 does, without making two more functions of the result: that takes ten
+        # As in convert_variables_to_constants_v2, without making two more functions of the result: that takes ten
         # times as long, and it drops functions of the same name, which other graphs may still call.
         data = convert_to_constants._FunctionConverterDataInEager(
             func=function, lower_control_flow=True, aggressive_inlining=False

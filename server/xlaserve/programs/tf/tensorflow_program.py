@@ -138,7 +138,7 @@ class TensorFlowProgram:
         return self._unlowered.get((bucket.height, bucket.width))
 
     def compile_once(self, mode: Mode, bucket: Bucket) -> Compilation:
-        """Makes the executable as `trace` now has it. Raises what TensorFlow raises."""
+        """Makes the executable of the function that `trace` now returns. Raises TensorFlow's errors."""
         began = time.perf_counter()
         prepared = self._prepare(mode, bucket)
         if mode is Mode.EAGER:

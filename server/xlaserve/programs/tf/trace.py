@@ -25,7 +25,7 @@ def start(folder: Path) -> None:
 
 
 def stop() -> None:
-    """Ends it and writes the recording."""
+    """Ends the recording and writes it."""
     tf.profiler.experimental.stop()
 
 

@@ -24,8 +24,8 @@ STDIN, STDOUT, STDERR = 0, 1, 2
 
 
 def main(severity: int, files: set[bytes]) -> None:
-    """Filters until nobody can write any more."""
-    # What stops the process must not stop this: it ends when there is nothing left to read.
+    """Filters until the last writer has closed stdin."""
+    # Signals that stop the process must not stop the filter: it ends when there is nothing left to read.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     rest = b""
@@ -85,7 +85,7 @@ def hand_over(events: bytearray) -> None:
 
 
 def write(descriptor: int, text: bytes) -> None:
-    """Writes all of it, or gives up where nobody reads: logging must never block on that."""
+    """Writes all of `text`, or gives up where there is no reader: logging must never block."""
     try:
         while text:
             text = text[os.write(descriptor, text) :]

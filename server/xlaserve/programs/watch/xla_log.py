@@ -97,7 +97,7 @@ class Reader:
         if needs := _NEEDS_CONSTANT.search(text):
             self._needs_constant[thread] = needs[1]
         elif constant := _CONSTANT.search(text):
-            # What a function was built of is analysed once, before it is compiled, and perhaps on another thread.
+            # A function's graph is analysed once, before it is compiled, and perhaps on another thread.
             self._constants.setdefault((int(constant[1]), constant[2]), self._needs_constant.get(thread, ""))
 
     def _read_compiler(self, thread: int, text: str) -> None:
