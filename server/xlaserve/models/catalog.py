@@ -51,8 +51,8 @@ def uses_tensorflow(settings: ModelSettings) -> bool:
 def can_be_kept(settings: ModelSettings) -> bool:
     """Returns whether the settings tell what the model is, so that a compile cache can know it again.
 
-    Not fixed are the code of custom objects, the files behind a handle of Kaggle or a preset's name, and files that code
-    in a model file reads, such as the SavedModel of a TFSMLayer.
+    The code of custom objects, the files behind a handle of Kaggle or a preset's name, and the files that code in a
+    model file reads, such as the SavedModel of a TFSMLayer, may change.
     """
     kind = kinds.kind_of_name(settings.source)
     is_fixed = kind is None or (kind.value.is_fixed and not (kind.value.has_presets and _may_change(settings.weights)))
