@@ -1,6 +1,6 @@
 """The interface that runs a model for requests: its `Batcher` in this process, or a link to one in another process.
 
-Both are tested by `test_model_engine.py` and `test_everything_at_once.py` in `tests/server/processes/link/`.
+Both are held to the tests of every `ModelEngine` in `tests/server/processes/link/`, with the fixture `engines`.
 """
 
 from __future__ import annotations

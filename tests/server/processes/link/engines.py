@@ -23,7 +23,7 @@ from xlaserve.processes.link.spread import Spread
 
 
 class Serving(Protocol):
-    """The models of `models.py`, wherever they run."""
+    """The models of `models.py`, in this process or in others."""
 
     def engine(self, name: str) -> ModelEngine: ...
 
@@ -31,13 +31,13 @@ class Serving(Protocol):
         """Drains a model, and loads it again."""
 
     async def held(self) -> Any:
-        """Returns all that is held for requests; nothing that is true once all have left."""
+        """Returns all that is held for requests; a false value once nothing is."""
 
     async def stop(self) -> None: ...
 
 
 class Engines(Serving, Protocol):
-    """Those in one process."""
+    """The engines of one process."""
 
     gate: Gate
 

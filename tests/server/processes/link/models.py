@@ -62,7 +62,7 @@ class Gate:
 
     @property
     def files(self) -> tuple[int, int]:
-        """What a process needs to hold up its batches."""
+        """The descriptors with which a process holds up its batches."""
         return self.opened[0], self.at_gate[1]
 
     def open(self, batches: int = 1000) -> None:
@@ -178,7 +178,7 @@ class Models:
         self._program.may_compile.set()
 
     def snapshot(self, name: str, *, is_open: bool = True) -> ModelSnapshot:
-        """Returns what fronts are told."""
+        """Returns the snapshot of a model for fronts."""
         row_bytes = (4, 4) if name != "maps" else (MAP_SIDE**2,)
         batcher = self.batchers[name]
         largest = batcher.shapes()

@@ -100,7 +100,7 @@ class Job:
 
 
 class Floods:
-    """What floods a model until it is killed: other requests here, or another front."""
+    """Floods of a model until they are killed: other requests here, or another front."""
 
     def __init__(self, engines: Serving, path: Path | None) -> None:
         self._engines = engines
@@ -131,7 +131,7 @@ class Floods:
 
 
 class Chaos:
-    """What happens within some tenths of a second."""
+    """The events of some tenths of a second."""
 
     def __init__(self, seed: int, *, has_process: bool) -> None:
         chance = random.Random(seed)
