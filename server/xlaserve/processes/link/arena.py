@@ -1,10 +1,10 @@
-"""Memory that a front shares with its engine. The front alone allocates; the engine only looks where it is told.
+"""Memory that a front shares with its engine. The front alone allocates; the engine maps the same file.
 
 An extent is free again once no array of it is left, so that neither a request's pixels nor an answer's outputs can lie
 in memory that has been given to another. A job that is under way keeps its extent until the engine is done with it.
 
-What bounds an arena is the `Share` of each model. Together they may have all that they ever ask for: an arena has more
-addresses than the machine has memory, and takes memory only for what is used.
+The `Share` of each model bounds what it takes. The arena itself is large enough for all of them: it has more addresses
+than the machine has memory, and takes memory only for pages that are used.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from xlaserve.errors import InvalidArgument, QueueFull
 
 PAGE_BYTES: Final = mmap.PAGESIZE
 ALIGNMENT: Final = 64
-"""Of each array, as vector instructions like it."""
+"""The alignment of each array in an extent, in bytes, which suits vector instructions."""
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-"""What is mapped stays there: reading where a file was cut off would kill the engine."""
+"""Seals that keep the file's size: reading a mapping beyond the end of its file would kill the engine."""
 TRIM_BYTES: Final = 2 * 2**20
-"""What is given back to the system at a time, in some milliseconds: a huge page where there are any."""
+"""The memory that is given back to the system in one step, which takes some milliseconds: a huge page, if any."""
 _BLOCK_BYTES: Final = 512
-"""Of `st_blocks`."""
+"""The unit of `st_blocks`."""
 
 MAX_INLINE_BYTES: Final = 2**20
 """Pixels and outputs up to this size are copied on the event loop, in some 100 microseconds; others on a thread."""
@@ -55,7 +55,7 @@ class Extent(NamedTuple):
 
 @dataclass(eq=False)
 class Share:
-    """What one model may have of an arena at a time. Others have theirs, so nobody can take it away."""
+    """The bytes of an arena that one model may have at a time. No other model can take them."""
 
     model: str
     max_bytes: int
@@ -63,7 +63,7 @@ class Share:
 
 
 class _Taken(weakref.ref[Memory]):
-    """Tells where an extent lay, and whose it was, once its memory is no longer referenced."""
+    """A reference to an extent's memory that tells its place and share once the memory is no longer referenced."""
 
     __slots__ = ("offset", "share", "size_bytes")
     offset: int
@@ -74,29 +74,29 @@ class _Taken(weakref.ref[Memory]):
 class Arena:
     """`size_bytes` of shared memory, in extents of whole pages. `take` is for one thread; extents may end on any.
 
-    The size is that of the addresses. The system gives memory to what is written to, and gets it back by `trim`.
+    The size is in addresses. Pages take memory once they are written to, and `trim` gives it back to the system.
     """
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = aligned(size_bytes, PAGE_BYTES)
         self.file = os.memfd_create("xlaserve-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        """What the engine is given."""
+        """The descriptor of the file, which the engine maps."""
         self._close = weakref.finalize(self, os.close, self.file)
         os.ftruncate(self.file, self.size_bytes)
         fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, _SEALS)
         self._map: mmap.mmap | None = _mapped(self.file, self.size_bytes)
         self._by_size: list[tuple[int, int]] = []
-        """Bytes and offsets of what is free, the smallest first; no two adjoin."""
+        """Bytes and offset of each free range, the smallest first; no two adjoin."""
         self._free: dict[int, int] = {}
-        """The same: bytes by offset."""
+        """The free ranges again: bytes by offset."""
         self._ends: dict[int, int] = {}
-        """The same: offsets by the offset where each ends."""
+        """The free ranges again: offsets by the offset where each ends."""
         self._put(0, self.size_bytes)
         self._taken: dict[int, _Taken] = {}
         self._ended: deque[weakref.ref[Memory]] = deque()
         self._used_bytes = self._most_used_bytes = 0
         self._top = 0
-        """Nothing from here on was used since it was given back."""
+        """The offset from which on no page was used since its memory was given back."""
 
     @property
     def used_bytes(self) -> int:
@@ -111,12 +111,15 @@ class Arena:
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes of that which are not in use: kept for what comes next."""
+        """Bytes of memory that the arena takes and that are not in use: kept for the next requests."""
         return max(0, self.resident_bytes - self.used_bytes)
 
     def take(self, size_bytes: int, share: Share | None = None) -> Extent:
-        """Returns an extent, with any content: the smallest that fits, so that large ones stay whole. It counts to the
-        share until it ends. Raises QueueFull, or InvalidArgument for more than there ever is."""
+        """Returns an extent, with any content, of the smallest free range that fits, so that large ones stay whole.
+
+        The extent counts towards the share until it ends. Raises QueueFull, or InvalidArgument for more bytes than the
+        share or the arena ever has.
+        """
         self._reclaim()
         wanted = aligned(size_bytes, PAGE_BYTES)
         max_bytes = self.size_bytes if share is None else min(share.max_bytes, self.size_bytes)
@@ -146,7 +149,7 @@ class Arena:
         return Extent(offset, memory)
 
     def used_of(self, share: Share) -> int:
-        """Returns the bytes of its extents in use."""
+        """Returns the bytes of a share's extents in use."""
         self._reclaim()
         return share.used_bytes
 
@@ -156,11 +159,13 @@ class Arena:
         return most
 
     def trim(self, kept_bytes: int) -> Iterator[None]:
-        """Gives free memory back to the system until no more than `kept_bytes` are taken: some with each step, the
-        highest first. What is in use is not touched."""
+        """Gives free memory back to the system until the arena takes no more than `kept_bytes`.
+
+        Each step gives back up to `TRIM_BYTES`, the highest addresses first. Extents in use are not touched.
+        """
         self._reclaim()
         below = self._top
-        # What is taken meanwhile raises it again.
+        # `take` raises it again between the steps.
         self._top = max((taken.offset + taken.size_bytes for taken in self._taken.values()), default=0)
         try:
             while self._map is not None and self.resident_bytes > kept_bytes:
@@ -181,7 +186,7 @@ class Arena:
             self._top = max(self._top, below)
 
     def end(self) -> None:
-        """Has no more memory to give: all of it is freed with the last array of it."""
+        """Ends the arena: `take` raises QueueFull, and the memory is freed with the last array of it."""
         self._map = None
         self._close()
         for each in (self._by_size, self._free, self._ends):
@@ -212,7 +217,7 @@ class Arena:
         self._ends[offset + size_bytes] = offset
 
     def _remove(self, offset: int) -> int:
-        """Takes what is free at an offset out, and returns its bytes."""
+        """Removes the free range at an offset, and returns its bytes."""
         size_bytes = self._free.pop(offset)
         del self._ends[offset + size_bytes]
         del self._by_size[bisect_left(self._by_size, (size_bytes, offset))]
@@ -220,7 +225,7 @@ class Arena:
 
 
 class ArenaView:
-    """A front's arena as the engine sees it. Raises ValueError for a file whose size may change."""
+    """A front's arena, mapped by the engine. Raises ValueError for a file whose size may change."""
 
     def __init__(self, file: int, size_bytes: int) -> None:
         if fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS != _SEALS or os.fstat(file).st_size != size_bytes:
@@ -235,7 +240,7 @@ class ArenaView:
         return np.frombuffer(self._map, np.uint8, size_bytes, offset)
 
     def end(self) -> None:
-        """Shows no more: the memory is freed here with the last array of it."""
+        """Ends the view: the memory is freed here with the last array of it."""
         self._map = b""
         self._size_bytes = 0
 
@@ -246,7 +251,7 @@ def aligned(size_bytes: int, to_bytes: int = ALIGNMENT) -> int:
 
 
 def outputs_in(memory: Memory, start: int, images: int, layout: Layout) -> Outputs:
-    """Returns the outputs of `images` images, which begin at byte `start`. Raises ValueError where they don't fit."""
+    """Returns arrays for the outputs of `images` images, from byte `start` on. Raises ValueError if they don't fit."""
     outputs = []
     for dtype, shape in layout:
         start = aligned(start)
@@ -260,7 +265,7 @@ def outputs_in(memory: Memory, start: int, images: int, layout: Layout) -> Outpu
 
 def _mapped(file: int, size_bytes: int) -> mmap.mmap:
     mapped = mmap.mmap(file, size_bytes)
-    mapped.madvise(mmap.MADV_DONTDUMP)  # which would have the system give memory to all of it
+    mapped.madvise(mmap.MADV_DONTDUMP)  # a core dump would need memory for all of it
     with suppress(OSError):  # a kernel without huge pages
         mapped.madvise(mmap.MADV_HUGEPAGE)
     return mapped

@@ -1,7 +1,8 @@
-"""Records over a Unix socket: those of one turn of the event loop leave in one write.
+"""Records over a Unix socket: all records of one turn of the event loop are sent in one write.
 
 To wake the other process costs both more than all else about a record. So an end may hold records back for a moment,
-while its event loop has other work: with what that brings they leave together, and nobody waits for an idle process.
+while its event loop has other work: the records of that work are sent with them, and no record waits for an idle
+process.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from xlaserve.processes.link.record_codec import RecordReader, pack
 log = logging.getLogger(__name__)
 
 MAX_UNREAD_BYTES: Final = 64 * 2**20
-"""What may wait for an end that reads nothing. Jobs are bounded, and so is what is said of them: only an end that goes
-on sending jobs without reading answers comes near it."""
+"""Bound of the bytes that wait for an end that does not read. Jobs are bounded, and so are the records about them: only
+an end that goes on sending jobs without reading answers comes near it."""
 IDLE_TURN_S: Final = 20e-6
-"""A turn of the event loop that finds next to nothing to do takes less."""
+"""Bound of an idle turn of the event loop, one that finds next to nothing to do."""
 IDLE_TURNS: Final = 3
-"""After so many of those, one after the other, there is no other work: gRPC takes some between a request's steps."""
+"""Consecutive idle turns after which there is no other work: gRPC takes some turns between a request's steps."""
 
 
 class Channel(asyncio.Protocol):
     """One end of a link. `receive` is called with each record, and `ended` once, with the reason, when the link ends.
 
-    A record that `reader` or `receive` refuses with Garbled ends the link, and so does any other error of `receive`.
-    What is sent is held back for `max_held_s` at most, and only while the event loop has other work.
+    Garbled of `reader` or `receive` ends the link, and so does any other error of `receive`. Records are held back for
+    `max_held_s` at most, and only while the event loop has other work.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Channel(asyncio.Protocol):
         self._idle_turns = 0
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._leaving: list[bytes] = []
+        self._unsent: list[bytes] = []
         self._reason = ""
 
     @property
@@ -62,14 +63,14 @@ class Channel(asyncio.Protocol):
         """Sends a record with others; drops it where the link has ended."""
         if self._transport is None:
             return
-        if not self._leaving:
+        if not self._unsent:
             self._held_since = self._turn_began = self._clock()
             self._idle_turns = 0
             self._loop.call_soon(self._end_turn)
-        self._leaving.append(pack(record))
+        self._unsent.append(pack(record))
 
     def close(self) -> None:
-        """Ends the link once what was sent is on its way."""
+        """Ends the link once all records are written to the socket."""
         self._flush()
         if self._transport is not None:
             self._reason = self._reason or "it was closed"
@@ -82,11 +83,11 @@ class Channel(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begins."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is of no class of asyncio's
+        """Opens the channel; see `asyncio.Protocol`."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is of no class of asyncio's
 
     def data_received(self, data: bytes) -> None:
-        """Hands over the records that are complete."""
+        """Passes on the records that are complete with `data`."""
         try:
             for record in self._reader.feed(data):
                 if self._reason:
@@ -99,25 +100,25 @@ class Channel(asyncio.Protocol):
             self.end("a record could not be taken")
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Says once that the link has ended."""
+        """Calls `ended`; see `asyncio.Protocol`."""
         self._transport = None
-        self._leaving.clear()
+        self._unsent.clear()
         self._ended(self._reason or "the other process has gone")
 
     def _end_turn(self) -> None:
         now = self._clock()
         self._idle_turns = 0 if now - self._turn_began > IDLE_TURN_S else self._idle_turns + 1
-        if self._leaving and self._idle_turns < IDLE_TURNS and now - self._held_since < self._max_held_s:
+        if self._unsent and self._idle_turns < IDLE_TURNS and now - self._held_since < self._max_held_s:
             self._turn_began = now
             self._loop.call_soon(self._end_turn)
         else:
             self._flush()
 
     def _flush(self) -> None:
-        if self._transport is None or not self._leaving:
+        if self._transport is None or not self._unsent:
             return
-        data = b"".join(self._leaving)
-        self._leaving.clear()
+        data = b"".join(self._unsent)
+        self._unsent.clear()
         if self._transport.get_write_buffer_size() + len(data) > MAX_UNREAD_BYTES:
             self.end("it does not read what it is sent")
         else:

@@ -1,4 +1,4 @@
-"""What an engine tells its fronts of the models that it runs."""
+"""The state of an engine's models, which it publishes to its fronts."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ CHANNELS: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSnapshot:
-    """One loading of a model, as it is now: plain data, which can be pickled."""
+    """The state of one loading of a model: plain data, which can be pickled."""
 
     id: int
-    """Names this loading among all that the engine ever has, from 0 to 2**32 - 1."""
+    """The number of this loading among all that the engine ever has, from 0 to 2**32 - 1."""
     title: str
-    """What messages call it."""
+    """The model's name in messages."""
     is_open: bool
-    """Whether it takes requests."""
+    """Whether the model takes requests."""
     max_images: int
-    """Bound of the images that it holds, of all fronts together; each front holds itself to it as well."""
+    """Bound of the images that the model holds, of all fronts together; each front applies it to its own as well."""
     max_bytes: int
     output_bytes: Mapping[Resolution, tuple[int, ...]]
-    """By the height and width of images that it takes: for each output, the bytes of one image's row."""
+    """For each output, the bytes of one image's row, by the height and width of images that the model takes."""
     largest: Mapping[Shape, int]
-    """By mode, height and width of images that it takes: the most that run in one batch."""
+    """The most images that run in one batch, by the mode, height and width that the model takes."""
     unmatched: Unmatched | None = None
-    """Which other resolutions it may be made ready for; None for none."""
+    """The other resolutions that the model may be made ready for; None for none."""
 
     def room_bytes(self, height: int, width: int, images: int) -> int:
         """Returns the bytes that the outputs of images of this size may take. Raises KeyError for an unknown size."""
@@ -41,10 +41,10 @@ class ModelSnapshot:
 
     @property
     def share_bytes(self) -> int:
-        """The most that it may have of a front's arena.
+        """The bytes of a front's arena that the model may have.
 
-        Half of it is what all the requests hold that it takes in at a time, with room for their outputs, in whole
-        pages. So a request that is taken in finds memory. As much again is for what outlives its request: answers that
+        Half of them are for all requests that the model admits at a time, with room for their outputs, in whole pages.
+        So a request that is admitted finds memory. As many again are for memory that outlives its request: answers that
         are written, and batches that run although their clients have hung up.
         """
         rows = {size: sum(row_bytes) for size, row_bytes in self.output_bytes.items()}
@@ -60,4 +60,4 @@ class Snapshot(NamedTuple):
     epoch: int
     models: tuple[ModelSnapshot, ...]
     details: object = None
-    """What else is said of the server and all of its models: names, states, labels."""
+    """Further data on the server and all of its models: names, states, labels."""

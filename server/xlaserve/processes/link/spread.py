@@ -1,4 +1,4 @@
-"""A model that several engines run."""
+"""A model that several engines run, with its requests spread over them."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ class Part(ModelEngine, Protocol):
 
     @property
     def images(self) -> int:
-        """Those that it has of this front."""
+        """Images of this front in that engine: of requests that are admitted and not answered."""
 
     def has(self, resolution: Resolution) -> bool:
-        """Returns whether it can run images of a resolution now."""
+        """Returns whether the engine can run images of a resolution now."""
 
     def open_soon(self, resolution: Resolution) -> None:
-        """Has it made ready for a resolution without buckets, if it takes it and was not asked before."""
+        """Has the engine make the model ready for a resolution without buckets, if it can and was not asked before."""
 
     def release(self) -> None:
-        """Tells it, once, that nothing here has any use for it."""
+        """Tells the engine, once, that this front does not use the model any more."""
 
 
 class Spread:
     """A `ModelEngine` whose requests each go to one of its parts, of which there is at least one.
 
-    That is the one with the fewest images of this front; of those the one that said it should be done first, and of
-    those each in turn. It needs nothing that is old news, and spreads nothing too thin: where batches form because
-    images wait, as many wait at each engine.
+    A request goes to the part with the fewest images of this front; of several such, to the one that should be done
+    first; of several such, to each in turn. The choice depends on no count that may be outdated, and keeps batches
+    full: where batches form because images wait, as many wait at each engine.
 
-    Those of a resolution without buckets go where that is open; the others are asked to open it too. Where it is open
-    nowhere yet, the first part has the say, so that all open the same ones, of which each has a limited number.
+    Images of a resolution without buckets go to parts that are ready for it; the others are asked to become ready too.
+    Where none is ready yet, the first part decides, so that all parts open the same resolutions, of which each has a
+    limited number.
     """
 
     def __init__(self, parts: Iterable[Part]) -> None:
@@ -49,31 +50,33 @@ class Spread:
 
     @property
     def parts(self) -> Sequence[Part]:
-        """Those that requests go to."""
+        """The parts that requests go to."""
         return self._parts
 
     def use(self, parts: Iterable[Part]) -> None:
-        """Brings new requests to these from now on."""
+        """Sends new requests to these parts from now on."""
         self._parts = (*parts,)
 
     def release(self) -> None:
-        """Tells all parts that nothing here has any use for them."""
+        """Releases all parts; see `Part.release`."""
         for part in self._parts:
             part.release()
 
     def admit(self, images: int, size_bytes: int, unmatched: Resolution | None = None) -> Ticket:
-        """Does as `ModelEngine.admit`."""
+        """Admits a request at one of the parts; see `ModelEngine.admit`."""
         parts = self._parts if unmatched is None else self._opened(unmatched)
         return self._next(parts).admit(images, size_bytes, unmatched)
 
     def largest(self, mode: Mode, height: int, width: int) -> int:
-        """Returns the most images of this mode and resolution that run in one batch wherever some do."""
+        """Returns the most images of this mode and resolution that run in one batch at each part that runs them."""
         found = (part.largest(mode, height, width) for part in self._parts)
         return min(filter(None, found), default=0)
 
     async def run_when_idle(self, pixels: Images, mode: Mode, deadline: float) -> Result:
-        """Does as `ModelEngine.run_when_idle`. Of parts with as little to do it is the first, so that two batches that
-        are to be compared run on the same device."""
+        """Runs a batch that no request waits for at the part with the least load; see `ModelEngine.run_when_idle`.
+
+        Of several such parts it is the first, so that two batches that are to be compared run on the same device.
+        """
         images, height, width, _ = pixels.shape
         parts = [part for part in self._parts if part.largest(mode, height, width) >= images]
         return await min(parts or self._parts, key=_load).run_when_idle(pixels, mode, deadline)
@@ -81,16 +84,17 @@ class Spread:
     def check_encoded(
         self, images: int, deadline: float, priority: int, *, shapes: Iterable[Shape], decode_s: float, decoding: int
     ) -> None:
-        """Does as `ModelEngine.check_encoded`, of the part that should be done first."""
+        """Checks the deadline of encoded images by the part that should be done first; see
+        `ModelEngine.check_encoded`."""
         soonest = min(self._parts, key=_outstanding_s)
         soonest.check_encoded(images, deadline, priority, shapes=shapes, decode_s=decode_s, decoding=decoding)
 
     def outstanding_s(self) -> float:
-        """Returns the seconds in which one of them should have answered all that waits and runs there."""
+        """Returns the seconds in which the first of the parts should have answered all that waits and runs there."""
         return min(map(_outstanding_s, self._parts))
 
     def live(self) -> Live:
-        """Returns what all have to do together; what batches take is what they take the first."""
+        """Returns the load of all parts together, with the turns of the first; see `ModelEngine.live`."""
         lives = [part.live() for part in self._parts]
         if len(lives) == 1:
             return lives[0]
@@ -109,7 +113,7 @@ class Spread:
         )
 
     def _opened(self, resolution: Resolution) -> Sequence[Part]:
-        """Returns where images of a resolution without buckets go, and has the others open it."""
+        """Returns the parts for images of a resolution without buckets, and has the other parts open it."""
         opened = [part for part in self._parts if part.has(resolution)]
         if not opened:
             return self._parts[:1]

@@ -160,7 +160,7 @@ async def test_the_end_comes_for_a_successor_too(caplog: pytest.LogCaptureFixtur
     assert len(world.started) == 3
 
 
-async def test_where_another_server_takes_over_those_that_can_leave_before_they_end() -> None:
+async def test_where_another_server_takes_over_those_that_can_drain_before_they_end() -> None:
     world = World(ENGINE, replace(FRONT, drain_s=60), replace(FRONT, name="front 2", drain_s=60))
     await world.last()
     engine, front, starting = world.started
@@ -173,7 +173,7 @@ async def test_where_another_server_takes_over_those_that_can_leave_before_they_
     assert len(world.started) == 3
 
 
-async def test_one_that_leaves_is_told_to_end_where_its_server_is() -> None:
+async def test_one_that_drains_is_told_to_end_where_its_server_is() -> None:
     world = World(replace(FRONT, drain_s=60))
     front = await world.last()
     front.hear(Kind.READY, b"{}")
