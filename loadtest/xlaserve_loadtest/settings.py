@@ -1,4 +1,4 @@
-"""What to measure, and how: every option of the command, checked."""
+"""Settings of a run: every option of the command, checked."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Settings:
     is_distinct: bool
     """Whether no request is like another."""
     inputs: tuple[tuple[str, str], ...]
-    """What is sent as each input of a model that takes no images: its name, and noise, zeros or a path."""
+    """The content of each input of a model that takes no images: its name, and noise, zeros or a path."""
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     """Shapes of inputs whose sides the model leaves open."""
     targets: tuple[str, ...]

@@ -13,7 +13,7 @@ from xlaserve_loadtest.parser import checked, count_to, file
 from xlaserve_loadtest.targets.channel import COMPRESSIONS, Transport
 
 _HEADER: Final = re.compile(r"([0-9a-z_.-]+)=([ -~]*)")
-"""What HTTP/2 and gRPC allow, but for names in -bin, whose values are bytes."""
+"""Headers that HTTP/2 and gRPC allow, except names in -bin, whose values are bytes."""
 
 MAX_CONNECTIONS: Final = 1024
 

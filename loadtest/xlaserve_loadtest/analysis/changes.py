@@ -1,4 +1,4 @@
-"""What changed from one run to another: ratios of arms of the same name and load, and reasons not to conclude."""
+"""Changes from one run to another: ratios of arms of the same name and load, and reasons not to conclude."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from xlaserve_loadtest.schedule.conditions import (
 )
 
 CODE: Final = ("packages.xlaserve", "git_revision")
-"""What two runs are usually compared for: the code under test."""
+"""The differences that two runs are usually compared for: the code under test."""
 
 _MACHINE: Final = ("cpu", "cores", "gpus")
 _WRITTEN: Final = ("record", "html", "markdown", "csv", "json", "push_file", "fail_if", "output", "save_arrivals")

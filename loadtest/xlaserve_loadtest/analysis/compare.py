@@ -45,7 +45,7 @@ class Comparison:
     pairs: int
     """How many pairs of `unit` the intervals rest on."""
     unit: Unit
-    """What is a sample: a server process, where each arm had several, or else a block."""
+    """The unit of a sample: a server process, where each arm had several, or else a block."""
     ratios: Mapping[Measure, Estimate | None]
     """Arm over baseline; None where the sample does not support it. Images/s are over the whole time."""
     decides: Measure

@@ -19,7 +19,7 @@ OTHERS_LIMIT: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class GeneratorFigures:
-    """What the load generator did."""
+    """Figures of the load generator."""
 
     workers: int
     """Most workers of any block."""

@@ -1,4 +1,4 @@
-"""What a search found: the highest rate at which each arm met the condition."""
+"""Results of a search: the highest rate at which each arm met the condition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a comparison's figures mean: the measure that decides, and the verdict."""
+"""The verdict of a comparison, and the measure that decides it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MEASURE_NAMES: Final[Mapping[Measure, str]] = {"images_per_s": "images/s", "p50"
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What was measured of one of two arms, under one load."""
+    """Measurements of one of two arms, under one load."""
 
     blocks: Sequence[Sample]
     """All of them, those in which nothing was answered included."""

@@ -32,7 +32,7 @@ MIN_OFFLINE_SAMPLES: Final = 24_576
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What LoadGen asks of a scenario."""
+    """LoadGen's requirements of a scenario."""
 
     name: str
     images: int | None
@@ -57,7 +57,7 @@ class ScenarioResult:
     scenario: str
     """The scenario's name in the run: "single-stream"."""
     name: str
-    """What it is: "modelled on MLPerf SingleStream"."""
+    """The title in reports: "modelled on MLPerf SingleStream"."""
     metric: str
     """The metric's name with its unit: "p90 early-stopping estimate, ms"."""
     value: float | None
@@ -71,7 +71,7 @@ class ScenarioResult:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """What was measured of an arm."""
+    """Measurements of an arm."""
 
     samples: Sequence[Sample]
     latencies_ms: NDArray[np.float64]

@@ -30,7 +30,7 @@ class Overload:
     first_ms: float | None
     """Median latency of the requests due in the first quarter of the windows; None where none was answered."""
     last_ms: float | None
-    """That of the last quarter."""
+    """Median latency of the requests due in the last quarter."""
     grows: bool
     """Whether latency grew within the windows, so that it would be longer in a longer run."""
     is_capped: bool

@@ -1,4 +1,4 @@
-"""What one arm did under one load: rates, latencies, errors, and what its server did meanwhile."""
+"""Figures of one arm under one load: rates, latencies, errors, and its server's work meanwhile."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SLICES: Final = 240
 
 @dataclass(frozen=True, slots=True)
 class ServerFigures:
-    """What the server used; None where it could not be seen."""
+    """The server's use of the machine; None where it could not be seen."""
 
     cpu_s: float | None
     cpu_ms_per_image: float | None
@@ -147,7 +147,7 @@ class Point:
 
     @property
     def unanswered_text(self) -> str:
-        """What was not answered, in words: "12 INTERNAL, at least 4 differing, 3 dropped"."""
+        """Requests without a right answer, in words: "12 INTERNAL, at least 4 differing, 3 dropped"."""
         errors = {in_words(status): count for status, count in self.errors.items()}
         kinds = [f"{count:,} {kind}" for kind, count in errors.items()]
         if self.differing_measured:

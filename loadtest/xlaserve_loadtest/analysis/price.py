@@ -13,7 +13,7 @@ from xlaserve_loadtest.record.lines import Arm, LedgerEntry, Server
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What an arm's programs cost to make."""
+    """The cost of making an arm's programs."""
 
     arm: str
     programs: tuple[LedgerEntry, ...]
@@ -23,7 +23,7 @@ class Price:
     extra_s: float | None
     """Seconds of tracing and compiling, less those of the baseline; None without one."""
     gain_ms_per_image: float | None
-    """What the arm saves for each image over the baseline; below 0 where it is slower."""
+    """Time that the arm saves for each image over the baseline; below 0 where it is slower."""
     break_even_images: float | None
     """Images after which `extra_s` is paid back; 0 where there is nothing to pay, infinity where it never is; None
     where that is not known."""

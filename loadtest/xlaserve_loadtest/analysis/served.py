@@ -1,4 +1,4 @@
-"""What became of the requests that were due: answered or not, in time or not. Pure and seeded."""
+"""Outcomes of the requests that were due: answered or not, in time or not. Pure and seeded."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What was answered within the limit of the run."""
+    """Answers within the latency limit of the run."""
 
     limit_ms: float
     per_s: float

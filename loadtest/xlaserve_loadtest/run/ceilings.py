@@ -1,4 +1,4 @@
-"""What the generator itself can send: requests of a run, to a server that answers at once with nothing."""
+"""The generator's ceiling: a run's requests, sent to a server that answers at once with nothing."""
 
 from __future__ import annotations
 

@@ -21,12 +21,12 @@ MAX_COMPARING_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a remote clock showed at a moment of the coordinator's."""
+    """The time of a remote clock at a moment of the coordinator's clock."""
 
     at_ns: int
     """Of the coordinator's clock."""
     offset_ns: int
-    """What the remote clock showed, less `at_ns`."""
+    """The remote clock's time, less `at_ns`."""
     error_ns: int
     """How far `offset_ns` may be off at most: half of a round trip."""
 

@@ -59,7 +59,7 @@ class Outcome:
     cpu_s: float = 0.0
     strain: Strain = field(default_factory=Strain)
     machines: tuple[MachineUse, ...] = ()
-    """What generators on other machines did; empty where only this machine sent."""
+    """Figures of generators on other machines; empty where only this machine sent."""
     windows: list[steady.Window] = field(default_factory=list)
     failures: dict[Status, tuple[int, str]] = field(default_factory=dict)
     interrupted: bool = False

@@ -1,4 +1,4 @@
-"""What the machine's meters say of energy. Each counts for the whole device, whoever uses it."""
+"""The machine's energy meters. Each counts for the whole device, whoever uses it."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Fleet:
         make_server: Callable[..., EmbeddedServer] = EmbeddedServer,
     ) -> None:
         self.contents: dict[str, Content] = {}
-        """What is sent, by arm; arms of one target share it."""
+        """The requests by arm; arms of one target share them."""
         self.requests: dict[str, Sequence[Request]] = {}
         """Requests to send, by arm."""
         self._settings = settings

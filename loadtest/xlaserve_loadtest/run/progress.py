@@ -1,4 +1,4 @@
-"""What a run shows on stderr while it goes on: a live line in a terminal, a line for each step elsewhere."""
+"""Progress of a run on stderr: a live line in a terminal, a line for each step elsewhere."""
 
 from __future__ import annotations
 

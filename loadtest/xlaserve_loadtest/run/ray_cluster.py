@@ -94,6 +94,6 @@ class Cluster:
 
 
 def _in_a_line(error: Exception) -> str:
-    """What happened: the last line of an error on a node, which is a traceback, and the first of the cluster's own."""
+    """Returns the last line of an error on a node, which is a traceback, or the first of an error of the cluster."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1 if hasattr(error, "cause") else 0]

@@ -22,7 +22,7 @@ from xlaserve_loadtest.targets.target import TargetError
 
 
 class Generators(NamedTuple):
-    """What coordinators need to know of generators."""
+    """Addresses and the key of generators, for coordinators."""
 
     addresses: tuple[str, ...]
     """HOST:PORT of each."""

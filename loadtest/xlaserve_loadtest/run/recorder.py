@@ -22,7 +22,7 @@ _CHUNK_ROWS: Final = 8192
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """What the generator did with a server on its own machine that answers at once with nothing."""
+    """The generator's ceiling: its rate with a server on its own machine that answers at once with nothing."""
 
     per_s: float
     """Requests each second at most."""

@@ -44,7 +44,7 @@ class RemoteWorker:
         self.calls = self._caller.worker
         """The worker. Its methods raise what they raise there, and WorkerDied."""
         self.generator = cast(Generator, RemoteGenerator(self.calls.generator, self.calls.clock, self.address))
-        """What sends the worker's requests; its times are of this machine's clock."""
+        """The generator that sends the worker's requests, with times of this machine's clock."""
         self._heartbeat = asyncio.create_task(self._watch())
         return self
 

@@ -19,14 +19,14 @@ _MAX_COUNTS: Final = 4
 
 
 class Content(NamedTuple):
-    """What is sent to an arm's models."""
+    """The requests for an arm's models."""
 
     requests: dict[str, tuple[Request, ...]]
     """Requests in the order of sending, by mode: that is all in which they differ."""
     kinds: Sequence[Kind]
     """The kind of each."""
     images_per_request: str
-    """As reports show it."""
+    """The number of images in a request, as reports show it."""
 
     def rewritten(self, encode: Callable[[Request, ModelInfo], Request], models: Sequence[ModelInfo]) -> Content:
         """Returns the same in another protocol; what is sent several times is held once. Raises PayloadError."""

@@ -90,7 +90,7 @@ class Live:
 
 @dataclass
 class Result:
-    """What one generator did in a block."""
+    """The work of one generator in a block."""
 
     sends: int = 0
     """Requests that ended."""
@@ -132,7 +132,7 @@ class Sender:
         self._clock = clock
         self._spin_s = spin_s
         self._alarm: Alarm | None = None
-        """What an open loop waits with; None where time is virtual, or the system has none."""
+        """The alarm that an open loop waits for; None where time is virtual, or the system has none."""
         self._rows = bytearray()
         """Rows of REQUEST, in the order in which they ended."""
         self._dropped: list[tuple[int, int]] = []

@@ -21,7 +21,7 @@ _TIMER_MS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Strain:
-    """What held up one generator in a block."""
+    """Delays of one generator in a block."""
 
     wait_ms: float = 0.0
     """Mean time that an event waited until the loop came to it, as an event at any moment would have."""

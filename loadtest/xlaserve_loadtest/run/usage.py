@@ -1,4 +1,4 @@
-"""What a server used in a block, seen from outside: its process, its GPU, its own counters."""
+"""A server's use of the machine in a block, seen from outside: its process, its GPU, its own counters."""
 
 from __future__ import annotations
 

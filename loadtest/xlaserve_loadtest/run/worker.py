@@ -39,12 +39,12 @@ _POLL_S: Final = 1.0
 _GRACE_S: Final = 1.0
 """How long the event loop has to end the process."""
 _HANG_UP: Final = getattr(select, "POLLRDHUP", 0)
-"""What is asked of `poll` for the other side's end; POLLHUP comes without being asked for."""
+"""The event of `poll` for the end of the other side; POLLHUP is always reported."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker needs to know before its first block: models and requests by arm."""
+    """The facts that a worker needs before its first block: models and requests by arm."""
 
     models: Mapping[str, Sequence[ModelInfo]]
     requests: Mapping[str, Sequence[Request]]
@@ -58,7 +58,7 @@ class Setup:
 
 
 class Worker:
-    """What the caller can call: these methods, and those of `generator`."""
+    """The interface of a worker to its caller: these methods, and those of `generator`."""
 
     generator: Generator
     """Sends what `setup` gave it."""

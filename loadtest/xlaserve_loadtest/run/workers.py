@@ -58,7 +58,7 @@ class WorkerProcess:
 
     @property
     def generator(self) -> Generator:
-        """What sends the worker's requests."""
+        """The generator that sends the worker's requests."""
         return self.calls.generator
 
     @property

@@ -1,4 +1,4 @@
-"""What requests are sent to: servers over gRPC, servers of the load tester's own, functions in its own process.
+"""Targets of requests: servers over gRPC or HTTP, servers that the load tester starts, functions in its own process.
 
 Nothing here knows when requests are due.
 """

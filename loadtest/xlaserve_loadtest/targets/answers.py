@@ -21,11 +21,11 @@ MAX_STAGE_S: Final = 1e9
 """A record holds times as float32, which end at 3e38."""
 
 Wire = TypeVar("Wire")
-"""What comes over the wire: bytes, or what HTTP makes of them."""
+"""An answer as it comes over the wire: bytes, or an HTTP response."""
 
 
 class NoAnswer(Exception):
-    """What came can't be read as an answer; the message says why."""
+    """The response can't be read as an answer; the message says why."""
 
 
 class Output(NamedTuple):

@@ -44,7 +44,7 @@ STATUS: Final[Mapping[int, Status]] = {
     503: Status.UNAVAILABLE,
     504: Status.DEADLINE_EXCEEDED,
 }
-"""What HTTP's failures are called: google.rpc.Code's table, read from right to left. Any other is UNKNOWN."""
+"""Statuses of HTTP's failures: google.rpc.Code's table, read from right to left. Any other is UNKNOWN."""
 
 _METADATA_DEADLINE_S: Final = 10.0
 _CONNECT_TIMEOUT_S: Final = 2.0

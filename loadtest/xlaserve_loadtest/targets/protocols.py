@@ -21,7 +21,7 @@ from xlaserve_loadtest.targets.target import Connection, ModelInfo, Target
 
 
 class Protocol(NamedTuple):
-    """What a module of a protocol offers."""
+    """The functions that a module of a protocol offers."""
 
     describe: Callable[[str, str, Transport], Awaitable[ModelInfo]]
     """Asks the server at an address for the metadata of a model. Raises TargetError."""

@@ -1,4 +1,4 @@
-"""What a serialised ModelInferRequest holds, for other protocols: requests are made as that, and rewritten once."""
+"""Contents of a serialised ModelInferRequest, from which requests of other protocols are rewritten once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests are sent to."""
+"""The interface of a target."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ModelInfo:
     """Names of the inputs that may be left out."""
     transport: Transport = PLAIN
     own_name: str = ""
-    """What the server calls it, where `name` is another name of it."""
+    """The server's name for the model, where `name` is another one."""
     extensions: tuple[str, ...] = ()
     """Extensions of the Open Inference Protocol that the server names, where its protocol depends on them."""
 
