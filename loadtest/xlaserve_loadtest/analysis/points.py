@@ -111,8 +111,10 @@ class Point:
     """Requests that were due, but never sent."""
     compared: int
     """Answers under load that were compared with what the same request got alone, those of warm-up included."""
+    comparable: int
+    """Answers under load that could have been compared, right or not, those of warm-up included."""
     differing: int
-    """Answers of these that differ beyond the tolerance."""
+    """Compared answers that differ beyond the tolerance."""
     differing_measured: int
     """The same without those of warm-up, which count as not answered."""
     steady: bool | None
@@ -151,7 +153,7 @@ class Point:
         errors = {in_words(status): count for status, count in self.errors.items()}
         kinds = [f"{count:,} {kind}" for kind, count in errors.items()]
         if self.differing_measured:
-            is_sample = self.compared < self.requests + self.differing_measured
+            is_sample = self.compared < self.comparable
             kinds.append(f"{'at least ' * is_sample}{self.differing_measured:,} differing")
         if self.dropped:
             kinds.append(f"{self.dropped:,} dropped")
@@ -206,6 +208,7 @@ def point(
         warmup_errors=_errors(rows["status"][~measured]),
         dropped=sum(block.generator.dropped for block in blocks),
         compared=sum(block.generator.compared for block in blocks),
+        comparable=int(np.isin(rows["status"], (Status.OK, Status.DIFFERING_REPLY)).sum()),
         differing=sum(block.generator.differing for block in blocks),
         differing_measured=int((rows["status"][measured] == Status.DIFFERING_REPLY).sum()),
         steady=all(asked_steady) if asked_steady else None,

@@ -149,6 +149,15 @@ def test_answers_that_differ_are_a_figure_of_their_own(run_file: NewRun, compare
     assert not is_met(f"differing>{100 * 11 / compared}%")
 
 
+def test_comparisons_during_warm_up_make_no_sample_of_a_window_whole(run_file: NewRun) -> None:
+    use = GeneratorUse(1, 0.1, sends=160, compared=120, differing=10)
+    status = np.repeat([Status.OK, Status.DIFFERING_REPLY], [150, 10])
+    columns = {"status": status, "measured": np.arange(160) >= 50}
+    file = run_file().header(("xla",)).block("xla", [10.0] * 160, columns=columns, generator=use)
+    (point,) = summarize(file.read(Failure("xla", "DIFFERING_REPLY", 10, "expected the outputs"))).points
+    assert (point.requests, point.comparable, point.unanswered_text) == (100, 160, "at least 10 differing")
+
+
 def test_the_interval_of_a_rate_is_over_server_processes_where_there_were_several(run_file: NewRun) -> None:
     one, several = run_file("one").header(("xla",)), run_file("several").header(("xla",))
     for number in range(12):

@@ -61,6 +61,7 @@ def make_point(arm: str, *, concurrency: int = 16, factor: float = 1.0, role: Ro
         errors={},
         warmup_errors={},
         dropped=0,
+        comparable=0,
         compared=300,
         differing=0,
         differing_measured=0,
