@@ -69,7 +69,7 @@ class Catalogue(NamedTuple):
     labels: Mapping[str, Mapping[str, str]]
     """By model and label, the number of the version that the label names."""
     shares: Mapping[str, Mapping[str, float]]
-    """By model, and by label or version, the part from 0 to 1 of the requests without a version that go there."""
+    """Percentages of the requests without a version, by model, and by the label or version that they go to."""
 
 
 class EngineReport(NamedTuple):
