@@ -125,7 +125,7 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser, transpo
         and len(options.model) > 1,
         "--target and --in-process exclude each other": options.target and options.in_process,
         "--mix stands in place of --model": options.mix and options.model != DEFAULT_MODELS,
-        "--mix: expected several models, as in NAME:0.7,OTHER:0.3, got one; --model takes one": options.mix
+        "--mix: expected several models, as in NAME:0.7,OTHER:0.3; --model takes one": options.mix
         and len(options.mix.shares) < 2,
         "--mix: expected a target of several models, --target null has one": options.mix and NULL in options.target,
         f"{trace} names a model: --target null has one": named != (None,) and NULL in options.target,

@@ -52,7 +52,12 @@ def picture() -> None:
 def mistakes() -> None:
     """No image, no file, text, and an unknown model, version, label and method: 400 or 404 with what was expected"""
     for path, options, status, text in (
-        (CLASSIFY, ["-X", "POST"], 400, "image: expected at least one"),
+        (
+            CLASSIFY,
+            ["-X", "POST"],
+            400,
+            "image: expected one as the body, or named image in a form or",
+        ),
         (CLASSIFY, ["-F", "image=three.png"], 400, "expected JPEG, PNG or WebP"),
         (CLASSIFY, ["-F", f"image=@{__file__}"], 400, "expected JPEG, PNG or WebP"),
         (CLASSIFY, ["-F", f"file=@{IMAGE}"], 400, "expected files in fields named image"),

@@ -182,7 +182,7 @@ def test_what_is_not_base64_is_refused_with_its_place(images: Server) -> None:
     tensor = {"name": "image", "datatype": "BYTES", "shape": [2], "data": [text, broken]}
     for path, body, place in (
         ("/v1/models/noop:classify", {"image": [text, broken]}, "image[1]"),
-        ("/v1/models/noop:predict", {"instances": [{"b64": text}, {"b64": broken}]}, "image[1].b64"),
+        ("/v1/models/noop:predict", {"instances": [{"b64": text}, {"b64": broken}]}, "instances[1].b64"),
         ("/v2/models/noop/infer", {"inputs": [tensor]}, "data of image[1]"),
     ):
         reply = post(images, path, json.dumps(body))

@@ -118,7 +118,7 @@ def test_a_call_is_a_child_of_its_clients_span_and_its_stages_are_children_of_it
     assert abs(root.end_time_unix_nano / 1e9 - time.time()) < 60
     # The answer and the log name the server's span.
     assert trailing(call)["traceparent"] == f"00-{parent.trace_id}-{root.span_id.hex()}-01"
-    assert parent.trace_id in traced.stderr
+    traced.wait_for(lambda: parent.trace_id in traced.stderr, "the log did not name the trace")
 
 
 def test_a_batch_is_linked_to_its_requests_and_they_to_it(

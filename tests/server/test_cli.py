@@ -152,7 +152,7 @@ def test_the_help_of_serve_explains_every_field_with_its_choices_and_its_default
     words = " ".join(shown.split())
     assert "--ready-when {all,first_bucket}" in words
     assert "gRPC port; 0 takes a free one. [8001]" in words
-    assert "batch_dependence {single,refuse,allow} What becomes of a model" in words
+    assert "batch_dependence {single,refuse,allow} Treatment of a model" in words
     assert "The largest candidate. Candidates are" in words
     # Choices of what may be left out or is a list, values of other types, and defaults that are lists.
     assert "fit {resize,letterbox,pad,reject} How" in words
@@ -161,7 +161,7 @@ def test_the_help_of_serve_explains_every_field_with_its_choices_and_its_default
     assert "--max-connection-idle-s X" in words
     assert "--compile-cache PATH" in words
     assert "custom_objects {NAME: TEXT} For" in words
-    assert "What requests call it. [required]" in words
+    assert "The model's name in requests. [required]" in words
     assert "least expected cost. [1, 2, 4, 8, 16]" in words
 
 

@@ -6,7 +6,11 @@ from xlaserve import errors
 from xlaserve.engine.causes import cause
 from xlaserve.errors import InvalidArgument, XlaserveError
 
-CLASSES = [each for each in vars(errors).values() if isinstance(each, type) and each.__module__ == errors.__name__]
+CLASSES = [
+    each
+    for each in vars(errors).values()
+    if isinstance(each, type) and issubclass(each, Exception) and each.__module__ == errors.__name__
+]
 
 
 def test_every_class_says_what_it_means() -> None:

@@ -191,7 +191,7 @@ def test_a_file_that_breaks_while_running_leaves_all_as_before(
 def test_a_file_is_read_once_for_each_change(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     authenticator = Authenticator(write(entry("shop")))
     read: list[Any] = []
-    monkeypatch.setattr("xlaserve.admission.authenticator.file.read", read.append)
+    monkeypatch.setattr("xlaserve.admission.authenticator.callers_file.read", read.append)
     look(authenticator)
     assert read == []
 

@@ -114,5 +114,5 @@ async def test_a_process_that_waits_and_ends_by_itself_is_started_again_ever_mor
     await asyncio.sleep(3600)
     assert len(started_at) < 80
     assert started_at[-1] - started_at[-2] >= SPARES.longest_wait_s
-    assert "front 1: what was kept ready for its place ended with status -9" in caplog.text
+    assert "front 1: the spare process ended with status -9" in caplog.text
     keeping.cancel()

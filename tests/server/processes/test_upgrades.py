@@ -71,11 +71,11 @@ async def test_an_error_during_an_upgrade_leaves_a_server_that_can_be_upgraded(
 async def test_an_error_on_leaving_keeps_no_server_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
     world = GrowingWorld(monkeypatch)
     monkeypatch.setattr(linux, "set_title", Mock(side_effect=OSError("no /proc")))
-    leave, successor = Mock(), Mock()
-    world.server._metrics_endpoint, world.server._supervisor = None, cast(Any, SimpleNamespace(leave=leave))
+    drain, successor = Mock(), Mock()
+    world.server._metrics_endpoint, world.server._supervisor = None, cast(Any, SimpleNamespace(drain=drain))
     with pytest.raises(OSError, match="no /proc"):
         world.server._leave(successor)
-    leave.assert_called_once_with()
+    drain.assert_called_once_with()
     successor.go.assert_called_once_with()
     world.server._service_manager.close()
 

@@ -203,7 +203,7 @@ def images(data: object, where: str) -> list[Encoded]:
 
 def image(value: object, where: str) -> Encoded:
     """Returns an image that stands in base64, or as `{"b64": ...}`. Raises InvalidArgument."""
-    text = value.get("b64") if isinstance(value, dict) else value
+    text = value["b64"] if isinstance(value, dict) and "b64" in value else value
     if isinstance(text, memoryview):  # decoded already, as it is long
         return text
     if not isinstance(text, str):

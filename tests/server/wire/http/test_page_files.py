@@ -25,7 +25,7 @@ from xlaserve.wire.http.message import HttpAnswer, HttpRequest
 
 WIDTHS = (390, 800, 1280)
 EVIL = '<img src=x onerror="document.title=1"><script>document.title=1</script>'
-SAMPLES = Path(__file__).parents[3] / "scripts" / "samples"
+SAMPLES = Path(__file__).parents[4] / "scripts" / "samples"
 ROLES = ("engine", "front 1", "front 2")
 SEEN = Path(__file__).with_name("seen.js").read_text()
 
