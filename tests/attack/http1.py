@@ -99,10 +99,11 @@ class Connection:
 
 
 class Client:
-    """Asks, over one connection as long as the server keeps it open."""
+    """Asks, over one connection as long as the server keeps it open; from the address `source`, where one is given."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, source: str | None = None) -> None:
         host, port = address.rsplit(":", 1)
+        self._source = None if source is None else (source, 0)
         self._address = host.strip("[]"), int(port)
         self._socket: socket.socket | None = None
 
@@ -137,7 +138,7 @@ class Client:
 
     def _ask(self, data: bytes) -> tuple[str, bytes, str | None]:
         if self._socket is None:
-            self._socket = socket.create_connection(self._address, timeout=PATIENCE_S)
+            self._socket = socket.create_connection(self._address, timeout=PATIENCE_S, source_address=self._source)
         broken: OSError | None = None
         try:
             self._socket.sendall(data)
