@@ -106,7 +106,7 @@ CYCLES: Final = {
     *("body", "disconnected", "keep_alive", "message_event", "response_complete", "response_started"),
     "waiting_for_100_continue",
 }
-"""What `wire/http/connection.py` overrides, calls or reads of uvicorn's connection, and of its request."""
+"""Names of uvicorn's connection, and of its request, that `wire/http/connection.py` overrides, calls or reads."""
 
 
 @contextmanager
