@@ -114,7 +114,7 @@ def _write(partial: Path, own: argparse.Namespace, source: str, made: Sequence[I
         )
         for one in made
     )
-    int8 = record.Calibration(
+    calibration = record.Calibration(
         source=source,
         images=images,
         least_agreement=least,
@@ -123,8 +123,8 @@ def _write(partial: Path, own: argparse.Namespace, source: str, made: Sequence[I
         nncf=quantize.version(),
         models=models,
     )
-    (partial / record.FILE).write_text(int8.model_dump_json(indent=2) + "\n", "utf-8")
-    return str(int8)
+    (partial / record.FILE).write_text(calibration.model_dump_json(indent=2) + "\n", "utf-8")
+    return str(calibration)
 
 
 @contextmanager
