@@ -66,9 +66,8 @@ def capacity(costs: Costs, fronts: int, cores: int, engines: int = 1) -> Capacit
         all_us = costs.process_us + costs.lanes_us
         own = {Limit.PROCESS: US_PER_S / costs.process_us}
     most = {Limit.CORES: cores * US_PER_S / all_us, **own}
-    limit = min(
-        most, key=lambda part: most[part]
-    )  # of equals the first one; fronts come last, as more of them can be added
+    # Of equals the first one; fronts come last, as more of them can be added.
+    limit = min(most, key=lambda part: most[part])
     return Capacity(fronts, most[limit], limit)
 
 

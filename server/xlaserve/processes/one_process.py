@@ -100,9 +100,8 @@ class App:
         Listens from the start, so that a warm-up can be watched, but is ready only after it. Raises ConfigError if a
         port can't be opened and ModelFailed if a required model fails.
         """
-        await asyncio.sleep(
-            0
-        )  # an interrupt that came while TensorFlow was imported ends the server here, before anything is open
+        # An interrupt that came while TensorFlow was imported ends the server here, before anything is open.
+        await asyncio.sleep(0)
         self._stopping.listen()
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._configuration.request)
         self._ready_file.check()

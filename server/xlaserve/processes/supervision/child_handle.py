@@ -198,9 +198,8 @@ class ChildProcess:
     def _on_end(self) -> None:
         self._loop.remove_reader(self._pidfd)
         status = self._wait()
-        while (
-            self._channel.fileno() >= 0 and self._receive()
-        ):  # at most as much as a socket holds: the writer has ended
+        # At most as much as a socket holds: the writer has ended.
+        while self._channel.fileno() >= 0 and self._receive():
             pass
         self._close_channel()
         self._output.process_ended()
