@@ -65,7 +65,6 @@ class Server(Watcher):
         self._before = before
         self._service_manager = ServiceManager(is_silent=before is not None)
         self._ready_file = ReadyFile(settings.ready_file)
-        self._metrics_address: str | None = None
         self._ready: dict[str, Mapping[str, Any]] = {}
         """By the name of a role, what its process reported when it became ready."""
         self._grows = grows
@@ -111,31 +110,30 @@ class Server(Watcher):
             if endpoint is not None:
                 endpoint.start()
                 stack.callback(endpoint.stop)
-            self._metrics_address = None if endpoint is None else endpoint.address
             self._fronts = Fronts(
                 settings,
                 1 if self._grows else settings.front_processes,
                 ports=self._ports,
                 engines=self._engines.addresses,
                 successor=self._successor_address,
-                metrics=self._metrics_address,
+                metrics=None if endpoint is None else endpoint.address,
                 descriptors=descriptors,
                 waits=lambda: self._before is not None and not self._was_ready,
             )
             fronts = self._fronts.roles
             self._usage.serving = len(fronts)
             self._upgrades = Upgrades(self._usage, self._start_successor, self._leave, self._grow)
-            self._launcher = Launcher(settings.log_level, settings.log_format)
-            stack.callback(self._launcher.close)
+            launcher = Launcher(settings.log_level, settings.log_format)
+            stack.callback(launcher.close)
             watchers = [metrics, Restarted(registry), liveness, self]
-            self._supervisor = Supervisor([*self._engines.roles, *fronts], self._launcher, watchers)
+            self._supervisor = Supervisor([*self._engines.roles, *fronts], launcher, watchers)
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, self._upgrade)
             following = [
                 in_background(work, lambda: self._supervisor.fail("it can't watch its processes"))
                 for work in (
                     metrics.follow(),
                     liveness.follow(),
-                    keep_spare(lambda: self._has_front, lambda: self._launcher.prepare(fronts[0])),
+                    keep_spare(lambda: self._has_front, lambda: launcher.prepare(fronts[0])),
                     self._service_manager.watch(),
                 )
             ]
