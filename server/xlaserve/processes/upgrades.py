@@ -40,13 +40,16 @@ class Upgrades:
         self._is_stopping = False
         self._successor: Successor | None = None
         """The server that takes this one's place, from its start on; None again if that fails."""
-        self.has_handed_over = False
-        """Whether another server has taken this one's place."""
 
     @property
     def is_idle(self) -> bool:
         """Whether no upgrade is under way or done."""
         return self._usage.upgrade is Upgrade.NONE
+
+    @property
+    def _has_handed_over(self) -> bool:
+        """Whether another server has taken this one's place."""
+        return self._usage.upgrade is Upgrade.DONE
 
     @property
     def title(self) -> str:
@@ -71,7 +74,6 @@ class Upgrades:
             if successor is not None:
                 self._usage.upgrade = Upgrade.DONE
                 log.info("upgrade: process %d serves, this one leaves", successor.pid)
-                self.has_handed_over = True
                 self._leave(successor)
             elif not self._is_stopping:
                 self._successor, self._usage.upgrade = None, Upgrade.NONE
@@ -106,12 +108,12 @@ class Upgrades:
     def stop(self) -> None:
         """Ends the upgrade that is under way, since this server is to end: changes of models no longer wait for it."""
         self._is_stopping = True
-        if not self.has_handed_over:
+        if not self._has_handed_over:
             self._usage.upgrade = Upgrade.NONE
             if self._successor is not None:
                 self._successor.send_signal(signal.SIGTERM)
 
     async def end(self) -> None:
         """Waits for the end of another server that has not taken this one's place."""
-        if self._successor is not None and not self.has_handed_over:
+        if self._successor is not None and not self._has_handed_over:
             await self._successor.end()
