@@ -46,13 +46,13 @@ def test_an_engine_has_crashed_unless_it_has_said_that_it_ends(has_said_so: bool
     with tempfile.TemporaryDirectory() as temporary:
         engines = Engines(Settings(), Settings, Path(temporary), lambda: True)
         opened = engines.roles[0].connect()
-        child_handle = cast(Process, SimpleNamespace(pid=1))
-        engines.began(child_handle)
-        engines.filled(engines.roles[0], child_handle)
+        process = cast(Process, SimpleNamespace(pid=1))
+        engines.began(process)
+        engines.filled(engines.roles[0], process)
         with UnderWay(opened[UNDER_WAY]).loading(b"k" * KEY_BYTES):
             if has_said_so:
-                engines.announced_end(child_handle)
-            assert engines.ended(child_handle, 0) is not has_said_so
+                engines.announced_end(process)
+            assert engines.ended(process, 0) is not has_said_so
         for file in opened.values():
             os.close(file)
 
@@ -65,9 +65,9 @@ def test_engines_that_fail_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch)
         def start(pid: int) -> Process:
             for file in engines.roles[0].connect().values():
                 os.close(file)
-            child_handle = cast(Process, SimpleNamespace(pid=pid))
-            engines.began(child_handle)
-            return child_handle
+            process = cast(Process, SimpleNamespace(pid=pid))
+            engines.began(process)
+            return process
 
         def left() -> tuple[int, list[str]]:
             return len([*Path("/proc/self/fd").iterdir()]), sorted(path.name for path in folder.iterdir())

@@ -38,7 +38,7 @@ async def test_one_of_fewer_fronts_than_there_may_be_leaves_all_new_connections_
         address = host, int(port)
         after = stack.enter_context(socket.create_server(address, backlog=128, reuse_port=True))
         leaving = asyncio.create_task(front.leave(asyncio.Event(), PATIENCE_S))
-        await asyncio.sleep(0.05)  # within `hang_up.PASSED_ON_S`: it still listens
+        await asyncio.sleep(0.05)  # within `port_closing.PASSED_ON_S`: it still listens
         for _ in range(CONNECTIONS):
             stack.enter_context(socket.create_connection(address, timeout=PATIENCE_S))
         given = reuseport.waiting(after)

@@ -198,7 +198,7 @@ class Front:
         for first, engine in zip((0, 1000), self.engines._engines, strict=True):
             loadings = tuple(Loading(first + number, State.READY, "", True, facts(str(number))) for number in (1, 2))
             about = SimpleNamespace(catalogue=Catalogue(True, loadings, {}, {}))
-            models = {loading.number: SimpleNamespace(leave=lambda: None) for loading in loadings}
+            models = {loading.number: SimpleNamespace(release=lambda: None) for loading in loadings}
             engine.link = cast(Any, SimpleNamespace(details=about, models=models, ask=self._count))
             engine.is_known = True
         self.engines._show_together()
