@@ -7,22 +7,15 @@ import math
 from typing import Any
 
 from tests.fakes import outputs_of
-from tests.server.processes.link.engines import (
-    Engines,
-)
-from tests.server.processes.link.models import (
-    SMALL,
-    pictures,
-)
+from tests.server.processes.link.engines import Engines
+from tests.server.processes.link.models import SMALL, pictures
 
 from xlaserve.config import Mode
 from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, Result
 from xlaserve.engine.model_engine import ModelEngine
 from xlaserve.engine.program import Images
 from xlaserve.engine.trace_context import TraceContext
-from xlaserve.errors import (
-    ModelNotReady,
-)
+from xlaserve.errors import ModelNotReady
 
 
 async def ask(

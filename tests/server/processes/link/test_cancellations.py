@@ -7,12 +7,7 @@ import gc
 
 import pytest
 from tests.fakes import outputs_of
-from tests.server.processes.link.engines import (
-    Engines,
-    EnginesElsewhere,
-    until_admitted,
-    until_nothing_is_held,
-)
+from tests.server.processes.link.engines import Engines, EnginesElsewhere, until_admitted, until_nothing_is_held
 from tests.server.processes.link.requests import ask, begin, numbers
 
 from xlaserve.engine.batching.queue import Result

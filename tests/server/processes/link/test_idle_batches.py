@@ -6,27 +6,13 @@ import asyncio
 import time
 
 import pytest
-from tests.server.processes.link.engines import (
-    Engines,
-)
-from tests.server.processes.link.models import (
-    COST_S,
-    MAX_BYTES,
-    MAX_IMAGES,
-    OTHER,
-    SMALL,
-    pictures,
-)
+from tests.server.processes.link.engines import Engines
+from tests.server.processes.link.models import COST_S, MAX_BYTES, MAX_IMAGES, OTHER, SMALL, pictures
 from tests.server.processes.link.requests import ask, begin, numbers
 
 from xlaserve.config import Mode
 from xlaserve.engine.batching.queue import Result
-from xlaserve.errors import (
-    DeadlineExceeded,
-    ExecutionFailed,
-    InvalidArgument,
-    ModelNotReady,
-)
+from xlaserve.errors import DeadlineExceeded, ExecutionFailed, InvalidArgument, ModelNotReady
 
 
 async def when_idle(engines: Engines, name: str, *numbers: int, within_s: float = 20.0) -> Result:

@@ -10,29 +10,13 @@ import time
 import numpy as np
 import pytest
 from tests.fakes import outputs_of
-from tests.server.processes.link.engines import (
-    Engines,
-    until,
-    until_admitted,
-)
-from tests.server.processes.link.models import (
-    LARGE,
-    MAP_SIDE,
-    SMALL,
-    TALL,
-    pictures,
-)
+from tests.server.processes.link.engines import Engines, until, until_admitted
+from tests.server.processes.link.models import LARGE, MAP_SIDE, SMALL, TALL, pictures
 from tests.server.processes.link.requests import ask, begin, numbers, takes
 
 from xlaserve.config import Mode
 from xlaserve.engine.trace_context import new
-from xlaserve.errors import (
-    DeadlineExceeded,
-    DeadlineUnreachable,
-    ExecutionFailed,
-    ModelNotReady,
-    ShuttingDown,
-)
+from xlaserve.errors import DeadlineExceeded, DeadlineUnreachable, ExecutionFailed, ModelNotReady, ShuttingDown
 
 
 async def test_each_request_gets_its_own_rows(engines: Engines) -> None:

@@ -9,21 +9,11 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 from tests.fakes import outputs_of
-from tests.server.processes.link.engines import (
-    Engines,
-    until,
-)
-from tests.server.processes.link.models import (
-    BROKEN,
-    COST_S,
-    OTHER,
-    pictures,
-)
+from tests.server.processes.link.engines import Engines, until
+from tests.server.processes.link.models import BROKEN, COST_S, OTHER, pictures
 
 from xlaserve.config import Mode
-from xlaserve.errors import (
-    InvalidArgument,
-)
+from xlaserve.errors import InvalidArgument
 
 
 @pytest_asyncio.fixture

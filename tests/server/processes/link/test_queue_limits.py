@@ -7,22 +7,12 @@ from contextlib import ExitStack
 from functools import partial
 
 import pytest
-from tests.server.processes.link.engines import (
-    Engines,
-)
-from tests.server.processes.link.models import (
-    LARGE,
-    MAX_BYTES,
-    MAX_IMAGES,
-    SMALL,
-)
+from tests.server.processes.link.engines import Engines
+from tests.server.processes.link.models import LARGE, MAX_BYTES, MAX_IMAGES, SMALL
 from tests.server.processes.link.requests import ask, begin, numbers
 
 from xlaserve.engine.program import Images
-from xlaserve.errors import (
-    InvalidArgument,
-    QueueFull,
-)
+from xlaserve.errors import InvalidArgument, QueueFull
 
 
 async def test_a_queue_is_bounded_in_images(engines: Engines) -> None:
