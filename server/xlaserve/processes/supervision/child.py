@@ -3,7 +3,7 @@
 python -P -m xlaserve.processes.supervision.child PARENT ORDERS MODULE
 
 PARENT is the number of the process that started this one, ORDERS the descriptor of a socket over which the orders of
-this process come. If MODULE is not empty, it is imported, and for all orders that come a process is forked.
+this process come. If MODULE is not empty, it is imported, and a process is forked each time that orders come.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _forked_for(supervisor: socket.socket, parent: int, module: str) -> list[int]:
-    """Imports a module, and forks a process for all orders that come.
+    """Imports a module, and forks a process each time that orders come.
 
     Returns the received descriptors in each forked process; here none, once no more orders come.
     """
