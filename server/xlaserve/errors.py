@@ -216,7 +216,7 @@ STATUS: Final[dict[type[XlaserveError], Status]] = {
     EngineLost: Status("UNAVAILABLE", 503),
     ShuttingDown: Status("UNAVAILABLE", 503),
 }
-"""By error: every leaf of the tree of errors. test_status.py checks that none is missing."""
+"""Statuses by class of error, for every class without subclasses; `test_status.py` checks that none is missing."""
 
 INTERNAL_MESSAGE: Final = "internal error; its details are in the server's log"
 MAX_MESSAGE_LENGTH: Final = 800
@@ -227,7 +227,7 @@ RETRY_AFTER_S: Final = 1.0
 """When a client may come again where nothing says when there will be room."""
 
 _NO_ROOM_SOON: Final = (DeadlineExceeded, ShuttingDown)
-"""Of what may be tried again, that which waiting does not help."""
+"""Overloads in which waiting does not help, though another server may."""
 
 
 def status_of(error: BaseException) -> tuple[Status, str]:

@@ -40,7 +40,7 @@ ANYONE: Final[tuple[Role, ...]] = ()
 
 
 class Origin(StrEnum):
-    """The origin and the name of a caller. Callers of two origins with one name are two callers."""
+    """The source of a caller's name. Callers of two origins with one name are two callers."""
 
     FILE = "file"
     """The access file, or the server itself."""

@@ -13,7 +13,7 @@ class ModeTraits(NamedTuple):
     """A compiler makes them or parts of them: those that compute something other than their model are refused."""
     is_jit: bool = False
     """XLA compiles each as one program: several at a time, with lowerings, and, where a compile cache is filled, in
-    `models.networks.cached`."""
+    `models.networks.cached_program`."""
     is_kept: bool = False
     """The compile cache keeps what they are made of, so that a later start need not build the model."""
     choice: tuple[Mode, ...] = ()

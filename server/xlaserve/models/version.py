@@ -66,7 +66,7 @@ class Version:
     decode_difference: Difference | None = None
     """The difference of answers to JPEGs that are decoded fast from the same decoded exactly; None without."""
     shadows: dict[Pair, Findings] = field(default_factory=dict)
-    """Results of comparing its answers with those of other versions or models."""
+    """Results of comparing its answers with those of other versions or modes."""
     left_out: set[Mode] = field(default_factory=set)
     """Modes that `auto` leaves out, as they can't run."""
     warnings: list[str] = field(default_factory=list)

@@ -24,7 +24,7 @@ batches of 2, 3, 4 and 8 there is another image behind one of each kind, whose a
 answers are not compared: some networks answer them with rounding errors, a thousand times as large as otherwise."""
 
 RowIndices = NDArray[np.intp]
-"""RowIndices of a batch, or places of images in a sample."""
+"""Rows of a batch, or places of images in a sample."""
 
 
 class Sample:
