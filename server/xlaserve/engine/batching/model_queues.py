@@ -82,10 +82,9 @@ class ModelQueues:
 
     def append(self, job: Job) -> None:
         """Puts `job` into its queue."""
-        queue = job.queue
-        if not queue.images:
-            queue.virtual_s = max(queue.virtual_s, self._virtual_s)  # served next; idle time earns no credit
-        queue.append(job)
+        if not job.queue.images:
+            self._catch_up(job.queue)
+        job.queue.append(job)
 
     def due(self) -> float:
         """Returns when the next batch may start, in seconds of the clock: infinity without any images."""
@@ -107,9 +106,13 @@ class ModelQueues:
         queue.virtual_s += seconds
 
     def charge_empty(self, queue: Queue, seconds: float) -> None:
-        """Charges `queue`, in which nothing waited, with a batch that has run; idle time earned no credit."""
-        self.share.virtual_s += seconds
-        queue.virtual_s = max(queue.virtual_s, self._virtual_s) + seconds
+        """Charges `queue`, in which nothing waited, with a batch that has run."""
+        self._catch_up(queue)
+        self.charge(queue, seconds)
+
+    def _catch_up(self, queue: Queue) -> None:
+        """Moves an empty `queue` up to the model's virtual time: it is served next, and idle time earns no credit."""
+        queue.virtual_s = max(queue.virtual_s, self._virtual_s)
 
     def _is_next_full(self) -> bool:
         queue = self.next(self._clock())
