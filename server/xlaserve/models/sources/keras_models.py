@@ -103,10 +103,10 @@ def _input(model: Any) -> TensorShape:
     inputs = list(getattr(model, "inputs", None) or ())
     if len(inputs) == 1:
         return TensorShape(inputs[0].shape, inputs[0].dtype)
-    # A model with a `call` of its own knows the shape that it was built with.
-    shape = (model.get_build_config() or {}).get("input_shape") if not inputs else None
     if inputs:
         raise ModelFailed(f"source: expected a model of one input, got {len(inputs)}")
+    # A model with a `call` of its own knows the shape that it was built with.
+    shape = (model.get_build_config() or {}).get("input_shape")
     if shape is None:
         raise ModelFailed(
             "source: expected a model that was built, got one that has seen no input; begin it with"
