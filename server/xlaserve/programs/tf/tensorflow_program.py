@@ -105,26 +105,25 @@ class TensorFlowProgram:
             self._gives_up_lowerings(bucket, error)
             return make()
 
-        # Another thread may have given them up since this one was made.
-        has_lowerings = was_lowered and (self.unlowered(bucket) is not None or self._replaced(bucket) is not None)
+        has_lowerings = was_lowered and self._replaced(bucket) is not None
         return replace(compilation, unlowered=without_lowerings) if has_lowerings else compilation
 
     def _gives_up_lowerings(self, bucket: Bucket, error: Exception) -> bool:
         """Has XLA run images of the bucket's size without lowerings; returns whether there were any."""
-        if self.unlowered(bucket) is not None:  # by another thread
-            return True
         lowered = self._replaced(bucket)
         if lowered is None:
-            return self.unlowered(bucket) is not None
-        size = f"{bucket.height}x{bucket.width}"
-        reason = f"a program failed with {lowered.blamed(error)}: {cause(error)}"
-        self.leave_unlowered(bucket, f"XLA runs {size} without lowerings, as {reason}")
+            return False
+        if lowered.failed is None:  # else another thread has given them up
+            size = f"{bucket.height}x{bucket.width}"
+            reason = f"a program failed with {lowered.blamed(error)}: {cause(error)}"
+            self.leave_unlowered(bucket, f"XLA runs {size} without lowerings, as {reason}")
         return True
 
     def _replaced(self, bucket: Bucket) -> Lowered | None:
-        """Returns the lowered function that XLA runs; None where it runs the model without lowerings."""
+        """Returns the function that XLA runs where that has lowerings or they have failed; None where none apply."""
         lowered = self.lowered(Mode.XLA, bucket)
-        return None if lowered.forward is self._any_batch[bucket.height, bucket.width] else lowered
+        applies_none = lowered.failed is None and lowered.forward is self._any_batch[bucket.height, bucket.width]
+        return None if applies_none else lowered
 
     def leave_unlowered(self, bucket: Bucket, reason: str) -> None:
         """Has XLA run images of the bucket's size without lowerings from now on; `warnings` gives the first reason."""
