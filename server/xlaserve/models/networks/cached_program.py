@@ -146,12 +146,11 @@ class CachedProgram:
 
     def _compile_jit(self, mode: Mode, bucket: Bucket, cost: Cost | None) -> Compilation:
         name = self._program_name(mode, bucket)
-        unlowered = self._unlowered(bucket)
         if name not in self._forgotten:
             compilation = self.folder.read(name, lambda record: self._load(name, record, bucket, cost))
             if compilation is not None:
                 return compilation
-        if unlowered is not None:
+        if (unlowered := self._unlowered(bucket)) is not None:
             self._program.leave_unlowered(bucket, unlowered)
         if not self.cache.is_filling:
             log.info("compile cache: %s is not kept", name)
