@@ -103,10 +103,11 @@ def _in_exif(exif: bytes) -> float | None:
                 (at,) = struct.unpack(f"{order}I", inline)
             if at + length > len(tiff):
                 return None
-            if length and tag != _TAG:
-                loaded.add(tag)
-            elif length:
+            if not length:
+                continue
+            if tag == _TAG:
                 return _value(order, kind, tiff, at)
+            loaded.add(tag)
     except struct.error:
         pass
     return None
