@@ -176,9 +176,10 @@ def shown(value: object) -> str:
         return repr(value[:_SHOWN])
     if isinstance(value, (bool, int, float)):
         return repr(value)[:_SHOWN]
-    if isinstance(value, (list, dict)):
-        kind = "list" if isinstance(value, list) else "object"
-        return f"{'a' if kind == 'list' else 'an'} {kind}" if value else f"an empty {kind}"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    if isinstance(value, dict):
+        return "an object" if value else "an empty object"
     return "nothing" if value is None else "another value"
 
 
