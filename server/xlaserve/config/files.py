@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,7 +61,7 @@ def check_files(settings: Settings) -> None:
         wrong = [
             f"{owner}{field}: expected {expected}, got {got}{_unexpanded(str(got))}"
             for owner, found in [
-                ("", _missing_of_server(settings)),
+                ("", _missing_files(_files_of_server(settings))),
                 *((f"model {model.title}: ", _missing(model)) for model in settings.models),
             ]
             for field, expected, got in found
@@ -136,16 +136,20 @@ def _missing(model: ModelSettings) -> Iterator[tuple[str, str, object]]:
         yield "source", sources.PATHS, source
     if model.calibration is not None and not model.calibration.is_dir():
         yield "calibration", "a folder that xlaserve calibrate wrote", model.calibration
-    for field, file in _files(model):
-        if not file.is_file():
-            yield field, "a file" if file.exists() else "an existing path", file
+    yield from _missing_files(_files(model))
 
 
-def _missing_of_server(settings: Settings) -> Iterator[tuple[str, str, object]]:
+def _missing_files(named: Iterable[tuple[str, Path]]) -> Iterator[tuple[str, str, object]]:
+    """Yields each field and path of `named` at which there is no file, with what was expected between them."""
+    for field, path in named:
+        if not path.is_file():
+            yield field, "a file" if path.exists() else "an existing path", path
+
+
+def _files_of_server(settings: Settings) -> Iterator[tuple[str, Path]]:
     for field in ("tls_certificate", "tls_key", "tls_client_ca", "access"):
-        file: Path | None = getattr(settings, field)
-        if file is not None and not file.is_file():
-            yield field, "a file" if file.exists() else "an existing path", file
+        if (file := getattr(settings, field)) is not None:
+            yield field, file
 
 
 def _unexpanded(path: str) -> str:
