@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from xlaserve.config.base import Frozen
 from xlaserve.engine.causes import cause
+from xlaserve.errors import ModelFailed
 from xlaserve.programs.openvino.openvino_program import UntranslatableGraphError
 
 _NO_KERNEL: Final = re.compile(r"(\w+) \(No registered '\w+' OpKernel")
@@ -64,8 +65,9 @@ class _Frame(NamedTuple):
 
 def explain(error: BaseException) -> Refusal:
     """Returns the refusal that an error in making or running a program describes."""
-    if isinstance(error, UntranslatableGraphError):
-        return Refusal(message=str(error), operation=error.operations)
+    if isinstance(error, ModelFailed):  # its message is written for users
+        unknown = error.operations if isinstance(error, UntranslatableGraphError) else None
+        return Refusal(message=str(error), operation=unknown)
     text = str(error)
     found = _FRAME.findall(text)
     root = _root([file for file, _, _ in found])

@@ -6,7 +6,9 @@ import pytest
 import tensorflow as tf
 
 from xlaserve.config import Bucket, Mode
+from xlaserve.errors import ModelFailed
 from xlaserve.models.networks.keras_runtime import keras
+from xlaserve.programs.openvino.openvino_program import UntranslatableGraphError
 from xlaserve.programs.tf.lowered_function import Forward
 from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 from xlaserve.programs.xla_refusal import explain
@@ -90,6 +92,13 @@ def test_the_frame_that_tells_most_is_picked(files: tuple[str, ...], line: str) 
 def test_a_call_that_another_frameworks_xla_has_is_named(said: str) -> None:
     refusal = explain(tf.errors.NotFoundError(None, None, said))
     assert (refusal.operation, refusal.message) == ("theirs", "XLA has no kernel for theirs")
+
+
+def test_a_failed_model_keeps_its_message_and_the_unknown_operation() -> None:
+    refusal = explain(ModelFailed("output scores: expected 2 rows"))
+    assert (refusal.message, refusal.operation) == ("output scores: expected 2 rows", None)
+    refusal = explain(UntranslatableGraphError("Zeta"))
+    assert (refusal.message, refusal.operation) == ("OpenVINO has no translation of Zeta", "Zeta")
 
 
 def test_any_other_error_is_one_line_with_its_type() -> None:

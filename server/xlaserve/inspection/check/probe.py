@@ -28,7 +28,7 @@ from xlaserve.engine.program import Executable, Images, IsLowered, Outputs, run_
 from xlaserve.engine.warmup.compiler import noise
 from xlaserve.engine.warmup.difference import relative
 from xlaserve.engine.warmup.verify import Verifier
-from xlaserve.errors import ModelFailed, XlaserveError
+from xlaserve.errors import XlaserveError
 from xlaserve.inspection import buffers, dump
 from xlaserve.inspection.check.record import WITHOUT, Assignment, CheckedProgram, Environment
 from xlaserve.models import catalog
@@ -132,8 +132,6 @@ class Probe:
             seconds, outputs = _run(compilation.executable, images)
             peak_bytes = max(0, memory.peak_bytes() - before)
             rows.verify(mode, bucket, compilation, partial(model.program.compile, mode, bucket))
-        except ModelFailed as error:
-            return CheckedProgram(arm=arm, batch=bucket.batch, refusal=Refusal(message=str(error)))
         except Exception as error:
             return CheckedProgram(arm=arm, batch=bucket.batch, refusal=explain(error))
         apart: tuple[float | None, float | None] = (None, None)
