@@ -113,10 +113,10 @@ def of_images(warning: str, rows: Iterable[int], images: int) -> str:
     """Returns a warning that names which of a request's images it is about, counted from 0."""
     if images == 1:
         return warning
-    first, *rest = sorted(rows)
-    named = [f"images[{row}]" for row in (first, *rest[: _MAX_NAMED - 1])]
-    more = f" and {len(rest) + 1 - _MAX_NAMED} more" if len(rest) >= _MAX_NAMED else ""
-    return f"{', '.join(named)}{more}: {warning}"
+    in_order = sorted(rows)
+    named = ", ".join(f"images[{row}]" for row in in_order[:_MAX_NAMED])
+    more = f" and {len(in_order) - _MAX_NAMED} more" if len(in_order) > _MAX_NAMED else ""
+    return f"{named}{more}: {warning}"
 
 
 def decode(
