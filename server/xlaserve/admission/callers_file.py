@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import StringConstraints, ValidationError, field_validator, model_validator
 
@@ -15,7 +15,7 @@ from xlaserve.config.files import lines_of
 from xlaserve.errors import ConfigError
 
 Hash = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
-ALGORITHMS: Final = ("EdDSA", "ES256", "ES384", "PS256", "RS256")
+Algorithm = Literal["EdDSA", "ES256", "ES384", "PS256", "RS256"]
 """Signatures by key pairs alone: who can check a token can't make one."""
 
 
@@ -93,7 +93,7 @@ class Tokens(Allowed):
     """Which claim lists the roles; others in it are ignored."""
     models_claim: str = "models"
     """Which claim lists the models that they are for; all where it is missing."""
-    algorithms: tuple[Literal["EdDSA", "ES256", "ES384", "PS256", "RS256"], ...] = ("RS256", "ES256", "EdDSA")
+    algorithms: tuple[Algorithm, ...] = ("RS256", "ES256", "EdDSA")
 
 
 class AccessFile(Frozen):

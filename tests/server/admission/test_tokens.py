@@ -37,10 +37,6 @@ STRANGE = ec.generate_private_key(ec.SECP256R1())
 ISSUER, AUDIENCE = "https://login.example.com", "xlaserve"
 
 
-def as_jwk(key: ec.EllipticCurvePrivateKey) -> Any:
-    return json.loads(ECAlgorithm.to_jwk(key.public_key()))
-
-
 def jwk(algorithm: str, **more: Any) -> dict[str, Any]:
     public = json.loads(TO_JWK[algorithm](KEYS[algorithm].public_key()))
     return {**public, "kid": algorithm, "use": "sig", **more}
