@@ -1,10 +1,8 @@
-"""Networks, and images, for tests of OpenVINO's programs."""
+"""Networks for tests of OpenVINO's programs."""
 
 from __future__ import annotations
 
-import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.program import Executable
@@ -12,13 +10,7 @@ from xlaserve.models.networks.keras_runtime import keras
 from xlaserve.programs.tf.lowered_function import Forward
 from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 
-BUCKET = Bucket(2, 4, 5)
 SMALL = Bucket(3, 12, 14)
-
-
-def sums(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    values = tf.cast(pixels, tf.float32)
-    return tf.reduce_sum(values, axis=(1, 2)), tf.reduce_max(values, axis=(1, 2, 3))
 
 
 def small_network() -> Forward:
@@ -32,10 +24,6 @@ def small_network() -> Forward:
     x = keras.layers.GlobalAveragePooling2D()(x)
     model = keras.Model(pixels, (keras.layers.Dense(5, activation="softmax")(x), x))
     return lambda images: tuple(model(tf.cast(images, tf.float32), training=False))
-
-
-def noise(bucket: Bucket, seed: int = 0) -> NDArray[np.uint8]:
-    return np.random.default_rng(seed).integers(0, 256, (*bucket, 3), np.uint8)
 
 
 def compiled(program: TensorFlowProgram, bucket: Bucket, mode: Mode = Mode.OPENVINO) -> Executable:

@@ -18,7 +18,8 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 from scripts.digits_data import digit_images
-from tests.server.programs.openvino.networks import BUCKET, SMALL, compiled, noise, small_network, sums
+from tests.server.programs.openvino.networks import SMALL, compiled, small_network
+from tests.server.programs.tf.functions import BUCKET, noise, sums
 
 from xlaserve.config import Bucket, Mode, ModelSettings, Precision
 from xlaserve.engine.niceness import yield_to_traffic

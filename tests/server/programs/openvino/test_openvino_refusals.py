@@ -9,7 +9,8 @@ import sys
 
 import pytest
 import tensorflow as tf
-from tests.server.programs.openvino.networks import BUCKET, compiled, sums
+from tests.server.programs.openvino.networks import compiled
+from tests.server.programs.tf.functions import BUCKET, sums
 
 from xlaserve.config import Mode, Precision
 from xlaserve.errors import ModelFailed

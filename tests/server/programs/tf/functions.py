@@ -25,7 +25,7 @@ def has_no_xla_kernel(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
     return (tf.image.resize(tf.cast(pixels, tf.float32), (8, 8), "bicubic"),)
 
 
-def images(seed: int, bucket: Bucket = BUCKET) -> NDArray[np.uint8]:
+def noise(bucket: Bucket = BUCKET, seed: int = 0) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, (*bucket, 3), np.uint8)
 
 

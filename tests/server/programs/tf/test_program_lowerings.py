@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tests.required import required
-from tests.server.programs.tf.functions import BUCKET, doubled, has_no_xla_kernel, images, sums, unchanged
+from tests.server.programs.tf.functions import BUCKET, doubled, has_no_xla_kernel, noise, sums, unchanged
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.program import Compilation
@@ -30,7 +30,7 @@ def test_xla_alone_runs_what_is_lowered_which_is_asked_for_once_for_each_size() 
 
     program = TensorFlowProgram(sums, lower)
     assert program.lowerings(BUCKET) == "doubling 1"
-    pixels = images(5)
+    pixels = noise(seed=5)
     for bucket in (BUCKET, BUCKET._replace(batch=1)):
         in_xla, in_graph = (program.compile(mode, bucket).executable for mode in (Mode.XLA, Mode.GRAPH))
         np.testing.assert_allclose(in_xla(pixels[: bucket.batch])[0], 2 * in_graph(pixels[: bucket.batch])[0])
@@ -64,7 +64,7 @@ def test_what_xla_can_not_compile_with_lowerings_is_compiled_without(buckets: li
     assert program.lowerings(BUCKET) == "stem 1, pooling 2"
     for bucket in buckets:
         compilation = program.compile(Mode.XLA, bucket)
-        pixels = images(3, bucket)
+        pixels = noise(bucket, seed=3)
         np.testing.assert_allclose(compilation.executable(pixels)[0], pixels.sum(axis=(1, 2)))
         (warning,) = compilation.warnings
         assert warning.startswith("XLA runs 4x5 without lowerings, as a program failed with pooling: ")
@@ -104,7 +104,7 @@ def test_what_was_lowered_before_another_failed_can_be_made_without() -> None:
     assert compilation.warnings == (), "it is lowered"
     again = required(compilation.unlowered)(ModelFailed("it computes something else"))
     assert again.warnings == ("another failed",)
-    pixels = images(3)
+    pixels = noise(seed=3)
     np.testing.assert_allclose(compilation.executable(pixels)[0], 2 * again.executable(pixels)[0])
 
 
@@ -133,7 +133,7 @@ def test_a_lowered_program_that_answers_wrong_is_made_without_lowerings() -> Non
     program = TensorFlowProgram(sums, doubled)
     compilation = program.compile(Mode.XLA, BUCKET)
     assert compilation.unlowered is not None
-    pixels = images(5)
+    pixels = noise(seed=5)
     np.testing.assert_allclose(compilation.executable(pixels)[0], 2 * pixels.sum(axis=(1, 2)))
     again = compilation.unlowered(ModelFailed("it computes something else"))
     np.testing.assert_allclose(again.executable(pixels)[0], pixels.sum(axis=(1, 2)))

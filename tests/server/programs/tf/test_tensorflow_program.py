@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from numpy.typing import NDArray
 from tensorflow.compiler.tf2xla.python import xla
-from tests.server.programs.tf.functions import ALL_MODES, BUCKET, doubled, has_no_xla_kernel, images, sums, unchanged
+from tests.server.programs.tf.functions import ALL_MODES, BUCKET, doubled, has_no_xla_kernel, noise, sums, unchanged
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.errors import ModelFailed, OutOfDeviceMemory
@@ -21,7 +21,7 @@ from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 
 @ALL_MODES
 def test_every_output_comes_back_as_float32(mode: Mode) -> None:
-    pixels = images(0)
+    pixels = noise()
     totals, brightest = TensorFlowProgram(sums).compile(mode, BUCKET).executable(pixels)
     assert totals.dtype == brightest.dtype == np.float32
     np.testing.assert_allclose(totals, pixels.sum(axis=(1, 2)))
@@ -39,7 +39,7 @@ def test_outputs_own_their_memory(mode: Mode) -> None:
         return (tf.cast(pixels, tf.float32),)
 
     executable = TensorFlowProgram(identity).compile(mode, BUCKET).executable
-    pixels = images(0)
+    pixels = noise()
     (first,) = executable(pixels)
     assert first.flags.owndata
     expected = first.copy()
@@ -77,7 +77,7 @@ def test_a_compiled_mode_traces_ahead_of_calls_and_says_how_long_it_took(mode: M
 
     compilation = TensorFlowProgram(counted).compile(mode, BUCKET)
     for seed in range(3):
-        compilation.executable(images(seed))
+        compilation.executable(noise(seed=seed))
     assert len(traced) == 1
     assert compilation.trace_s > 0
     assert compilation.compile_s > 0
@@ -93,7 +93,7 @@ def test_python_walks_the_model_once_for_all_modes_and_batch_sizes() -> None:
     program = TensorFlowProgram(counted)
     for bucket in (Bucket(1, 4, 5), Bucket(2, 4, 5), Bucket(2, 6, 6)):
         for mode in (Mode.XLA, Mode.GRAPH):
-            pixels = images(0, bucket)
+            pixels = noise(bucket)
             (totals, _) = program.compile(mode, bucket).executable(pixels)
             np.testing.assert_allclose(totals, pixels.sum(axis=(1, 2)))
     assert traced == [[None, 4, 5, 3], [None, 6, 6, 3]]
@@ -127,7 +127,7 @@ def compiled_by_xla(function: Forward) -> Forward:
 
 def test_what_a_model_would_have_xla_compile_runs_without_it_in_graph_mode() -> None:
     program = TensorFlowProgram(compiled_by_xla(has_no_xla_kernel))
-    pixels = images(0)
+    pixels = noise()
     (expected,) = has_no_xla_kernel(tf.constant(pixels))
     for run in (program.compile(Mode.GRAPH, BUCKET).executable, program.any_size()):
         np.testing.assert_allclose(run(pixels)[0], expected * 2)
@@ -160,7 +160,7 @@ def test_convolutions_with_groups_are_the_same_without_xla(
         return (tf.cast(layer(values), tf.float32),)
 
     program, bucket = TensorFlowProgram(convolve), Bucket(2, 9, 8)
-    pixels = images(0, bucket)
+    pixels = noise(bucket)
     (expected,) = convolve(tf.constant(pixels))
     tolerance = 1e-5 if precision == "float32" else 0.02
     for run in (program.compile(Mode.GRAPH, bucket).executable, program.any_size()):
@@ -190,7 +190,7 @@ def test_what_can_not_be_frozen_is_refused_for_any_size_where_xla_would_compile_
 @ALL_MODES
 def test_several_threads_get_the_answers_that_one_gets(mode: Mode) -> None:
     executable = TensorFlowProgram(sums).compile(mode, BUCKET).executable
-    inputs = [images(seed) for seed in range(40)]
+    inputs = [noise(seed=seed) for seed in range(40)]
     alone = [executable(pixels) for pixels in inputs]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(executable, inputs))
@@ -201,7 +201,7 @@ def test_several_threads_get_the_answers_that_one_gets(mode: Mode) -> None:
 
 def test_the_reference_has_nothing_of_xla_even_where_a_model_asks_for_it() -> None:
     compiled = tf.function(has_no_xla_kernel, autograph=False, jit_compile=True)
-    pixels = images(0)
+    pixels = noise()
     with pytest.raises(tf.errors.OpError):
         compiled(tf.constant(pixels))
     np.testing.assert_array_equal(TensorFlowProgram(compiled).reference(pixels), has_no_xla_kernel(pixels))
@@ -259,7 +259,7 @@ def test_what_is_sealed_runs_on_without_its_network_and_compiles_nothing_more(lo
     del network
     gc.collect()
     assert left() is None
-    pixels = images(3)
+    pixels = noise(seed=3)
     np.testing.assert_array_equal(in_graph(pixels)[0], pixels * 2.0)
     np.testing.assert_array_equal(in_xla(pixels)[0], pixels * (4.0 if lower is doubled else 2.0))
     with pytest.raises(RuntimeError, match="sealed"):
