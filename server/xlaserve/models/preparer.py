@@ -120,7 +120,7 @@ class Preparer:
 
     def _run(self, model: ModelSettings, folder: Path) -> bool:
         """Returns whether the process compiled the model. Raises OSError where it can't be started, ModelFailed where
-        it was killed, and ShuttingDown."""
+        it was killed or the model's code ended it, and ShuttingDown."""
         update = {"models": (model.alone,), "compile_cache": folder, "compile_cache_read_only": False}
         settings = self._settings.model_copy(update=update).model_dump_json().encode() + b"\n"
         ended = self._run_process(settings, only_when_idle=True)
