@@ -23,7 +23,7 @@ from xlaserve_loadtest.analysis.served import Goodput, goodput
 from xlaserve_loadtest.analysis.settling import Unsettled, unsettled
 from xlaserve_loadtest.analysis.stages import Stage
 from xlaserve_loadtest.record.blocks import BlockLine, LoadLine, Role
-from xlaserve_loadtest.record.requests import Rows, Status, in_words
+from xlaserve_loadtest.record.requests import ANSWERED, Rows, Status, in_words
 from xlaserve_loadtest.schedule.early_stopping import least_requests
 
 _SLICES: Final = 240
@@ -208,7 +208,7 @@ def point(
         warmup_errors=_errors(rows["status"][~measured]),
         dropped=sum(block.generator.dropped for block in blocks),
         compared=sum(block.generator.compared for block in blocks),
-        comparable=int(np.isin(rows["status"], (Status.OK, Status.DIFFERING_REPLY)).sum()),
+        comparable=int(np.isin(rows["status"], ANSWERED).sum()),
         differing=sum(block.generator.differing for block in blocks),
         differing_measured=int((rows["status"][measured] == Status.DIFFERING_REPLY).sum()),
         steady=all(asked_steady) if asked_steady else None,
@@ -227,7 +227,7 @@ def point(
 
 
 def _errors(statuses: NDArray[np.uint8]) -> dict[str, int]:
-    counts = Counter(statuses[~np.isin(statuses, (Status.OK, Status.DIFFERING_REPLY))].tolist())
+    counts = Counter(statuses[~np.isin(statuses, ANSWERED)].tolist())
     return {Status(status).name: count for status, count in counts.most_common()}
 
 

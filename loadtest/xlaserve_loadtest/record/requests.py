@@ -36,6 +36,10 @@ class Status(IntEnum):
     """Answered as promised, but with other outputs than the same request got alone; known of a sample only."""
 
 
+ANSWERED: Final = (Status.OK, Status.DIFFERING_REPLY)
+"""Statuses of answers that are as promised, right or not."""
+
+
 def in_words(status: str) -> str:
     """Returns the name of a status as reports show it."""
     return _WORDS.get(status, status)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve_loadtest.record.requests import REQUEST, Rows, Status
+from xlaserve_loadtest.record.requests import ANSWERED, REQUEST, Rows, Status
 from xlaserve_loadtest.run.alarm import Alarm
 from xlaserve_loadtest.run.strain import Strain, StrainWatch
 from xlaserve_loadtest.schedule.arrivals import Places, Schedule
@@ -32,7 +32,6 @@ ALARM_SPIN_NS: Final = 300_000
 _POLL_S: Final = 0.01
 _LOOK_S: Final = 1.0
 _LISTED: Final = 4096
-_ANSWERED: Final = (Status.OK, Status.DIFFERING_REPLY)
 _CODES: Final = {"b1": "?", "u1": "B", "u4": "I", "i8": "q", "f4": "f"}
 _pack_row: Final = struct.Struct("=" + "".join(_CODES[REQUEST[name].str[1:]] for name in REQUEST.names or ())).pack
 """Makes the bytes of a row of REQUEST: a tuple of Python's numbers would take five times the memory."""
@@ -206,7 +205,7 @@ class Sender:
         self._has_looked = True
         rows = self.rows(self._seen)
         self._seen += len(rows)
-        measured, is_answered = self._is_measured(rows), np.isin(rows["status"], _ANSWERED)
+        measured, is_answered = self._is_measured(rows), np.isin(rows["status"], ANSWERED)
         dropped = self._dropped[self._seen_dropped :]
         self._seen_dropped += len(dropped)
         first_ns, last_ns = self.window or (0, 0)
@@ -251,7 +250,7 @@ class Sender:
                 self._unheard -= 1
                 if not self._unheard:
                     self.is_warm.set()
-            if status not in _ANSWERED and not self._is_over:
+            if status not in ANSWERED and not self._is_over:
                 await asyncio.sleep(FAILURE_PAUSE_S)
                 due_ns = self._clock()
 
@@ -290,7 +289,7 @@ class Sender:
         self._rows += _pack_row(
             0, False, due_ns, start_ns, end_ns, status, request.images, request.model, target, 0, *stages
         )
-        self.answered += status in _ANSWERED
+        self.answered += status in ANSWERED
         if status is not Status.OK:
             count, first = self._result.failures.get(status, (0, detail))
             self._result.failures[status] = (count + 1, first)

@@ -18,7 +18,7 @@ import numpy as np
 from xlaserve_loadtest.analysis.compare import baselines
 from xlaserve_loadtest.analysis.samples import label
 from xlaserve_loadtest.record.lines import End, Header
-from xlaserve_loadtest.record.requests import Status, in_words
+from xlaserve_loadtest.record.requests import ANSWERED, in_words
 from xlaserve_loadtest.record.run_file import RunWriter, new_file
 from xlaserve_loadtest.run import accuracy_log, crew, environment, fleet, usage
 from xlaserve_loadtest.run.alone import ask_alone
@@ -207,7 +207,7 @@ class Session:
             began_s = time.monotonic()
             outcome = await self._run_block(block, is_last=is_last)
             self._pace.add(block, time.monotonic() - began_s)
-            if np.isin(outcome.rows["status"], (Status.OK, Status.DIFFERING_REPLY)).any():
+            if np.isin(outcome.rows["status"], ANSWERED).any():
                 answering.add(block.arm)
                 failing_s[block.arm] = 0.0
             elif outcome.failures:
