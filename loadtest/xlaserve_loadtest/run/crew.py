@@ -164,7 +164,8 @@ async def run_block(
             task.result()
         under_way.pop().cancel()
         ends = [asyncio.create_task(_finish(worker)) for worker in used]
-        ended = list(await asyncio.shield(asyncio.gather(*ends)))
+        # Not copied: the event loop holds this list until the next `await`, and `_merged` empties it.
+        ended = await asyncio.shield(asyncio.gather(*ends))
     except asyncio.CancelledError:
         outcome.interrupted = True
         for task in under_way:
@@ -181,6 +182,7 @@ async def run_block(
             # Its error is the other's, or that of a generator which is being ended.
             task.add_done_callback(lambda task: task.cancelled() or task.exception())
     outcome.end_ns = clock()
+    ends.clear()  # each holds the requests of a generator, which `_merged` frees one after the other
     _gather(outcome, ended)
     return outcome
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from itertools import cycle, islice
 from typing import Any
 
@@ -13,11 +14,11 @@ import pytest
 from tests.loadtest.conftest import FakeTarget
 from tests.required import required
 
-from xlaserve_loadtest.record.requests import Status
+from xlaserve_loadtest.record.requests import Rows, Status
 from xlaserve_loadtest.run import crew, sender
 from xlaserve_loadtest.run.crew import Outcome
 from xlaserve_loadtest.run.generator import Generator, drawn, stamped
-from xlaserve_loadtest.run.sender import Live, Task
+from xlaserve_loadtest.run.sender import Live, Result, Task
 from xlaserve_loadtest.schedule.arrivals import ClosedLoop, Load, OpenLoop, Replay
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.plan import BlockPlan
@@ -424,6 +425,21 @@ def test_requests_are_passed_on_in_pieces_and_none_is_lost(attack: Attack, monke
     assert len(outcome.rows) == outcome.sends > 1000
     assert np.unique(outcome.rows["scheduled_ns"]).size == outcome.sends
     assert (np.diff(outcome.rows["end_ns"]) >= 0).all()
+
+
+def test_requests_of_a_generator_are_given_up_once_they_are_merged(
+    attack: Attack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge = crew._merged
+
+    def merged(ended: list[tuple[Result, Rows]], machines: Sequence[str]) -> Rows:
+        given = [weakref.ref(rows) for _, rows in ended]
+        found = merge(ended, machines)
+        assert [own() is None for own in given] == [True] * 3
+        return found
+
+    monkeypatch.setattr(crew, "_merged", merged)
+    assert attack(answering(0.02), OpenLoop(100.0), workers=3)[0].sends > 1000
 
 
 def test_live_figures_add_up_to_what_was_answered(attack: Attack) -> None:
