@@ -22,8 +22,8 @@ from xlaserve_loadtest.run.recorder import Recorder
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.targets.references import Reference
 from xlaserve_loadtest.targets.target import Array, RequestError, TargetError
-from xlaserve_loadtest.targets.ties import are_all_alike, in_order
-from xlaserve_loadtest.targets.tolerance import differing_shares, slacks_of
+from xlaserve_loadtest.targets.ties import in_order
+from xlaserve_loadtest.targets.tolerance import are_alike, differing_shares, slacks_of
 
 MAX_BYTES: Final = 256 * 2**20
 """Memory for outputs in each process that sends, for all arms together; those that would exceed it are not kept."""
@@ -139,9 +139,10 @@ def _share(ours: Sequence[Array], theirs: Sequence[Array], slacks: Sequence[floa
     """Returns for each image the share of its numbers that differ beyond the tolerance and by no order of ties."""
     if len(ours) != len(theirs):
         return np.ones(1)
-    if are_all_alike(ours, theirs, slacks):
+    ordered = in_order(ours, theirs, slacks)
+    if all(map(are_alike, ordered, theirs, slacks)):
         return np.zeros(1)
-    return differing_shares(in_order(ours, theirs, slacks), theirs, slacks)
+    return differing_shares(ordered, theirs, slacks)
 
 
 def _note(recorder: Recorder, text: str) -> None:
