@@ -81,7 +81,7 @@ async def ask_alone(fleet: Fleet, header: Header, images: int, recorder: Recorde
                 f"{arm.name} answers the same request differently even alone: "
                 f"up to {allowed:.2%} of an image's numbers may differ under load.",
             )
-        if len(references) > 1 and are_indistinct(fleet.requests[arm.name], outputs):
+        if len(references) > 1 and await asyncio.to_thread(are_indistinct, fleet.requests[arm.name], outputs):
             _note(
                 recorder,
                 f"{arm.name} answers all of its requests alike within the tolerance: answers that it gives to another "
