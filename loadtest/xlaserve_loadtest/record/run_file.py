@@ -289,15 +289,12 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _document(path: Path, number: int, text: bytes) -> tuple[dict[str, Any], str]:
     """Returns the object that a line holds, and its kind."""
-    try:
+    with suppress(ValueError, RecursionError):
         document = json.loads(text, parse_constant=_no_number)
-    except (ValueError, RecursionError):
-        document = None
-    kind = document.get("kind") if isinstance(document, dict) else None
-    if isinstance(document, dict) and isinstance(kind, str):
-        return document, kind
+        if isinstance(document, dict) and isinstance(kind := document.get("kind"), str):
+            return document, kind
     if number == 1:
-        raise _no_run(path, "another file") from None
+        raise _no_run(path, "another file")
     raise RunFileError(f"{path}: line {number}: expected JSON of a kind, got something else: the file is damaged")
 
 
