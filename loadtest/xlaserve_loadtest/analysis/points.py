@@ -181,6 +181,7 @@ def point(
     # There may be millions of requests: no part of them is kept beside them.
     rows = samples[0].rows if len(samples) == 1 else np.concatenate([sample.rows for sample in samples])
     measured, is_right = rows["measured"], rows["status"] == Status.OK
+    is_counted = measured & is_right
     latencies = Latencies(
         np.concatenate([sample.latencies_ns for sample in samples]),
         np.concatenate([sample.unanswered_ns for sample in samples]),
@@ -197,8 +198,8 @@ def point(
         label=label(first.load),
         blocks=len(blocks),
         measured_s=sum(sample.seconds for sample in samples),
-        requests=int((measured & is_right).sum()),
-        images=int(rows["images"][measured & is_right].sum()),
+        requests=int(is_counted.sum()),
+        images=int(rows["images"][is_counted].sum()),
         images_per_s=rate(samples, "images"),
         requests_per_s=rate(samples, "requests"),
         mean_ms=float(waits_ns.mean()) / 1e6 if waits_ns.size else None,
@@ -214,7 +215,7 @@ def point(
         steady=all(asked_steady) if asked_steady else None,
         generator=of_generator,
         server=_server(blocks, int(rows["images"][is_right].sum())),
-        stages=stages.split(rows[measured & is_right], of_generator.cpu_ms_per_request),
+        stages=stages.split(rows[is_counted], of_generator.cpu_ms_per_request),
         padding=_padding(blocks),
         curve=_curve(latencies),
         over_time=_over_time(rows[is_right], span_ns),
