@@ -149,9 +149,9 @@ def grows(latencies: NDArray[np.float64]) -> bool:
     """Returns whether latencies, in the order in which requests were due, grow in the run: H. B. Mann's trend test of
     the medians of BATCHES batches, at 99%."""
     medians = np.array([np.median(batch) for batch in np.array_split(latencies, BATCHES)])
-    later, earlier = np.triu_indices(BATCHES, 1)
+    earlier, later = np.triu_indices(BATCHES, 1)
     # Compared and not subtracted: requests that failed have an infinite latency.
-    rises = float((medians[earlier] > medians[later]).sum()) - float((medians[earlier] < medians[later]).sum())
+    rises = float((medians[later] > medians[earlier]).sum()) - float((medians[later] < medians[earlier]).sum())
     return rises > _GROWS_AT * math.sqrt(BATCHES * (BATCHES - 1) * (2 * BATCHES + 5) / 18)
 
 
