@@ -30,7 +30,7 @@ REGION: Final = "region"
 BURST: Final = 300
 """Calls of a stranger at a time: more than may each have a line of the log."""
 MAX_LOG_BYTES: Final = 60_000
-"""Lines that such calls may add to the log: a hundred lines, and how many were left out."""
+"""Bytes that such calls may add to the log: a hundred lines, and how many were left out."""
 TIMEOUT_S: Final = 40.0
 NAMES: Final = ("ops\0.evil", "ops\n", "ops\x7f", "\0ops", "ops\u202e", "ops ", "OPS")
 

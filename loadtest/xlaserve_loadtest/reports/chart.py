@@ -152,7 +152,8 @@ def bars(
 ) -> tuple[list[dict[str, Any]], list[Key]]:
     """Returns traces and legend of horizontal bars: each of `series` has a value for each of `rows`, which are HTML.
 
-    `hover` is plotly's template of the text shown for a value."""
+    `hover` is plotly's template of the text shown for a value.
+    """
     keys = [Key(name, colour) for name, colour in zip(series, cycle(colours), strict=False)]
     traces = [
         {

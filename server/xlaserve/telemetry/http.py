@@ -90,9 +90,8 @@ class HttpEndpoint:
     def _listen(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:
-            socket.getaddrinfo(
-                self._host, self._port, family
-            )  # create_server's own error would not tell an unknown name from others
+            # Looked up here, as the error of create_server would not tell an unknown name from others.
+            socket.getaddrinfo(self._host, self._port, family)
             return socket.create_server((self._host, self._port), family=family, backlog=MAX_CONNECTIONS)
         except (socket.gaierror, UnicodeError) as error:
             raise unknown_host(self._host, error) from None
@@ -179,9 +178,8 @@ class HttpEndpoint:
             async with asyncio.timeout(CLIENT_TIMEOUT_S):
                 await loop.sock_sendall(client, _to_bytes(await self._answer(head.decode("latin-1"))))
                 client.shutdown(socket.SHUT_WR)
-                while await loop.sock_recv(
-                    client, MAX_HEAD_BYTES
-                ):  # closing a socket with unread bytes resets it, and the answer is lost
+                # Closing a socket with unread bytes resets it, and the answer is lost.
+                while await loop.sock_recv(client, MAX_HEAD_BYTES):
                     pass
         except (TimeoutError, OSError) as error:
             _log.debug("HTTP client: %r", error)

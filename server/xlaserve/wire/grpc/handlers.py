@@ -4,12 +4,11 @@ Like the generated code, except that
 - a method may raise any error, which is answered with its status, and may return its message as it stands on the wire;
 - bytes that are no message of a unary method are an InvalidArgument: inside grpc they would become a traceback in the
   log and, at the client, UNKNOWN with the name of a Python class;
-- messages are counted for as long as they are held (see `message_memory`). While few arrive, gRPC receives
-  those of unary methods by itself, which takes less of the processor. While many do,
-  methods are declared to grpcio as taking
-  a stream, so that a message arrives when it is asked for;
-- calls are counted, and end where their clients keep them waiting (see `admission`). Probes are counted by themselves,
-  so that they are answered however many other calls there are.
+- messages are counted for as long as they are held (see `admission.message_memory`). While few arrive, gRPC receives
+  those of unary methods by itself, which takes less of the processor. While many do, methods are declared to grpcio as
+  taking a stream, so that a message arrives when it is asked for;
+- calls are counted, and end where their clients keep them waiting (see `admission.calls`). Probes are counted by
+  themselves, so that they are answered however many other calls there are.
 
 A call goes from here to its method in `unary` or `streaming`, which get their messages from a `reader`.
 """

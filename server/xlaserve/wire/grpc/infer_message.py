@@ -96,7 +96,10 @@ class InferMessages:
         """By a message's size and prefix: all that stands before the tensor's first byte, and the head."""
 
     def parse(self, data: bytes) -> InferMessage | None:
-        """Returns the message, None where `data` can't be parsed. Raises InvalidArgument beyond a bound of `parts`."""
+        """Returns the message, None where `data` can't be parsed.
+
+        Raises InvalidArgument beyond a bound of `wire_format`.
+        """
         beginning, head = self._known.get((len(data), data[:NAME_BYTES]), _UNKNOWN)
         if head is not None and data.startswith(beginning):
             return InferMessage(head, (memoryview(data)[len(beginning) :],), {})
@@ -147,7 +150,7 @@ def _is_shared(tensor: Any) -> bool:
 
 
 def _parse(data: bytes) -> InferMessage:
-    """Raises DecodeError, and InvalidArgument beyond a bound of `parts`."""
+    """Raises DecodeError, and InvalidArgument beyond a bound of `wire_format`."""
     if len(data) >= LARGE_BYTES:
         rest, views = wire_format.split(pb.ModelInferRequest, data, _FIELDS)
         return InferMessage(CachedHeader(rest), views.get(RAW, ()), views)

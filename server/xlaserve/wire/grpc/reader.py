@@ -20,7 +20,10 @@ from xlaserve.wire.grpc.refused_call import no_message
 from xlaserve.wire.grpc.wire_format import LARGE_BYTES
 
 Parser = Callable[[bytes], object | None]
-"""Returns a method's message, None for bytes that can't be parsed. Raises InvalidArgument beyond a bound of `parts`."""
+"""Returns a method's message, None for bytes that can't be parsed.
+
+Raises InvalidArgument beyond a bound of `wire_format`.
+"""
 
 
 def parser_of(message: type[Message]) -> Parser:

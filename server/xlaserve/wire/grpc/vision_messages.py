@@ -74,7 +74,10 @@ class Response(NamedTuple):
 
 
 def view(message: type[FieldsT], data: bytes) -> VisionMessage[FieldsT] | None:
-    """Returns the request, None where `data` can't be parsed. Raises InvalidArgument beyond a bound of `parts`."""
+    """Returns the request, None where `data` can't be parsed.
+
+    Raises InvalidArgument beyond a bound of `wire_format`.
+    """
     try:
         if len(data) >= LARGE_BYTES:
             rest, views = wire_format.split(message, data, _VIEWED)

@@ -1,6 +1,6 @@
 """Requests taken in, and answers sent: an ASGI application around each method.
 
-Calls are bounded as gRPC's are, by the same `admission` and `message_memory`. A call whose client has gone is
+Calls are bounded as gRPC's are, by the same `Admissions` and `MessageMemory`. A call whose client has gone is
 cancelled.
 """
 
