@@ -13,9 +13,9 @@ import pytest
 
 from xlaserve.config import Bucket, Mode, PixelRange
 from xlaserve.engine.batching.lanes import Lanes, Share
-from xlaserve.engine.batching.queue import Result
 from xlaserve.engine.batching.worker import Batch, Run, Worker, gather
 from xlaserve.engine.program import Compilation, Images, Outputs, run_batch
+from xlaserve.engine.request import Result
 from xlaserve.models.task import Task
 from xlaserve.models.version import Served
 

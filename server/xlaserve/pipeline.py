@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from xlaserve.admission.shared_counts import SharedCounts
 from xlaserve.config import Mode, PixelRange, Settings
-from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, BatchRows, Result
 from xlaserve.engine.model_engine import Ticket
 from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.request import DEFAULT_PRIORITY, BatchRows, EncodedRequest, EngineRequest, Result
 from xlaserve.engine.timings import Timings
 from xlaserve.engine.trace_context import TraceContext, TracedBatch
 from xlaserve.errors import InvalidArgument, RequestError
@@ -104,7 +104,7 @@ class Pending:
 
 
 class Request(NamedTuple):
-    """A client's request, from any protocol: plain data, which can be pickled."""
+    """A client's request, from any protocol."""
 
     mode: str
     """The mode to run in; empty for the model's default."""
@@ -114,20 +114,17 @@ class Request(NamedTuple):
     """When it has to be answered, in seconds of the clock."""
     rendering: Rendering | Drawn | None = None
     priority: int = DEFAULT_PRIORITY
-    """A key of `engine.batching.queue.WEIGHTS`."""
+    """A key of `engine.request.WEIGHTS`."""
     trace: TraceContext | None = None
     """Its span, where it is recorded."""
 
-    def __reduce__(self) -> tuple[type[Request], tuple[object, ...]]:
-        """Pickles images that lie in a message as bytes of their own."""
-        mode, images, *rest = self
-        if not isinstance(images, (np.ndarray, Pending)):
-            images = list(map(bytes, images))
-        return Request, (mode, images, *rest)
+    def with_rows(self, rows: Images, mode: Mode) -> EngineRequest:
+        """Returns what an engine is to run: all or some of the images as pixels, in this mode."""
+        return EngineRequest(rows, mode, self.deadline, self.priority, self.trace)
 
 
 class Answer(NamedTuple):
-    """A model's answer: plain data, which can be pickled."""
+    """A model's answer."""
 
     mode: Mode
     images: int
@@ -193,7 +190,7 @@ class Pipeline:
                 images = await self._checked(served, images, request.deadline)
             if unmatched is not None:
                 mode = await admitted.open(unmatched, mode)
-            result = await admitted.run(images, mode, request.deadline, request.priority, request.trace)
+            result = await admitted.run(request.with_rows(images, mode))
             return await self._answer(served, request, mode, [whole(height, width)] * count, result)
 
     async def _run_encoded(self, served: Served, request: Request, images: Sequence[Encoded]) -> Answer:
@@ -212,17 +209,12 @@ class Pipeline:
 
     def _check_deadline(self, served: Served, mode: Mode, request: Request) -> None:
         """Raises DeadlineUnreachable for encoded images that can't be decoded and run before their deadline."""
-        images, deadline = len(request.images), request.deadline
-        if deadline == math.inf:
+        if request.deadline == math.inf:
             return
+        images, shapes = len(request.images), [(mode, *size) for size in served.inputs]
         decoded = self._threads.expect(served.settings.name, images)
         served.engine.check_encoded(
-            images,
-            deadline,
-            request.priority,
-            shapes=[(mode, *size) for size in served.inputs],
-            decode_s=decoded.likely_s,
-            decoding=decoded.waiting,
+            EncodedRequest(images, request.deadline, request.priority, shapes, decoded.likely_s, decoded.waiting)
         )
 
     async def _answer(
@@ -342,11 +334,8 @@ def _allocate(shape: tuple[int, int, int, int]) -> Images:
 async def _run_groups(admitted: Ticket, groups: Sequence[Group], mode: Mode, request: Request) -> Result:
     """Returns what the batches gave, in any order, and the slowest stages; where one group fails, so do the others."""
     if len(groups) == 1:
-        return await admitted.run(groups[0].pixels, mode, request.deadline, request.priority, request.trace)
-    running = [
-        asyncio.ensure_future(admitted.run(group.pixels, mode, request.deadline, request.priority, request.trace))
-        for group in groups
-    ]
+        return await admitted.run(request.with_rows(groups[0].pixels, mode))
+    running = [asyncio.ensure_future(admitted.run(request.with_rows(group.pixels, mode))) for group in groups]
     try:
         results = await asyncio.gather(*running)
     finally:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,10 +17,9 @@ from tests.fakes import Clock
 from xlaserve import pipeline
 from xlaserve.admission.shared_counts import SharedCounts
 from xlaserve.config import Bucket, Decoding, Fit, Grey16, Mode, ModelSettings, PixelRange, Settings, Window
-from xlaserve.engine.batching.queue import BatchRows, Result
 from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.request import BatchRows, EncodedRequest, EngineRequest, Result
 from xlaserve.engine.timings import Timings
-from xlaserve.engine.trace_context import TraceContext
 from xlaserve.errors import (
     DeadlineExceeded,
     DeadlineUnreachable,
@@ -36,7 +34,6 @@ from xlaserve.images.frame import Frame, place, whole
 from xlaserve.models.task import Classification, Segmentation, Task
 from xlaserve.models.version import Served
 from xlaserve.pipeline import Pending, Pipeline, Request
-from xlaserve.wire.grpc.open_inference_service import TypedValues
 
 DEADLINE = 123.0
 PATIENCE_S = 20
@@ -85,16 +82,15 @@ class Batcher:
         self.buffers.append(np.empty(shape, np.uint8))
         return self.buffers[-1]
 
-    def check_encoded(self, images: int, deadline: float, priority: int, **where: Any) -> None:
-        self.checked.append((images, deadline, priority))
+    def check_encoded(self, request: EncodedRequest) -> None:
+        self.checked.append((request.images, request.deadline, request.priority))
         if self.unreachable:
             raise self.unreachable
 
-    async def run(
-        self, pixels: Images, mode: Mode, deadline: float, priority: int, trace: TraceContext | None = None
-    ) -> Result:
-        self.ran.append((pixels, mode, deadline))
-        self.priorities.append(priority)
+    async def run(self, request: EngineRequest) -> Result:
+        pixels = request.rows
+        self.ran.append((pixels, request.mode, request.deadline))
+        self.priorities.append(request.priority)
         if self.hold:
             await self.hold.wait()
         if self.error:
@@ -102,7 +98,7 @@ class Batcher:
         outputs = pixels[:, 0, 0, :1].astype(np.float32) * self.values
         bounds = sorted({0, *self.cuts, len(pixels)})
         parts = [BatchRows(range(start, stop), (outputs[start:stop],)) for start, stop in pairwise(bounds)]
-        return Result(parts[::-1], Timings(queue_s=1.0, gather_s=2.0, execute_s=3.0))
+        return Result(parts[::-1], Timings(queue_s=1.0, gather_s=2.0, execute_s=3.0), [])
 
 
 class Renders(NamedTuple):
@@ -559,10 +555,8 @@ async def test_large_outputs_of_several_batches_are_put_together_off_the_event_l
     batcher.cuts = (1, 3)
     run = batcher.run
 
-    async def run_watched(
-        pixels: Images, mode: Mode, deadline: float, priority: int, trace: TraceContext | None = None
-    ) -> Result:
-        result = await run(pixels, mode, deadline, priority)
+    async def run_watched(request: EngineRequest) -> Result:
+        result = await run(request)
         watched = [BatchRows(rows, (cast(Any, Watched(outputs[0], threads)),)) for rows, outputs in result.batches]
         return result._replace(batches=watched)
 
@@ -645,17 +639,15 @@ async def test_where_one_resolution_fails_the_whole_request_does_and_its_other_i
     cancelled = []
     run = batcher.run
 
-    async def fail_one(
-        pixels: Images, mode: Mode, deadline: float, priority: int, trace: TraceContext | None = None
-    ) -> Result:
-        if pixels.shape[1] == 8:
+    async def fail_one(request: EngineRequest) -> Result:
+        if request.rows.shape[1] == 8:
             raise DeadlineExceeded("too late")
         try:
             await asyncio.sleep(PATIENCE_S)
         except asyncio.CancelledError:
-            cancelled.append(len(pixels))
+            cancelled.append(len(request.rows))
             raise
-        return await run(pixels, mode, deadline, priority)
+        return await run(request)
 
     batcher.run = fail_one  # type: ignore[method-assign]
     with pytest.raises(DeadlineExceeded, match="too late"):
@@ -739,21 +731,3 @@ async def test_pixels_that_turn_out_wrong_leave(pipe: Pipeline, served: Served) 
     pending = Pending(np.full((1, 4, 6, 3), 300, np.float32), PixelRange.LEVELS)
     with pytest.raises(InvalidArgument, match=r"pixels: expected .*, got 300"):
         await pipe.run(served, Request("", pending, DEADLINE))
-
-
-@pytest.mark.parametrize(
-    "images",
-    [
-        pytest.param([memoryview(png(1)), png(2)], id="encoded, one of them in a message"),
-        pytest.param(np.frombuffer(memoryview(bytes(72)), np.uint8).reshape(1, 4, 6, 3), id="pixels"),
-        pytest.param(Pending(np.full((2, 4, 6, 3), 0.5, np.float32), PixelRange.UNIT), id="pixels to check"),
-    ],
-)
-async def test_another_process_gets_the_same_request_and_answer(pipe: Pipeline, served: Served, images: Any) -> None:
-    request = Request("graph", images, DEADLINE, TypedValues([0]))
-    received = pickle.loads(pickle.dumps(request))
-    assert (received.mode, received.deadline, received.rendering) == (request.mode, request.deadline, request.rendering)
-    answers = [await pipe.run(served, one) for one in (request, received)]
-    sent, back = (answer._replace(at=0.0) for answer in (answers[0], pickle.loads(pickle.dumps(answers[1]))))
-    np.testing.assert_equal(back, sent)
-    assert back.rendered

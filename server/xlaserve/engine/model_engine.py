@@ -5,16 +5,15 @@ Both are held to the tests of every `ModelEngine` in `tests/server/processes/lin
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from xlaserve.config import Mode
 from xlaserve.engine.batching.model_queues import Live
-from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, Result, Shape
 from xlaserve.engine.buckets.demand import Resolution
 from xlaserve.engine.program import Images
-from xlaserve.engine.trace_context import TraceContext
+from xlaserve.engine.request import EncodedRequest, EngineRequest, Result
 
 
 class Ticket(Protocol):
@@ -38,19 +37,9 @@ class Ticket(Protocol):
         leaves the others that wait for the same.
         """
 
-    def run(
-        self,
-        pixels: Images,
-        mode: Mode,
-        deadline: float,
-        priority: int = DEFAULT_PRIORITY,
-        trace: TraceContext | None = None,
-    ) -> Coroutine[Any, Any, Result]:
-        """Runs `pixels` `[n, height, width, 3]`, n >= 1, in a `mode` that has buckets of that size.
-
-        `deadline` is in seconds of the clock; `trace` is the request's span, where it is recorded. Raises any
-        ModelError or OverloadError. A cancelled call takes its images out of the queue.
-        """
+    def run(self, request: EngineRequest) -> Coroutine[Any, Any, Result]:
+        """Runs rows of a shape that has buckets. Raises any ModelError or OverloadError. A cancelled call takes its
+        images out of the queue."""
 
 
 class ModelEngine(Protocol):
@@ -64,24 +53,18 @@ class ModelEngine(Protocol):
         resolution that it does not take.
         """
 
-    def check_encoded(
-        self, images: int, deadline: float, priority: int, *, shapes: Iterable[Shape], decode_s: float, decoding: int
-    ) -> None:
-        """Raises DeadlineUnreachable for encoded images that can't be answered by their deadline in any of `shapes`.
-
-        `decode_s` is the expected time until they are decoded, and `decoding` the images of the model that are decoded
-        before them.
-        """
+    def check_encoded(self, request: EncodedRequest) -> None:
+        """Raises DeadlineUnreachable for encoded images that can't be answered by their deadline in any shape."""
 
     def largest(self, mode: Mode, height: int, width: int) -> int:
         """Returns the most images of this mode and resolution that run in one batch; 0 where none do."""
 
-    async def run_when_idle(self, pixels: Images, mode: Mode, deadline: float) -> Result:
-        """Runs `pixels` `[n, height, width, 3]`, n from 1 to `largest`, as one batch that no request waits for, once
-        nothing runs on the device and nothing waits for it. A request that comes then waits for that batch at most.
+    async def run_when_idle(self, request: EngineRequest) -> Result:
+        """Runs 1 to `largest` rows as one batch that no client waits for, once nothing runs on the device and nothing
+        waits for it. A request that comes then waits for that batch at most.
 
         It counts for no bound, queue or demand. Raises DeadlineExceeded where the device was not idle by the
-        `deadline`, QueueFull without room for the pixels, InvalidArgument for more than `largest`, EngineLost, and any
+        deadline, QueueFull without room for the rows, InvalidArgument for more than `largest`, EngineLost, and any
         ModelError.
         """
 

@@ -18,6 +18,7 @@ from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.worker import Run
+from xlaserve.engine.request import EngineRequest
 from xlaserve.errors import XlaserveError
 from xlaserve.planning.load import Load
 from xlaserve.planning.measured_profile import Profile
@@ -140,7 +141,8 @@ class _Server:
             if self._profile.fronts:
                 await self._engine.take(engine_s)
             with self.batcher.admit(images, 0) as admitted:
-                await admitted.run(admitted.buffer((images, SIDE, SIDE, 3)), MODE, arrived + deadline_s)
+                rows = admitted.buffer((images, SIDE, SIDE, 3))
+                await admitted.run(EngineRequest(rows, MODE, arrived + deadline_s))
             if self._profile.fronts:
                 await self._engine.take(engine_s, is_awake=True)
             await front.take(front_s, is_awake=not self._profile.fronts)

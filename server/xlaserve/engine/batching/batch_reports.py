@@ -42,7 +42,7 @@ class BatchReports:
         """Returns the span of a batch, and adds it to its traced jobs; None where none of them is traced."""
         if self.on_traced is None:
             return None
-        jobs = [piece.job for piece in taken.pieces if piece.job.trace is not None]
+        jobs = [piece.job for piece in taken.pieces if piece.job.request.trace is not None]
         if not jobs:
             return None
         if isinstance(run, Run):
@@ -51,10 +51,10 @@ class BatchReports:
             times = (gathered - run.gather_s, gathered, started, run.ended)
         else:
             times = (taken.at, taken.at, taken.at, self.clock())
-        requests = [job.trace for job in jobs[:MAX_TRACED_REQUESTS] if job.trace is not None]
+        requests = [job.request.trace for job in jobs[:MAX_TRACED_REQUESTS] if job.request.trace is not None]
         traced = TracedBatch(new(), requests, self.model, taken.mode, taken.bucket, taken.images, *times)
         for job in jobs:
-            job.traced += (traced,)
+            job.result.traced.append(traced)
         return traced
 
     def trace_alone(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final, Self
 
@@ -24,13 +24,14 @@ from xlaserve.engine.batching.idle_runs import IdleRuns
 from xlaserve.engine.batching.image_admission import ImageAdmission
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.model_queues import Live, ModelQueues
-from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, BatchRows, Job, Result, Shape, fail
+from xlaserve.engine.batching.queue import Job, fail
 from xlaserve.engine.batching.unmatched import Opener, refusal
 from xlaserve.engine.batching.worker import Batch, Worker
 from xlaserve.engine.buckets.demand import Resolution
 from xlaserve.engine.program import Executable, Images, Warmed
+from xlaserve.engine.request import BatchRows, EncodedRequest, EngineRequest, Result, Shape
 from xlaserve.engine.timings import Timings
-from xlaserve.engine.trace_context import TraceContext, TracedBatch
+from xlaserve.engine.trace_context import TracedBatch
 from xlaserve.errors import DeadlineExceeded, ExecutionFailed, InvalidArgument, ModelNotReady, ShuttingDown
 
 log = logging.getLogger(__name__)
@@ -140,12 +141,12 @@ class Batcher:
         """Requests of which images are in the queues."""
         return self._queues.requests
 
-    def admit(self, images: int, size_bytes: int, unmatched: Resolution | None = None) -> AdmittedRequest:
+    def admit(self, images: int, size_bytes: int, unmatched: Resolution | None = None) -> BatcherTicket:
         """Admits a request; see `ModelEngine.admit`."""
         if unmatched is not None:
             self._opener(unmatched).unmatched.check(unmatched)
         self.admission.admit(images, size_bytes)
-        return AdmittedRequest(self, images, size_bytes)
+        return BatcherTicket(self, images, size_bytes)
 
     async def open(self, resolution: Resolution, mode: Mode) -> Mode:
         """Makes the model ready for a resolution without buckets; see `Ticket.open`."""
@@ -156,38 +157,28 @@ class Batcher:
             raise refusal(resolution, "a size that has buckets")
         return self.opener
 
-    def check_encoded(
-        self, images: int, deadline: float, priority: int, *, shapes: Iterable[Shape], decode_s: float, decoding: int
-    ) -> None:
+    def check_encoded(self, request: EncodedRequest) -> None:
         """Refuses encoded images that would be late; see `Forecast.check_encoded`."""
-        self.forecast.check_encoded(images, deadline, priority, shapes=shapes, decode_s=decode_s, decoding=decoding)
+        self.forecast.check_encoded(request)
 
     def outstanding_s(self) -> float:
         """Returns the seconds in which every request that waits or runs should be answered."""
         return self.forecast.drain_s()
 
-    async def run(
-        self,
-        pixels: Images,
-        mode: Mode,
-        deadline: float,
-        priority: int = DEFAULT_PRIORITY,
-        trace: TraceContext | None = None,
-    ) -> Result:
-        """Runs `pixels` `[n, height, width, 3]`, n >= 1, in a `mode` that has buckets of that size.
+    async def run(self, request: EngineRequest) -> Result:
+        """Runs rows of a shape that has buckets; see `Ticket.run`.
 
-        `deadline` is in seconds of the clock; `trace` is the request's span, where it is recorded. Raises
-        DeadlineUnreachable, DeadlineExceeded, ExecutionFailed or ShuttingDown. A cancelled call takes its images out of
-        the queue.
+        Raises DeadlineUnreachable, DeadlineExceeded, ExecutionFailed or ShuttingDown. A cancelled call takes its images
+        out of the queue.
         """
         if self._dispatcher.is_closed:
             raise ModelNotReady(f"model {self.name} was unloaded")
         queues = self._queues
-        queue = queues.by_shape[mode, pixels.shape[1], pixels.shape[2]]
-        is_brief = len(pixels) in queue.costs.brief and not queue.images and not queues.max_delay_s
+        queue = queues.by_shape[request.shape]
+        is_brief = len(request.rows) in queue.costs.brief and not queue.images and not queues.max_delay_s
         if is_brief and self.lanes.try_acquire(queues.share):
-            return self._dispatcher.run_inline(queue, pixels, trace)
-        job = Job(queue, pixels, deadline, self.clock(), self._loop.create_future(), priority, trace)
+            return self._dispatcher.run_inline(queue, request)
+        job = Job(queue, request, self.clock(), self._loop.create_future())
         self.forecast.check(job)
         self._unsettled.add(job)
         queues.append(job)
@@ -206,12 +197,12 @@ class Batcher:
         queue = self._queues.by_shape.get((mode, height, width))
         return queue.costs.largest if queue else 0
 
-    async def run_when_idle(self, pixels: Images, mode: Mode, deadline: float) -> Result:
+    async def run_when_idle(self, request: EngineRequest) -> Result:
         """Runs a batch that no request waits for; see `ModelEngine.run_when_idle`.
 
         A drain does not wait for a batch that has not begun.
         """
-        images, height, width, _ = pixels.shape
+        images, (mode, height, width) = len(request.rows), request.shape
         while True:
             if self.admission.is_closed:
                 raise ModelNotReady(f"model {self.name} is draining")
@@ -219,7 +210,7 @@ class Batcher:
                 raise InvalidArgument("pixels", f"at most {largest} images of this size in a batch", images)
             if not self.waiting_images:
                 bucket = Bucket(self._queues.by_shape[mode, height, width].costs.fitting(images), height, width)
-                batch = Batch(self._programs[mode, bucket].executable, bucket, [pixels])
+                batch = Batch(self._programs[mode, bucket].executable, bucket, [request.rows])
                 try:
                     run = await self._idle_runs.run(batch)
                 except Exception as error:
@@ -227,8 +218,8 @@ class Batcher:
                 if run is not None:
                     outputs = tuple(output[:images] for output in run.outputs)
                     timings = Timings(gather_s=run.gather_s, execute_s=run.execute_s)
-                    return Result([BatchRows(range(images), outputs)], timings)
-            if self.clock() >= deadline:
+                    return Result([BatchRows(range(images), outputs)], timings, [])
+            if self.clock() >= request.deadline:
                 raise DeadlineExceeded(f"model {self.name}: the device was not idle")
             await asyncio.sleep(IDLE_POLL_S)
 
@@ -291,8 +282,8 @@ class Batcher:
         self._on_crash()
 
 
-class AdmittedRequest:
-    """A request that `batcher` admitted; it leaves at the end of the `with` that holds it. See `Ticket`."""
+class BatcherTicket:
+    """A `Ticket` for a request that `batcher` admitted."""
 
     __slots__ = ("_admission", "_images", "_size_bytes", "open", "run")
 

@@ -17,13 +17,14 @@ from xlaserve.engine.batching.batch_reports import BatchReports
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.model_queues import ModelQueues
 from xlaserve.engine.batching.observed import Parts
-from xlaserve.engine.batching.queue import BatchRows, Piece, Queue, Result, TakenBatch, cut, fail, scatter
+from xlaserve.engine.batching.queue import Piece, Queue, TakenBatch, cut, fail, scatter
 from xlaserve.engine.batching.worker import Batch, Run, Worker
 from xlaserve.engine.buckets.demand import note
 from xlaserve.engine.buckets.planner import Step
-from xlaserve.engine.program import Images, Warmed, is_finite, run_batch
+from xlaserve.engine.program import Warmed, is_finite, run_batch
+from xlaserve.engine.request import BatchRows, EngineRequest, Result
 from xlaserve.engine.timings import Timings
-from xlaserve.engine.trace_context import TraceContext, TracedBatch
+from xlaserve.engine.trace_context import TracedBatch
 from xlaserve.errors import DeadlineExceeded, ExecutionFailed, OutOfDeviceMemory
 
 
@@ -62,18 +63,18 @@ class Dispatcher:
         self.is_closed = True
         self._oversized.clear()
 
-    def run_inline(self, queue: Queue, pixels: Images, trace: TraceContext | None) -> Result:
+    def run_inline(self, queue: Queue, request: EngineRequest) -> Result:
         """Runs a request that fills a brief program on the event loop, in the free lane that was acquired for it.
 
         Its time is not observed: plans are for batches that are handed over to a thread. Raises ExecutionFailed.
         """
         mode, height, width = queue.shape
-        images = len(pixels)
+        images = len(request.rows)
         bucket = Bucket(images, height, width)
         began = self.clock()
         run: Run | BaseException
         try:
-            outputs = run_batch(self.programs[mode, bucket].executable, pixels)
+            outputs = run_batch(self.programs[mode, bucket].executable, request.rows)
             run = Run(outputs, 0.0, 0.0, self.clock() - began, is_finite(outputs))
         except Exception as error:
             run = error
@@ -83,11 +84,11 @@ class Dispatcher:
         note(queues.demand[height, width], images, images)
         self.lanes.release()
         traced: TracedBatch | None = None
-        if trace is not None:
-            traced = self.reports.trace_alone(trace, mode, bucket, images, began=began, ended=ended)
+        if request.trace is not None:
+            traced = self.reports.trace_alone(request.trace, mode, bucket, images, began=began, ended=ended)
         self.reports.report(mode, bucket, images, run, traced)
         if isinstance(run, Run):
-            spans = () if traced is None else (traced,)
+            spans = [] if traced is None else [traced]
             return Result([BatchRows(range(images), run.outputs)], Timings(execute_s=ended - began), spans)
         raise ExecutionFailed(f"model {self.model} could not run this batch") from run
 
@@ -140,9 +141,9 @@ class Dispatcher:
         try:
             for job, start, _ in taken.pieces:
                 if start == 0:
-                    job.timings.queue_s = taken.at - job.arrived
-            pixels = [job.pixels[start:stop] for job, start, stop in taken.pieces]
-            batch = Batch(self.programs[taken.mode, taken.bucket].executable, taken.bucket, pixels)
+                    job.result.timings.queue_s = taken.at - job.arrived
+            rows = [job.request.rows[start:stop] for job, start, stop in taken.pieces]
+            batch = Batch(self.programs[taken.mode, taken.bucket].executable, taken.bucket, rows)
             finish = partial(self._finish, taken)
             self.worker.submit(batch, partial(self._loop.call_soon_threadsafe, finish))
         except Exception as error:  # the worker was stopped, or memory is short: the jobs left their queue already
@@ -152,8 +153,8 @@ class Dispatcher:
         """Drops the jobs that can't be answered in time, not even alone."""
         soonest = now + queue.costs.cheapest_s
         first = (takewhile(lambda job: job.rank < soonest, line.jobs) for line in queue.lines.values())
-        late = [job for jobs in first for job in jobs if job.deadline < soonest]
-        if any(job.deadline >= now for job in late):
+        late = [job for jobs in first for job in jobs if job.request.deadline < soonest]
+        if any(job.request.deadline >= now for job in late):
             queue.costs.lower_cheapest()
         fail(late, DeadlineExceeded, f"model {self.model}: the deadline passed while the request waited")
 

@@ -9,12 +9,13 @@ wrong forecast is always corrected.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from xlaserve.engine.batching.lanes import Lanes, Share
-from xlaserve.engine.batching.queue import PATIENCE_S, Job, PriorityLine, Queue, Shape
+from xlaserve.engine.batching.queue import PATIENCE_S, Job, PriorityLine, Queue
+from xlaserve.engine.request import EncodedRequest, Shape
 from xlaserve.errors import DeadlineExceeded, DeadlineUnreachable
 
 FAR: Final = 100
@@ -38,11 +39,11 @@ class Forecast:
 
         Raises DeadlineUnreachable where images wait and `job` would be late, or would make jobs late that it overtakes.
         """
-        queue, images = job.queue, len(job.pixels)
-        slack_s = job.deadline - job.arrived
+        queue, images = job.queue, job.images
+        slack_s = job.request.deadline - job.arrived
         if self._is_far(queue, slack_s):
             return
-        line = queue.lines[job.priority]
+        line = queue.lines[job.request.priority]
         overtaken = line.behind(job.rank)
         ahead = line.images - sum(other.waiting for other in overtaken)
         job.expected_s = self._expected_s(queue, line, ahead + images, job.arrived)
@@ -63,14 +64,12 @@ class Forecast:
             if other.expected_s is not None:
                 other.expected_s += delay_s
 
-    def check_encoded(
-        self, images: int, deadline: float, priority: int, *, shapes: Iterable[Shape], decode_s: float, decoding: int
-    ) -> None:
-        """Raises DeadlineUnreachable for encoded images that can't be answered by their deadline in any of `shapes`.
+    def check_encoded(self, request: EncodedRequest) -> None:
+        """Raises DeadlineUnreachable for encoded images that can't be answered by their deadline in any shape.
 
-        `decode_s` is the expected time until they are decoded, and `decoding` the images of the model that are decoded
-        before them. Raises nothing where none are decoded and none wait.
+        Raises nothing where none are decoded and none wait.
         """
+        images, deadline, priority, shapes, decode_s, decoding = request
         now = self.clock()
         slack_s = deadline - now
         queues = [self.queues[shape] for shape in shapes]
@@ -93,13 +92,13 @@ class Forecast:
         if job.expected_s is None:
             return
         now = self.clock()
-        if job.answered == len(job.pixels):
+        if job.answered == job.images:
             took_s = now - job.arrived
-        elif now >= job.deadline or _was_late(job):
-            took_s = max(now, job.deadline) - job.arrived
+        elif now >= job.request.deadline or _was_late(job):
+            took_s = max(now, job.request.deadline) - job.arrived
         else:
             return
-        job.queue.lines[job.priority].wait_margin.observe(job.expected_s, took_s)
+        job.queue.lines[job.request.priority].wait_margin.observe(job.expected_s, took_s)
 
     def work_s(self) -> float:
         """Returns the seconds that all waiting images should take, had the model the device to itself."""

@@ -16,10 +16,11 @@ from typing import NamedTuple
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.costs import Costs, Turn
 from xlaserve.engine.batching.lanes import Share
-from xlaserve.engine.batching.queue import Job, Queue, Shape
+from xlaserve.engine.batching.queue import Job, Queue
 from xlaserve.engine.buckets.demand import Demand
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Warmed
+from xlaserve.engine.request import Shape
 
 
 class Live(NamedTuple):

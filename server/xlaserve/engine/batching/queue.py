@@ -1,4 +1,4 @@
-"""Jobs, the queue they wait in and the order in which their images leave it, and the rows of outputs they get.
+"""Jobs, the queue they wait in, the order in which their images leave it, and the rows of outputs they get.
 
 Priorities share the batches of a queue by start-time fair queueing, as models share the device (see `lanes`), but by
 images over the priority's weight: while all wait, each gets its share, and none starves. Within a priority the job with
@@ -22,56 +22,27 @@ import numpy as np
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.costs import Costs
 from xlaserve.engine.batching.worker import Run
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.program import Outputs
+from xlaserve.engine.request import WEIGHTS, BatchRows, EngineRequest, Result, Shape
 from xlaserve.engine.timings import Timings
-from xlaserve.engine.trace_context import TraceContext, TracedBatch
 from xlaserve.engine.wait_margin import WaitMargin
 from xlaserve.errors import XlaserveError
 
-Shape = tuple[Mode, int, int]
-"""Mode, height and width: images share a batch only where all three agree."""
-
-
-WEIGHTS: Final = {1: 4, 2: 2, 3: 1}
-"""Shares of a queue's images by priority, 1 the highest, while all of them wait."""
-DEFAULT_PRIORITY: Final = 2
 PATIENCE_S: Final = 10.0
 EARLIER: Final = 1 / 32
 """The part by which each batch reduces the weight of earlier batches in `PriorityLine.lately`."""
 
 
-class BatchRows(NamedTuple):
-    """The outputs of one batch for a job, or for a request of several jobs."""
-
-    rows: Sequence[int]
-    """Places of the images in the job or request."""
-    outputs: Outputs
-    """Outputs with a row for each of these images."""
-
-
-class Result(NamedTuple):
-    """A job's answer, and the seconds of its stages."""
-
-    batches: list[BatchRows]
-    """One batch where the job was not split; several are in any order, as joining them may take long."""
-    timings: Timings
-    traced: Sequence[TracedBatch] = ()
-    """The job's batches, where it is traced."""
-
-
 @dataclass(eq=False, slots=True)
 class Job:
-    """One request's images in a queue."""
+    """A request in a queue."""
 
     queue: Queue
-    pixels: Images
-    deadline: float
+    request: EngineRequest
     arrived: float
     settled: asyncio.Future[Result]
-    priority: int = DEFAULT_PRIORITY
-    """A key of `WEIGHTS`."""
-    trace: TraceContext | None = None
-    """The request's span, where it is recorded."""
+    images: int = field(init=False)
+    """Images of the request."""
     rank: float = field(init=False)
     """Seconds of the clock by which it should be answered: of a priority, the job with the least rank is next."""
     expected_s: float | None = None
@@ -82,17 +53,17 @@ class Job:
     """Images that have left the queue."""
     answered: int = 0
     """Images whose outputs are complete."""
-    batches: list[BatchRows] = field(default_factory=list)
-    timings: Timings = field(default_factory=Timings)
-    traced: tuple[TracedBatch, ...] = ()
+    result: Result = field(default_factory=lambda: Result([], Timings(), []))
+    """The batches so far."""
 
     def __post_init__(self) -> None:
-        self.rank = min(self.deadline, self.arrived + PATIENCE_S)
+        self.images = len(self.request.rows)
+        self.rank = min(self.request.deadline, self.arrived + PATIENCE_S)
 
     @property
     def waiting(self) -> int:
         """Images that are still in the queue."""
-        return len(self.pixels) - self.taken
+        return self.images - self.taken
 
 
 class Piece(NamedTuple):
@@ -122,7 +93,7 @@ class PriorityLine:
             self.jobs.append(job)
         else:
             insort(self.jobs, job, key=rank_of)
-        self.images += len(job.pixels)
+        self.images += job.images
 
     def behind(self, rank: float) -> list[Job]:
         """Returns the jobs that a new job of this rank would overtake."""
@@ -177,11 +148,11 @@ class Queue:
 
     def append(self, job: Job) -> None:
         """Inserts `job` into the line of its priority."""
-        line = self.lines[job.priority]
+        line = self.lines[job.request.priority]
         if not line.images:
             line.virtual = max(line.virtual, self._virtual)  # next of its weight; idle time earns no credit
         line.append(job)
-        self.images += len(job.pixels)
+        self.images += job.images
 
     def take(self, images: int, now: float) -> list[Piece]:
         """Takes the next `images` images out of the queue."""
@@ -197,7 +168,7 @@ class Queue:
         for job, _, stop in pieces:
             job.taken = stop
             if not job.waiting:
-                self.lines[job.priority].jobs.popleft()
+                self.lines[job.request.priority].jobs.popleft()
         return pieces
 
     def _divide(self, images: int) -> dict[PriorityLine, int]:
@@ -218,11 +189,11 @@ class Queue:
     def remove(self, job: Job) -> None:
         """Takes out the waiting images of `job`, if there are any."""
         if job.waiting:
-            line = self.lines[job.priority]
+            line = self.lines[job.request.priority]
             line.jobs.remove(job)
             line.images -= job.waiting
             self.images -= job.waiting
-            job.taken = len(job.pixels)
+            job.taken = job.images
 
 
 @dataclass(eq=False, slots=True)
@@ -284,17 +255,17 @@ def scatter(pieces: Sequence[Piece], run: Run) -> None:
         if job.settled.done():
             continue
         outputs = tuple(output[row:stop_row] for output in run.outputs)
-        if job.batches and _kinds(outputs) != _kinds(job.batches[0].outputs):
-            raise ValueError(f"a batch gave {_kinds(outputs)}, another {_kinds(job.batches[0].outputs)}")
-        job.batches.append(BatchRows(range(start, stop), outputs))
+        batches, timings, _ = job.result
+        if batches and _kinds(outputs) != _kinds(batches[0].outputs):
+            raise ValueError(f"a batch gave {_kinds(outputs)}, another {_kinds(batches[0].outputs)}")
+        batches.append(BatchRows(range(start, stop), outputs))
         job.answered += stop - start
-        timings = job.timings
         timings.gather_s = max(timings.gather_s, run.gather_s)
         timings.execute_s = max(timings.execute_s, run.execute_s)
         if start == 0:
             timings.queue_s += run.wait_s
-        if job.answered == len(job.pixels):
-            job.settled.set_result(Result(job.batches, timings, job.traced))
+        if job.answered == job.images:
+            job.settled.set_result(job.result)
 
 
 def _kinds(outputs: Outputs) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:

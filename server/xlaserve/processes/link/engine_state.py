@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from xlaserve.engine.batching.queue import Shape
 from xlaserve.engine.batching.unmatched import Unmatched
 from xlaserve.engine.buckets.demand import Resolution
+from xlaserve.engine.request import Shape
 from xlaserve.processes.link.arena import ALIGNMENT, PAGE_BYTES, aligned
 
 CHANNELS: Final = 3

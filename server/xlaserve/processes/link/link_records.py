@@ -24,23 +24,26 @@ class Garbled(Exception):
 
 
 class Submit(NamedTuple):
-    """A job: pixels at the beginning of an extent, whose rest is for the outputs."""
+    """A job: an `EngineRequest` to a model, with its rows at the beginning of an extent, whose rest is for the outputs.
+
+    `record_codec.pack_request` makes the fields from `images` on.
+    """
 
     job: int
     """The number of the job. Numbers of jobs and questions count up together."""
+    model: int
     offset: int
     size_bytes: int
-    deadline: float
-    """In seconds of CLOCK_MONOTONIC."""
-    model: int
+    when_idle: bool
+    """Whether `ModelEngine.run_when_idle` runs the job."""
     images: int
     height: int
     width: int
     mode: int
     """An index of `MODES`."""
+    deadline: float
+    """In seconds of CLOCK_MONOTONIC."""
     priority: int
-    when_idle: bool
-    """Whether `ModelEngine.run_when_idle` runs the job."""
     is_sampled: bool
     trace_id: bytes
     """16 bytes, all zero for a job that is not traced."""

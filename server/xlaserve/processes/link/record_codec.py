@@ -10,9 +10,12 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from xlaserve import errors
+from xlaserve.engine.program import Images
+from xlaserve.engine.request import EngineRequest
 from xlaserve.engine.trace_context import TraceContext
 from xlaserve.errors import ExecutionFailed, InvalidArgument, OverloadError, XlaserveError
 from xlaserve.processes.link.link_records import (
+    MODES,
     Answered,
     Ask,
     Cancel,
@@ -43,6 +46,7 @@ MAX_ASK_BYTES: Final = 1024 * 1024
 MAX_TALLY_BYTES: Final = 16 * 2**20
 """Bound of a front's counts: some 2 KB for each version of a model that was used, and 7 KB for each shadow."""
 _NO_TRACE: Final = bytes(16)
+_NO_SPAN: Final = bytes(8)
 _NO_RETRY: Final = -1.0
 
 HELLO: Final = Struct("=8sQI")
@@ -76,7 +80,7 @@ def _form(kind: int, make: Callable[..., Record], fixed: str, *, max_tail_bytes:
 
 
 _FROM_FRONTS: Final = (
-    _form(1, Submit, "QQQdIIIIBB??16s8s"),
+    _form(1, Submit, "QIQQ?IIIBdB?16s8s"),
     _form(2, Cancel, "Q"),
     _form(9, Ask, "Q", max_tail_bytes=MAX_ASK_BYTES),
     _form(13, ReleaseModel, "I"),
@@ -172,18 +176,22 @@ def unpack_hello(data: bytes) -> Hello:
     return hello
 
 
-def pack_trace(trace: TraceContext | None) -> tuple[bool, bytes, bytes]:
-    """Returns the last three values of `Submit`. The state that vendors add to a trace is left out."""
+def pack_request(request: EngineRequest) -> tuple[int, int, int, int, float, int, bool, bytes, bytes]:
+    """Returns the values of `Submit` from `images` on. The state that vendors add to a trace is left out."""
+    rows, mode, deadline, priority, trace = request
+    images, height, width, _ = rows.shape
     if trace is None:
-        return False, _NO_TRACE, bytes(8)
-    return trace.is_sampled, bytes.fromhex(trace.trace_id), bytes.fromhex(trace.span_id)
+        return images, height, width, MODES.index(mode), deadline, priority, False, _NO_TRACE, _NO_SPAN
+    trace_id, span_id = bytes.fromhex(trace.trace_id), bytes.fromhex(trace.span_id)
+    return images, height, width, MODES.index(mode), deadline, priority, trace.is_sampled, trace_id, span_id
 
 
-def unpack_trace(submit: Submit) -> TraceContext | None:
-    """Returns the span of a job; None for a job that is not traced."""
-    if submit.trace_id == _NO_TRACE:
-        return None
-    return TraceContext(submit.trace_id.hex(), submit.span_id.hex(), submit.is_sampled)
+def unpack_request(submit: Submit, rows: Images) -> EngineRequest:
+    """Returns the request of a job whose rows are these."""
+    trace = None
+    if submit.trace_id != _NO_TRACE:
+        trace = TraceContext(submit.trace_id.hex(), submit.span_id.hex(), submit.is_sampled)
+    return EngineRequest(rows, MODES[submit.mode], submit.deadline, submit.priority, trace)
 
 
 def pack_error(error: XlaserveError) -> bytes:

@@ -8,10 +8,9 @@ from typing import Protocol
 
 from xlaserve.config import Mode
 from xlaserve.engine.batching.model_queues import Live
-from xlaserve.engine.batching.queue import Result, Shape
 from xlaserve.engine.buckets.demand import Demand, Resolution
 from xlaserve.engine.model_engine import ModelEngine, Ticket
-from xlaserve.engine.program import Images
+from xlaserve.engine.request import EncodedRequest, EngineRequest, Result
 
 
 class Part(ModelEngine, Protocol):
@@ -72,22 +71,18 @@ class Spread:
         found = (part.largest(mode, height, width) for part in self._parts)
         return min(filter(None, found), default=0)
 
-    async def run_when_idle(self, pixels: Images, mode: Mode, deadline: float) -> Result:
+    async def run_when_idle(self, request: EngineRequest) -> Result:
         """Runs a batch that no request waits for at the part with the least load; see `ModelEngine.run_when_idle`.
 
         Of several such parts it is the first, so that two batches that are to be compared run on the same device.
         """
-        images, height, width, _ = pixels.shape
-        parts = [part for part in self._parts if part.largest(mode, height, width) >= images]
-        return await min(parts or self._parts, key=_load).run_when_idle(pixels, mode, deadline)
+        parts = [part for part in self._parts if part.largest(*request.shape) >= len(request.rows)]
+        return await min(parts or self._parts, key=_load).run_when_idle(request)
 
-    def check_encoded(
-        self, images: int, deadline: float, priority: int, *, shapes: Iterable[Shape], decode_s: float, decoding: int
-    ) -> None:
+    def check_encoded(self, request: EncodedRequest) -> None:
         """Checks the deadline of encoded images by the part that should be done first; see
         `ModelEngine.check_encoded`."""
-        soonest = min(self._parts, key=_outstanding_s)
-        soonest.check_encoded(images, deadline, priority, shapes=shapes, decode_s=decode_s, decoding=decoding)
+        min(self._parts, key=_outstanding_s).check_encoded(request)
 
     def outstanding_s(self) -> float:
         """Returns the seconds in which the first of the parts should have answered all that waits and runs there."""

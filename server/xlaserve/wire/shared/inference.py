@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from xlaserve.config import PixelRange
-from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, WEIGHTS
 from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.request import DEFAULT_PRIORITY, WEIGHTS
 from xlaserve.errors import InvalidArgument, UnsupportedFeature, shown
 from xlaserve.images.decoder import Encoded
 from xlaserve.models.task import Classification, Task, TensorSpec

@@ -9,7 +9,7 @@ from typing import Any, Final
 from xlaserve import __version__
 from xlaserve.admission.audit import audited
 from xlaserve.admission.caller import CURRENT
-from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, WEIGHTS
+from xlaserve.engine.request import DEFAULT_PRIORITY, WEIGHTS
 from xlaserve.errors import InvalidArgument, ModelNotFound, UnsupportedFeature
 from xlaserve.models.task import TensorSpec
 from xlaserve.models.version import Served, State, Version

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tests.server.engine.batching.served_model import COST_S, Make, numbers_of
 
-from xlaserve.engine.batching.queue import Result
+from xlaserve.engine.request import Result
 from xlaserve.errors import DeadlineExceeded
 
 

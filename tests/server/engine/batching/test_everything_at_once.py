@@ -16,7 +16,7 @@ from tests.server.engine.batching.served_model import COST_S, NO_DEADLINE, SQUAR
 
 from xlaserve.config import Mode
 from xlaserve.engine.batching.lanes import Lanes
-from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, WEIGHTS, Result
+from xlaserve.engine.request import DEFAULT_PRIORITY, WEIGHTS, Result
 from xlaserve.errors import (
     DeadlineExceeded,
     DeadlineUnreachable,

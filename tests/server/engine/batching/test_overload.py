@@ -16,9 +16,10 @@ from tests.fakes import Executable, FakeWorker, Observer
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.batching.lanes import Lanes
-from xlaserve.engine.batching.queue import PATIENCE_S, WEIGHTS
+from xlaserve.engine.batching.queue import PATIENCE_S
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Images, Outputs, Warmed
+from xlaserve.engine.request import WEIGHTS, EncodedRequest, EngineRequest
 from xlaserve.errors import DeadlineUnreachable, QueueFull, XlaserveError
 
 COST_S = {1: 0.010, 4: 0.022, 8: 0.036}
@@ -104,7 +105,7 @@ class Server:
         try:
             self.batcher.admission.admit(1, 12)
             try:
-                await self.batcher.run(self.pixels, Mode.XLA, arrived + within_s, priority)
+                await self.batcher.run(EngineRequest(self.pixels, Mode.XLA, arrived + within_s, priority))
             finally:
                 self.batcher.admission.leave(1, 12)
         except XlaserveError as raised:
@@ -295,7 +296,7 @@ async def test_a_refusal_says_by_how_much_the_deadline_would_be_missed(make: Mak
     await asyncio.sleep(0)
     large = np.repeat(server.pixels, 8 * 10, axis=0)
     with pytest.raises(DeadlineUnreachable, match=r"the deadline is in 0.180 s, and the answer would take") as refused:
-        await server.batcher.run(large, Mode.XLA, server.clock() + 5 * BATCH_S)
+        await server.batcher.run(EngineRequest(large, Mode.XLA, server.clock() + 5 * BATCH_S))
     assert refused.value.retry_after_s == pytest.approx((3 + 10 - 5) * BATCH_S, rel=0.15)
     await asyncio.gather(*waiting)
 
@@ -304,9 +305,8 @@ async def test_a_refusal_says_by_how_much_the_deadline_would_be_missed(make: Mak
 
 
 def check(server: Server, within_s: float, *, decode_s: float, decoding: int) -> None:
-    server.batcher.forecast.check_encoded(
-        1, server.clock() + within_s, 2, shapes=[(Mode.XLA, 2, 2)], decode_s=decode_s, decoding=decoding
-    )
+    deadline = server.clock() + within_s
+    server.batcher.forecast.check_encoded(EncodedRequest(1, deadline, 2, [(Mode.XLA, 2, 2)], decode_s, decoding))
 
 
 async def test_images_that_could_not_be_decoded_in_time_are_refused(make: Make) -> None:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from xlaserve.config import Mode
 from xlaserve.engine.batching.costs import Costs
-from xlaserve.engine.batching.queue import PATIENCE_S, WEIGHTS, Job, Piece, Queue
+from xlaserve.engine.batching.queue import PATIENCE_S, Job, Piece, Queue
 from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.request import WEIGHTS, EngineRequest
 
 BEST = 8
 
@@ -23,15 +24,15 @@ def make_queue() -> Queue:
 
 
 def put(queue: Queue, images: int = 1, priority: int = 2, arrived: float = 0.0, within_s: float = math.inf) -> Job:
-    pixels = np.zeros((images, 2, 2, 3), np.uint8)
-    job = Job(queue, pixels, arrived + within_s, arrived, cast(Any, None), priority)
+    rows = np.zeros((images, 2, 2, 3), np.uint8)
+    job = Job(queue, EngineRequest(rows, Mode.XLA, arrived + within_s, priority), arrived, cast(Any, None))
     queue.append(job)
     return job
 
 
 def taken(pieces: Sequence[Piece]) -> Counter[int]:
     """Returns how many images of each priority there are."""
-    return Counter(piece.job.priority for piece in pieces for _ in range(piece.start, piece.stop))
+    return Counter(piece.job.request.priority for piece in pieces for _ in range(piece.start, piece.stop))
 
 
 class Put(NamedTuple):
@@ -87,7 +88,7 @@ def test_every_image_is_taken_once_and_none_of_a_removed_job(asked: list[Put | T
     take(queue.images, float(len(asked)))
     assert not any(line.jobs for line in queue.lines.values())
     assert set(seen.values()) <= {1}
-    kept = sum(len(job.pixels) for job in jobs if id(job) not in removed)
+    kept = sum(job.images for job in jobs if id(job) not in removed)
     assert sum(1 for job, _ in seen if job not in removed) == kept
 
 

@@ -19,6 +19,7 @@ from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.worker import Batch, Run
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Images, Outputs, Warmed
+from xlaserve.engine.request import EngineRequest
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.errors import ExecutionFailed
@@ -134,7 +135,7 @@ async def play(asked: list[Event], lane_count: int, refuses: int, compiling: Thr
             assert await makers[event.model].time(executable, Bucket(1, *event.size), images) > 0
             return
         images = np.full((event.images, *event.size, 3), number, np.uint8)
-        result = await batchers[event.model].run(images, Mode.XLA, math.inf)
+        result = await batchers[event.model].run(EngineRequest(images, Mode.XLA, math.inf))
         assert set(outputs_of(result)[0]) == {number}
 
     tasks = []

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.server.processes.link.models import pictures
 
 from xlaserve.config import Mode
-from xlaserve.engine.batching.queue import Result
+from xlaserve.engine.request import EngineRequest, Result
 from xlaserve.processes.link.front_end.engine_link import EngineLink, connect
 from xlaserve.processes.link.front_end.remote_model import RemoteModel
 
@@ -23,7 +23,7 @@ def model_of(link: EngineLink, name: str) -> RemoteModel:
 async def ask(link: EngineLink, name: str, number: int, images: int = 1) -> Result:
     pixels = pictures(*[number] * images)
     with model_of(link, name).admit(images, pixels.nbytes) as admitted:
-        return await admitted.run(pixels, Mode.XLA, math.inf)
+        return await admitted.run(EngineRequest(pixels, Mode.XLA, math.inf))
 
 
 def flood(link: EngineLink, name: str, count: int) -> list[asyncio.Task[Result]]:

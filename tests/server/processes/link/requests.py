@@ -11,9 +11,9 @@ from tests.server.processes.link.engines import Engines
 from tests.server.processes.link.models import SMALL, pictures
 
 from xlaserve.config import Mode
-from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, Result
 from xlaserve.engine.model_engine import ModelEngine
 from xlaserve.engine.program import Images
+from xlaserve.engine.request import DEFAULT_PRIORITY, EngineRequest, Result
 from xlaserve.engine.trace_context import TraceContext
 from xlaserve.errors import ModelNotReady
 
@@ -36,7 +36,7 @@ async def ask(
             buffer = admitted.buffer((len(pixels), *size, 3))
             buffer[...] = pixels
             pixels = buffer
-        return await admitted.run(pixels, mode, deadline, priority, trace)
+        return await admitted.run(EngineRequest(pixels, mode, deadline, priority, trace))
 
 
 def begin(*arguments: Any, **named: Any) -> asyncio.Task[Result]:

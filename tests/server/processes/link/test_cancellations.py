@@ -10,7 +10,7 @@ from tests.fakes import outputs_of
 from tests.server.processes.link.engines import Engines, EnginesElsewhere, until_admitted, until_nothing_is_held
 from tests.server.processes.link.requests import ask, begin, numbers
 
-from xlaserve.engine.batching.queue import Result
+from xlaserve.engine.request import Result
 
 
 async def test_all_is_given_back_as_soon_as_an_answer_is_dropped(engines: Engines) -> None:

@@ -16,17 +16,17 @@ import pytest
 from tests.fakes import outputs_of
 from tests.server.processes.link.engines import EngineProcess, EnginesElsewhere, until, until_nothing_is_held
 from tests.server.processes.link.front_process import ask, flood, start_front
-from tests.server.processes.link.models import OTHER, PATIENCE_S, SMALL, pictures
+from tests.server.processes.link.models import OTHER, PATIENCE_S, pictures
 
 from xlaserve.config import Mode
-from xlaserve.engine.batching.queue import Result
+from xlaserve.engine.request import EngineRequest, Result
 from xlaserve.errors import EngineLost, QueueFull
 from xlaserve.processes.link.arena import Arena
 from xlaserve.processes.link.engine_end.host import bound
 from xlaserve.processes.link.front_end.engine_link import connect
 from xlaserve.processes.link.front_end.remote_model import RemoteModel
-from xlaserve.processes.link.link_records import MODES, Cancel, Settled, Submit
-from xlaserve.processes.link.record_codec import HELLO, pack, pack_hello, pack_trace
+from xlaserve.processes.link.link_records import Cancel, Settled, Submit
+from xlaserve.processes.link.record_codec import HELLO, pack, pack_hello, pack_request
 
 FAR = float("inf")
 
@@ -75,7 +75,7 @@ async def test_an_engine_that_is_killed_fails_what_no_request_waits_for_and_what
     engines = await EnginesElsewhere.connect(process)
     running = asyncio.create_task(ask(engines.link, "gated", 1))
     await process.gate.started()
-    idle = asyncio.create_task(engines.engine("gated").run_when_idle(pictures(2), Mode.XLA, FAR))
+    idle = asyncio.create_task(engines.engine("gated").run_when_idle(EngineRequest(pictures(2), Mode.XLA, FAR)))
     os.kill(process.pid, signal.SIGSTOP)
     with engines.engine("any size").admit(1, 1, OTHER) as admitted:
         opening = [asyncio.create_task(admitted.open(OTHER, Mode.XLA)) for _ in range(2)]
@@ -96,10 +96,10 @@ async def test_what_no_request_waits_for_leaves_half_of_the_memory_to_requests(p
     share = engine.share
     used = engines.link.arena.take(share.max_bytes // 2 + 1, share)
     with pytest.raises(QueueFull, match=f"more than half of {share.max_bytes} bytes"):
-        await engine.run_when_idle(pictures(1), Mode.XLA, FAR)
+        await engine.run_when_idle(EngineRequest(pictures(1), Mode.XLA, FAR))
     assert outputs_of(await ask(engines.link, "numbers", 2))[0] == [2]
     del used
-    assert outputs_of(await engine.run_when_idle(pictures(3), Mode.XLA, FAR))[0] == [3]
+    assert outputs_of(await engine.run_when_idle(EngineRequest(pictures(3), Mode.XLA, FAR)))[0] == [3]
     await until_nothing_is_held(engines)
     await engines.stop()
 
@@ -196,9 +196,8 @@ class RawFront:
 
     def submit(self, job: int, model: int) -> Submit:
         offset, self.used_bytes = self.used_bytes, self.used_bytes + 4096
-        height, width = SMALL
-        trace = pack_trace(None)
-        return Submit(job, offset, 4096, FAR, model, 1, height, width, MODES.index(Mode.XLA), 2, False, *trace)
+        request = EngineRequest(pictures(1), Mode.XLA, FAR)
+        return Submit(job, model, offset, 4096, False, *pack_request(request))
 
     async def is_hung_up_on(self) -> bool:
         def read() -> bool:

@@ -34,7 +34,7 @@ from tests.server.processes.link.front_process import start_front
 from tests.server.processes.link.models import LARGE, PATIENCE_S, SMALL, TALL, pictures
 
 from xlaserve.config import Mode
-from xlaserve.engine.batching.queue import WEIGHTS, Result
+from xlaserve.engine.request import WEIGHTS, EngineRequest, Result
 from xlaserve.errors import (
     DeadlineExceeded,
     DeadlineUnreachable,
@@ -89,7 +89,7 @@ class Job:
                 buffer = admitted.buffer(pixels.shape)
                 buffer[...] = pixels
                 pixels = buffer
-            return await admitted.run(pixels, self.mode, deadline, self.priority)
+            return await admitted.run(EngineRequest(pixels, self.mode, deadline, self.priority))
 
     def is_answered_by(self, result: Result) -> bool:
         first, *others = outputs_of(result)

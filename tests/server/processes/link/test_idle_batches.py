@@ -11,12 +11,13 @@ from tests.server.processes.link.models import COST_S, MAX_BYTES, MAX_IMAGES, OT
 from tests.server.processes.link.requests import ask, begin, numbers
 
 from xlaserve.config import Mode
-from xlaserve.engine.batching.queue import Result
+from xlaserve.engine.request import EngineRequest, Result
 from xlaserve.errors import DeadlineExceeded, ExecutionFailed, InvalidArgument, ModelNotReady
 
 
 async def when_idle(engines: Engines, name: str, *numbers: int, within_s: float = 20.0) -> Result:
-    return await engines.engine(name).run_when_idle(pictures(*numbers), Mode.XLA, time.perf_counter() + within_s)
+    request = EngineRequest(pictures(*numbers), Mode.XLA, time.perf_counter() + within_s)
+    return await engines.engine(name).run_when_idle(request)
 
 
 @pytest.mark.parametrize("images", [1, 3, 8])

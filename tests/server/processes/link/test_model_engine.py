@@ -15,6 +15,7 @@ from tests.server.processes.link.models import LARGE, MAP_SIDE, SMALL, TALL, pic
 from tests.server.processes.link.requests import ask, begin, numbers, takes
 
 from xlaserve.config import Mode
+from xlaserve.engine.request import EncodedRequest, EngineRequest
 from xlaserve.engine.trace_context import new
 from xlaserve.errors import DeadlineExceeded, DeadlineUnreachable, ExecutionFailed, ModelNotReady, ShuttingDown
 
@@ -47,7 +48,7 @@ async def test_large_outputs_come_whole(engines: Engines) -> None:
 async def test_pixels_that_are_not_contiguous_are_taken(engines: Engines) -> None:
     pixels = np.broadcast_to(pictures(7)[:, :1, :1], (1, *SMALL, 3))
     with engines.engine("numbers").admit(1, pixels.nbytes) as admitted:
-        result = await admitted.run(pixels, Mode.XLA, math.inf)
+        result = await admitted.run(EngineRequest(pixels, Mode.XLA, math.inf))
     assert outputs_of(result)[0] == [7]
 
 
@@ -98,11 +99,12 @@ async def test_what_cannot_make_its_deadline_is_refused_on_arrival(engines: Engi
 
 async def test_encoded_images_are_refused_before_they_are_decoded_where_that_takes_too_long(engines: Engines) -> None:
     engine = engines.engine("numbers")
-    shapes = [(Mode.XLA, *SMALL)]
-    engine.check_encoded(1, time.perf_counter() + 0.001, 2, shapes=shapes, decode_s=1.0, decoding=0)  # nothing waits
-    engine.check_encoded(1, time.perf_counter() + 9.0, 2, shapes=shapes, decode_s=1.0, decoding=3)
+    now = time.perf_counter()
+    request = EncodedRequest(1, now + 0.001, 2, [(Mode.XLA, *SMALL)], decode_s=1.0, decoding=0)
+    engine.check_encoded(request)  # nothing waits
+    engine.check_encoded(request._replace(deadline=now + 9.0, decoding=3))
     with pytest.raises(DeadlineUnreachable, match="model numbers: the deadline is in 0"):
-        engine.check_encoded(1, time.perf_counter() + 0.5, 2, shapes=shapes, decode_s=1.0, decoding=3)
+        engine.check_encoded(request._replace(deadline=now + 0.5, decoding=3))
 
 
 async def test_a_program_that_raises_fails_its_requests_and_tells_nothing(engines: Engines) -> None:

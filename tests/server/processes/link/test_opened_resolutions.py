@@ -13,6 +13,7 @@ from tests.server.processes.link.engines import Engines, until
 from tests.server.processes.link.models import BROKEN, COST_S, OTHER, pictures
 
 from xlaserve.config import Mode
+from xlaserve.engine.request import EngineRequest
 from xlaserve.errors import InvalidArgument
 
 
@@ -30,7 +31,7 @@ async def ask_unmatched(
     pixels = pictures(*numbers, size=size)
     with engines.engine("any size").admit(len(pixels), pixels.nbytes, size) as admitted:
         opened = await admitted.open(size, mode)
-        result = await admitted.run(pixels, opened, math.inf)
+        result = await admitted.run(EngineRequest(pixels, opened, math.inf))
     return opened, [int(number) for number in outputs_of(result)[0]]
 
 

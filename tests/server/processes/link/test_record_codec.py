@@ -5,9 +5,12 @@ import random
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from xlaserve import errors
+from xlaserve.config import Mode
+from xlaserve.engine.request import EngineRequest
 from xlaserve.engine.trace_context import TraceContext
 from xlaserve.errors import ExecutionFailed, InvalidArgument, OverloadError, QueueFull, XlaserveError
 from xlaserve.processes.link.link_records import (
@@ -38,13 +41,15 @@ from xlaserve.processes.link.record_codec import (
     pack,
     pack_error,
     pack_hello,
-    pack_trace,
+    pack_request,
     unpack_error,
     unpack_hello,
-    unpack_trace,
+    unpack_request,
 )
 
-SUBMIT = Submit(1, 4096, 150_528, 12.5, 3, 1, 224, 224, 2, 1, False, *pack_trace(None))
+ROWS = np.zeros((1, 224, 224, 3), np.uint8)
+REQUEST = EngineRequest(ROWS, Mode.XLA, 12.5, 1)
+SUBMIT = Submit(1, 3, 4096, 150_528, False, *pack_request(REQUEST))
 FROM_FRONTS: list[Record] = [
     SUBMIT,
     Cancel(2**64 - 1),
@@ -169,8 +174,12 @@ def test_a_long_message_is_cut_and_an_unknown_error_is_one_of_the_model() -> Non
     assert type(unpack_error(pack_error(Newer("x")))) is ExecutionFailed
 
 
-def test_a_trace_travels_without_what_vendors_added() -> None:
-    trace = TraceContext("12" * 16, "ab" * 8, True, "vendor=1")
-    submit = Submit(*SUBMIT[:-3], *pack_trace(trace))
-    assert unpack_trace(submit) == trace._replace(state="")
-    assert unpack_trace(SUBMIT) is None
+@pytest.mark.parametrize("trace", [None, TraceContext("12" * 16, "ab" * 8, True, "vendor=1")])
+def test_a_request_travels_as_it_is_but_for_the_vendors_part_of_its_trace(trace: TraceContext | None) -> None:
+    request = REQUEST._replace(trace=trace)
+    (submit,) = RecordReader.from_front().feed(pack(Submit(1, 3, 4096, 150_528, False, *pack_request(request))))
+    assert isinstance(submit, Submit)
+    assert (submit.images, submit.height, submit.width) == (1, 224, 224)
+    rows, *others = unpack_request(submit, ROWS)
+    assert rows is ROWS
+    assert others == [Mode.XLA, 12.5, 1, trace and trace._replace(state="")]

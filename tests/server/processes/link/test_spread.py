@@ -11,7 +11,7 @@ import pytest
 
 from xlaserve.config import Mode
 from xlaserve.engine.batching.model_queues import Live
-from xlaserve.engine.program import Images
+from xlaserve.engine.request import EncodedRequest, EngineRequest
 from xlaserve.errors import DeadlineUnreachable
 from xlaserve.processes.link.spread import Part, Spread
 
@@ -43,12 +43,12 @@ class Engine:
     def largest(self, mode: Mode, height: int, width: int) -> int:
         return self.batches.get((mode, height, width), 0)
 
-    async def run_when_idle(self, pixels: Images, mode: Mode, deadline: float) -> Any:
-        self.ran.append(len(pixels))
+    async def run_when_idle(self, request: EngineRequest) -> Any:
+        self.ran.append(len(request.rows))
 
-    def check_encoded(self, images: int, deadline: float, priority: int, **_: Any) -> None:
-        if self.told_s > deadline:
-            raise DeadlineUnreachable(self.name, self.told_s - deadline)
+    def check_encoded(self, request: EncodedRequest) -> None:
+        if self.told_s > request.deadline:
+            raise DeadlineUnreachable(self.name, self.told_s - request.deadline)
 
     def outstanding_s(self) -> float:
         return self.told_s
@@ -98,11 +98,11 @@ def test_engines_that_have_nothing_to_do_take_turns() -> None:
 
 def test_what_can_be_answered_in_time_somewhere_is_taken() -> None:
     model = spread(Engine("slow", 2.0), Engine("quick", 1.0))
-    shapes = [(Mode.XLA, 8, 8)]
-    model.check_encoded(1, 1.5, 0, shapes=shapes, decode_s=0.0, decoding=0)
-    model.check_encoded(1, math.inf, 0, shapes=shapes, decode_s=0.0, decoding=0)
+    request = EncodedRequest(1, 1.5, 2, [(Mode.XLA, 8, 8)], decode_s=0.0, decoding=0)
+    model.check_encoded(request)
+    model.check_encoded(request._replace(deadline=math.inf))
     with pytest.raises(DeadlineUnreachable, match="quick"):
-        model.check_encoded(1, 0.5, 0, shapes=shapes, decode_s=0.0, decoding=0)
+        model.check_encoded(request._replace(deadline=0.5))
     assert model.outstanding_s() == 1.0
 
 
@@ -150,14 +150,14 @@ async def test_what_no_request_waits_for_runs_where_the_least_is_to_be_done_and_
     first, second = Engine(), Engine()
     model, pixels = spread(first, second), np.zeros((3, 8, 8, 3), np.uint8)
     for _ in range(2):
-        await model.run_when_idle(pixels, Mode.XLA, math.inf)
+        await model.run_when_idle(EngineRequest(pixels, Mode.XLA, math.inf))
     assert (first.ran, second.ran) == ([3, 3], [])
     first.images = 1
-    await model.run_when_idle(pixels, Mode.XLA, math.inf)
+    await model.run_when_idle(EngineRequest(pixels, Mode.XLA, math.inf))
     assert (first.ran, second.ran) == ([3, 3], [3])
     second.batches[Mode.XLA, 8, 8] = 2
     assert model.largest(Mode.XLA, 8, 8) == 2
-    await model.run_when_idle(pixels, Mode.XLA, math.inf)
+    await model.run_when_idle(EngineRequest(pixels, Mode.XLA, math.inf))
     assert (first.ran, second.ran) == ([3, 3, 3], [3]), "where such a batch runs"
     first.batches.clear()
     assert model.largest(Mode.XLA, 8, 8) == 2

@@ -150,7 +150,7 @@ async def main():
     answers = {}
     for mode in MODES:
         batcher.admission.admit(40, pixels.nbytes)
-        jobs = [batcher.run(pixels[n : n + 1], mode, float("inf")) for n in range(40)]
+        jobs = [batcher.run(EngineRequest(pixels[n : n + 1], mode, float("inf"))) for n in range(40)]
         answers[mode] = np.concatenate([result.batches[0].outputs[0] for result in await asyncio.gather(*jobs)])
         batcher.admission.leave(40, pixels.nbytes)
     expected = built[0].predict_on_batch(pixels.astype(np.float32))

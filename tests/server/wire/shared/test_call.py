@@ -9,7 +9,7 @@ import pytest
 from xlaserve.admission.caller import CURRENT, Caller, Limit, Origin, Role
 from xlaserve.admission.calls import CallAdmission
 from xlaserve.config import Mode, ModelSettings, ShadowSettings
-from xlaserve.engine.batching.queue import DEFAULT_PRIORITY
+from xlaserve.engine.request import DEFAULT_PRIORITY
 from xlaserve.engine.timings import Timings
 from xlaserve.errors import (
     DeadlineExceeded,

@@ -15,8 +15,8 @@ from PIL import Image
 from xlaserve.admission import shared_counts
 from xlaserve.admission.shared_counts import Kind, SharedCounts
 from xlaserve.config import Bucket, Decoding, Fit, Mode, ModelSettings, ShadowSettings
-from xlaserve.engine.batching.queue import BatchRows, Result
 from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.request import BatchRows, EngineRequest, Result
 from xlaserve.engine.timings import Timings
 from xlaserve.errors import DeadlineExceeded, EngineLost, InvalidArgument, ModelNotReady, QueueFull, XlaserveError
 from xlaserve.images.decoder import ImageLimits
@@ -46,7 +46,8 @@ class Batcher:
     def largest(self, mode: Mode, height: int, width: int) -> int:
         return 4 if (height, width) in ((4, 6), (8, 8)) else 0
 
-    async def run_when_idle(self, pixels: Images, mode: Mode, deadline: float) -> Result:
+    async def run_when_idle(self, request: EngineRequest) -> Result:
+        pixels, mode, deadline, *_ = request
         self.deadlines.append(deadline)
         if self.hold:
             await self.hold.wait()
@@ -54,7 +55,7 @@ class Batcher:
             raise self.error
         self._ran.append((self._name, mode, pixels[:, 0, 0, 0].tolist()))
         rows = BatchRows(range(len(pixels)), self.answer_of(mode, pixels))
-        return Result([rows], Timings(execute_s=self.seconds[mode]))
+        return Result([rows], Timings(execute_s=self.seconds[mode]), [])
 
 
 def _one_hot(pixels: Images) -> Any:

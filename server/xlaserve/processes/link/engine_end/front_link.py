@@ -15,8 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from xlaserve.engine.batching.queue import WEIGHTS, Result
-from xlaserve.engine.program import Images
+from xlaserve.engine.request import WEIGHTS, EngineRequest, Result
 from xlaserve.errors import ExecutionFailed, QueueFull, XlaserveError, clear_tracebacks
 from xlaserve.processes.link.arena import MAX_INLINE_BYTES, ArenaView, Layout, Memory, aligned, outputs_in
 from xlaserve.processes.link.channel import Channel
@@ -42,7 +41,7 @@ from xlaserve.processes.link.link_records import (
     Settled,
     Submit,
 )
-from xlaserve.processes.link.record_codec import RecordReader, pack_error, unpack_trace
+from xlaserve.processes.link.record_codec import RecordReader, pack_error, unpack_request
 
 log = logging.getLogger(__name__)
 
@@ -183,9 +182,9 @@ class FrontLink:
         error: BaseException | None = None
         try:
             shape = submit.images, submit.height, submit.width, CHANNELS
-            pixels: Images = memory[: math.prod(shape)].reshape(shape)
-            result = await self._result(submit, pixels)
-            settled = await self._write(submit, memory, pixels.nbytes, result)
+            request = unpack_request(submit, memory[: math.prod(shape)].reshape(shape))
+            result = await self._result(submit, request)
+            settled = await self._write(submit, memory, request.rows.nbytes, result)
         except asyncio.CancelledError as cancelled:
             error = cancelled
         except XlaserveError as failed:
@@ -226,12 +225,12 @@ class FrontLink:
         else:
             self.channel.send(Answered(number, answer.encode()))
 
-    async def _result(self, submit: Submit, pixels: Images) -> Result:
-        engine, mode = self._models.engine(submit.model), MODES[submit.mode]
+    async def _result(self, submit: Submit, request: EngineRequest) -> Result:
+        engine = self._models.engine(submit.model)
         if submit.when_idle:
-            return await engine.run_when_idle(pixels, mode, submit.deadline)
-        with engine.admit(submit.images, pixels.nbytes) as admitted:
-            return await admitted.run(pixels, mode, submit.deadline, submit.priority, unpack_trace(submit))
+            return await engine.run_when_idle(request)
+        with engine.admit(submit.images, request.rows.nbytes) as admitted:
+            return await admitted.run(request)
 
     async def _write(self, submit: Submit, memory: Memory, pixel_bytes: int, result: Result) -> Settled:
         """Copies the outputs into the extent, behind the pixels, and returns the record of the job's end."""
@@ -256,7 +255,7 @@ class FrontLink:
         if number is None:
             number = self._layouts[layout] = len(self._layouts)
             self.channel.send(OutputLayout(number, pickle.dumps(layout)))
-        tail = pickle.dumps(tuple(traced)) if traced else b""
+        tail = pickle.dumps(traced) if traced else b""
         return Settled(submit.job, number, timings.queue_s, timings.gather_s, timings.execute_s, tail)
 
     def _cancelled(self, job: int, task: asyncio.Task[None]) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from xlaserve.engine.batching.queue import BatchRows, Result
 from xlaserve.engine.program import Images
+from xlaserve.engine.request import BatchRows, EngineRequest, Result
 from xlaserve.engine.timings import Timings
 from xlaserve.engine.trace_context import TracedBatch
 from xlaserve.errors import EngineLost, QueueFull
-from xlaserve.processes.link.arena import MAX_INLINE_BYTES, Arena, Extent, Layout, outputs_in
+from xlaserve.processes.link.arena import MAX_INLINE_BYTES, Arena, Extent, Layout, aligned, outputs_in
 from xlaserve.processes.link.link_records import Ask, Cancel, Garbled, Record, Settled, Submit
-from xlaserve.processes.link.record_codec import unpack_error
+from xlaserve.processes.link.record_codec import pack_request, unpack_error
 
 
 class _Job(NamedTuple):
@@ -61,27 +61,23 @@ class EngineCalls:
         if self._is_lost:
             raise _engine_lost()
 
-    def next_number(self) -> int:
-        """Returns the number of the next job or question."""
-        self._last_number += 1
-        return self._last_number
-
-    async def run(self, submit: Submit, extent: Extent, outputs_at: int) -> Result:
-        """Has the engine run the pixels in an extent, and write the outputs to it from byte `outputs_at` on.
+    async def run(self, model: int, request: EngineRequest, extent: Extent, *, when_idle: bool = False) -> Result:
+        """Has the engine run a request to a model, whose rows lie at the beginning of an extent.
 
         Raises any error of the engine, QueueFull, and EngineLost. A call that is cancelled is cancelled there.
         """
         self.check()
         if len(self._jobs) >= self._max_jobs:
             raise QueueFull(f"{self._max_jobs} requests are under way in the engine, and no more fit")
+        number = self._next_number()
         settled: asyncio.Future[Result] = self._loop.create_future()
-        self._jobs[submit.job] = _Job(settled, extent, submit.images, outputs_at)
-        self.send(submit)
+        self._jobs[number] = _Job(settled, extent, len(request.rows), aligned(request.rows.nbytes))
+        self.send(Submit(number, model, extent.offset, len(extent.memory), when_idle, *pack_request(request)))
         try:
             return await settled
         except asyncio.CancelledError:
-            if submit.job in self._jobs:
-                self.send(Cancel(submit.job))
+            if number in self._jobs:
+                self.send(Cancel(number))
             raise
 
     async def ask(self, question: str, **arguments: object) -> Any:
@@ -90,7 +86,7 @@ class EngineCalls:
         Raises any error of the engine, and EngineLost. A question that is cancelled is, if possible, cancelled there.
         """
         self.check()
-        number = self.next_number()
+        number = self._next_number()
         answered = self._questions[number] = self._loop.create_future()
         self.send(Ask(number, json.dumps([question, arguments]).encode()))
         try:
@@ -120,7 +116,7 @@ class EngineCalls:
         if job.settled.done():
             return
         outputs = outputs_in(job.extent.memory, job.outputs_at, job.images, self._layouts[record.layout])
-        traced: Sequence[TracedBatch] = pickle.loads(record.tail) if record.tail else ()
+        traced: list[TracedBatch] = pickle.loads(record.tail) if record.tail else []
         timings = Timings(queue_s=record.queue_s, gather_s=record.gather_s, execute_s=record.execute_s)
         job.settled.set_result(Result([BatchRows(range(job.images), outputs)], timings, traced))
 
@@ -162,6 +158,11 @@ class EngineCalls:
         self._copying.shutdown(wait=False)
         self.arena.end()  # not with the link, whose objects refer to each other and may live for long
         return len(jobs)
+
+    def _next_number(self) -> int:
+        """Returns the number of the next job or question."""
+        self._last_number += 1
+        return self._last_number
 
     def _job(self, number: int) -> _Job:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Self
 
@@ -13,17 +13,15 @@ import numpy as np
 from xlaserve.config import Mode
 from xlaserve.engine.batching.image_admission import ImageAdmission
 from xlaserve.engine.batching.model_queues import Live
-from xlaserve.engine.batching.queue import DEFAULT_PRIORITY, Result, Shape
 from xlaserve.engine.batching.unmatched import refusal
 from xlaserve.engine.buckets.demand import Resolution
 from xlaserve.engine.program import Images
-from xlaserve.engine.trace_context import TraceContext
+from xlaserve.engine.request import EncodedRequest, EngineRequest, Result
 from xlaserve.errors import DeadlineUnreachable, InvalidArgument, QueueFull
 from xlaserve.processes.link.arena import Extent, Share, aligned
 from xlaserve.processes.link.engine_state import ModelSnapshot
 from xlaserve.processes.link.front_end.engine_calls import EngineCalls
-from xlaserve.processes.link.link_records import MODES, ReleaseModel, Submit
-from xlaserve.processes.link.record_codec import pack_trace
+from xlaserve.processes.link.link_records import ReleaseModel
 
 
 class Openings:
@@ -160,64 +158,33 @@ class RemoteModel:
         height, width = resolution
         await self._calls.ask("open", model=self.snapshot.id, height=height, width=width)
 
-    async def run_when_idle(self, pixels: Images, mode: Mode, deadline: float) -> Result:
-        """Runs a batch that no request waits for; see `ModelEngine.run_when_idle`.
+    async def run_when_idle(self, request: EngineRequest) -> Result:
+        """Runs a batch that no client waits for; see `ModelEngine.run_when_idle`.
 
         Raises QueueFull as well where more than half of the model's share of the arena is in use.
         """
         if 2 * self._calls.arena.used_of(self.share) > self.share.max_bytes:
             raise QueueFull(f"more than half of {self.share.max_bytes} bytes for images and outputs is in use")
-        with RemoteRequest(self, self._calls, 0, 0) as request:
-            return await request.run_when_idle(pixels, mode, deadline)
+        with RemoteTicket(self, self._calls, 0, 0) as ticket:
+            return await ticket.run_when_idle(request)
 
-    async def submit(
-        self,
-        extent: Extent,
-        shape: tuple[int, ...],
-        mode: Mode,
-        deadline: float,
-        *,
-        priority: int = DEFAULT_PRIORITY,
-        when_idle: bool = False,
-        trace: TraceContext | None = None,
-    ) -> Result:
-        """Has the engine run the pixels, of `shape`, at the beginning of an extent."""
-        images, height, width, channels = shape
-        submit = Submit(
-            self._calls.next_number(),
-            extent.offset,
-            len(extent.memory),
-            deadline,
-            self.snapshot.id,
-            images,
-            height,
-            width,
-            MODES.index(mode),
-            priority,
-            when_idle,
-            *pack_trace(trace),
-        )
-        return await self._calls.run(submit, extent, aligned(images * height * width * channels))
-
-    def admit(self, images: int, size_bytes: int, unmatched: Resolution | None = None) -> RemoteRequest:
+    def admit(self, images: int, size_bytes: int, unmatched: Resolution | None = None) -> RemoteTicket:
         """Admits a request; see `ModelEngine.admit`. The engine applies the limits for all fronts when it runs it."""
         self._calls.check()
         if unmatched is not None:
             self._openings.check(self.snapshot, unmatched)
         self.admission.admit(images, size_bytes)
-        return RemoteRequest(self, self._calls, images, size_bytes)
+        return RemoteTicket(self, self._calls, images, size_bytes)
 
-    def check_encoded(
-        self, images: int, deadline: float, priority: int, *, shapes: Iterable[Shape], decode_s: float, decoding: int
-    ) -> None:
+    def check_encoded(self, request: EncodedRequest) -> None:
         """Raises DeadlineUnreachable for images that can't be decoded, or run after all that waits, in time.
 
         The engine checks again, with priorities and shapes too, once the images are there.
         """
         outstanding_s = self.outstanding_s()
-        if not decoding and not outstanding_s:
+        if not request.decoding and not outstanding_s:
             return
-        likely_s, slack_s = max(decode_s, outstanding_s), deadline - self._clock()
+        likely_s, slack_s = max(request.decode_s, outstanding_s), request.deadline - self._clock()
         if likely_s > slack_s:
             raise DeadlineUnreachable(
                 f"model {self.snapshot.title}: the deadline is in {max(0.0, slack_s):.3f} s, and the answer would take"
@@ -226,8 +193,8 @@ class RemoteModel:
             )
 
 
-class RemoteRequest:
-    """A request that a front has admitted. It counts until the `with` that holds it ends."""
+class RemoteTicket:
+    """A `Ticket` for a request that a front has admitted. It counts until the `with` that holds it ends."""
 
     __slots__ = ("_buffers", "_calls", "_images", "_model", "_size_bytes")
 
@@ -248,6 +215,37 @@ class RemoteRequest:
     def buffer(self, shape: tuple[int, int, int, int]) -> Images:
         """Returns shared memory for pixels `[n, height, width, 3]`, with any content. Raises QueueFull, EngineLost, or
         InvalidArgument for a size that the model does not take."""
+        pixels, _ = self._buffer(shape)
+        return pixels
+
+    async def open(self, resolution: Resolution, mode: Mode) -> Mode:
+        """Makes the model ready for a resolution; see `Ticket.open`. Returns a mode by the engine's last snapshot."""
+        await self._model.open(resolution)
+        return mode if self._model.largest(mode, *resolution) else Mode.GRAPH
+
+    async def run(self, request: EngineRequest) -> Result:
+        """Runs rows; see `Ticket.run`. Rows that are no `buffer` are copied into one."""
+        rows, model = request.rows, self._model
+        extent = next((extent for buffer, extent in self._buffers if buffer is rows), None)
+        if extent is None:
+            buffer, extent = self._buffer(rows.shape)
+            await self._calls.copy(rows, buffer)
+        images, size_bytes = len(rows), rows.nbytes
+        model.submitted_images += images
+        model.submitted_bytes += size_bytes
+        try:
+            return await self._calls.run(model.snapshot.id, request, extent)
+        finally:
+            model.submitted_images -= images
+            model.submitted_bytes -= size_bytes
+
+    async def run_when_idle(self, request: EngineRequest) -> Result:
+        """Runs a batch that no client waits for; see `ModelEngine.run_when_idle`."""
+        buffer, extent = self._buffer(request.rows.shape)
+        await asyncio.to_thread(np.copyto, buffer, request.rows)  # no request's copy is to wait for this one
+        return await self._calls.run(self._model.snapshot.id, request, extent, when_idle=True)
+
+    def _buffer(self, shape: tuple[int, ...]) -> tuple[Images, Extent]:
         images, height, width, channels = shape
         self._calls.check()
         size_bytes = images * height * width * channels
@@ -259,41 +257,4 @@ class RemoteRequest:
         extent = self._calls.arena.take(aligned(size_bytes) + room_bytes, self._model.share)
         pixels = extent.memory[:size_bytes].reshape(shape)
         self._buffers.append((pixels, extent))
-        return pixels
-
-    async def open(self, resolution: Resolution, mode: Mode) -> Mode:
-        """Makes the model ready for a resolution; see `Ticket.open`. Returns a mode by the engine's last snapshot."""
-        await self._model.open(resolution)
-        return mode if self._model.largest(mode, *resolution) else Mode.GRAPH
-
-    async def run(
-        self,
-        pixels: Images,
-        mode: Mode,
-        deadline: float,
-        priority: int = DEFAULT_PRIORITY,
-        trace: TraceContext | None = None,
-    ) -> Result:
-        """Runs pixels; see `Ticket.run`. Pixels that are no `buffer` are copied into one."""
-        count, height, width, channels = pixels.shape
-        extent = next((extent for buffer, extent in self._buffers if buffer is pixels), None)
-        if extent is None:
-            buffer = self.buffer((count, height, width, channels))
-            _, extent = self._buffers[-1]
-            await self._calls.copy(pixels, buffer)
-        model, size_bytes = self._model, pixels.nbytes
-        model.submitted_images += count
-        model.submitted_bytes += size_bytes
-        try:
-            return await model.submit(extent, pixels.shape, mode, deadline, priority=priority, trace=trace)
-        finally:
-            model.submitted_images -= count
-            model.submitted_bytes -= size_bytes
-
-    async def run_when_idle(self, pixels: Images, mode: Mode, deadline: float) -> Result:
-        """Runs a batch that no request waits for; see `ModelEngine.run_when_idle`."""
-        count, height, width, channels = pixels.shape
-        buffer = self.buffer((count, height, width, channels))
-        _, extent = self._buffers[-1]
-        await asyncio.to_thread(np.copyto, buffer, pixels)  # no request's copy is to wait for this one
-        return await self._model.submit(extent, pixels.shape, mode, deadline, when_idle=True)
+        return pixels, extent
