@@ -27,8 +27,9 @@ async def drain(version: Version, timeout_s: float) -> None:
     """
     if (served := version.served) is not None:
         version.enter(State.DRAINING)
-        if served.background is not None:
-            served.background.stop_compiling()
+        batcher, background = served.local or (None, None)
+        if background is not None:
+            background.stop_compiling()
         if version.growth is not None:
             version.growth.cancel()
             await asyncio.wait([version.growth])
@@ -36,9 +37,10 @@ async def drain(version: Version, timeout_s: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await served.left()  # accepted requests may still be parsed
-        await served.batcher.drain(max(0.0, timeout_s - (time.monotonic() - began)))
-        if served.background is not None:
-            await served.background.close()
+        if batcher is not None:
+            await batcher.drain(max(0.0, timeout_s - (time.monotonic() - began)))
+        if background is not None:
+            await background.close()
     if version.state is not State.FAILED:
         version.enter(State.UNLOADED)
     version.model = version.served = version.growth = None
@@ -46,7 +48,7 @@ async def drain(version: Version, timeout_s: float) -> None:
 
 def _to_dismantle(version: Version) -> Model | None:
     """Returns the version's model, None while it may still compile something in the background."""
-    return None if version.growth or (version.served and version.served.background) else version.model
+    return None if version.growth or (version.served and version.served.takes_unmatched) else version.model
 
 
 def _free(ended: list[Model | None]) -> None:

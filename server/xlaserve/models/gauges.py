@@ -59,38 +59,38 @@ def _gauge(
 
 @_gauge("xlaserve_queue_images", "Images that wait for a batch.")
 def _queue_images(version: Version) -> Series:
-    if version.served:
-        yield (), version.served.batcher.waiting_images
+    if batcher := version.batcher:
+        yield (), batcher.waiting_images
 
 
 @_gauge("xlaserve_queued_work_seconds", "What the images that wait should take the device, by its measured costs.")
 def _queued_work_seconds(version: Version) -> Series:
-    if version.served:
-        yield (), version.served.batcher.forecast.work_s()
+    if batcher := version.batcher:
+        yield (), batcher.forecast.work_s()
 
 
 @_gauge("xlaserve_in_flight_images", "Images that are decoded, wait or run.")
 def _in_flight_images(version: Version) -> Series:
-    if version.served:
-        yield (), version.served.batcher.admission.images
+    if batcher := version.batcher:
+        yield (), batcher.admission.images
 
 
 @_gauge("xlaserve_in_flight_images_limit", "`max_queue_images`: as many of those images there may be.")
 def _in_flight_images_limit(version: Version) -> Series:
-    if version.served:
-        yield (), version.served.batcher.admission.max_images
+    if batcher := version.batcher:
+        yield (), batcher.admission.max_images
 
 
 @_gauge("xlaserve_in_flight_bytes", "Bytes of those images, encoded and decoded.")
 def _in_flight_bytes(version: Version) -> Series:
-    if version.served:
-        yield (), version.served.batcher.admission.size_bytes
+    if batcher := version.batcher:
+        yield (), batcher.admission.size_bytes
 
 
 @_gauge("xlaserve_in_flight_bytes_limit", "`max_queue_bytes`: as many of those bytes there may be.")
 def _in_flight_bytes_limit(version: Version) -> Series:
-    if version.served:
-        yield (), version.served.batcher.admission.max_bytes
+    if batcher := version.batcher:
+        yield (), batcher.admission.max_bytes
 
 
 @_gauge("xlaserve_model_info", "1, and what a version is.", ("task", "mode", "precision"))

@@ -40,7 +40,7 @@ from xlaserve.models.advice import slower
 from xlaserve.models.catalog import Model
 from xlaserve.models.change_queue import NO_MORE_LOADS, Stop
 from xlaserve.models.preparer import Preparer
-from xlaserve.models.version import Served, State, Version
+from xlaserve.models.version import Local, Served, State, Version
 from xlaserve.programs.cache.compile_cache import CompileCache
 from xlaserve.programs.tf.device import usable_cores
 
@@ -115,15 +115,15 @@ class Loader:
         any_size = None
         if settings.unmatched == "background":
             any_size = await self._compile(load.at(f"compiling mode {Mode.GRAPH}, any size"), _any_size, model)
-        batcher = self._make_batcher(version, programs)
-        background = None if any_size is None else self._make_background(version, model, batcher, any_size)
+        background = None if any_size is None else self._make_background(version, model, any_size)
+        batcher = self._make_batcher(version, programs, background)
         log.info(
             "model %s: %d programs ready in %.1f s", settings.title, len(version.ledger), time.perf_counter() - began
         )
-        served = version.served = Served(version, model, batcher, background)
+        served = version.served = Served(version, model, batcher, Local(batcher, background))
         if left := [bucket for bucket in model.buckets if bucket not in warmed]:
             beside = self._beside(version, model, verifier)
-            version.growth = asyncio.create_task(_grow(served, left, programs, beside))
+            version.growth = asyncio.create_task(_grow(served, batcher, left, programs, beside))
         elif background is None:
             version.model = served.model = await asyncio.to_thread(_sealed, model)
         return served
@@ -166,7 +166,7 @@ class Loader:
         level = logging.WARNING if found is not None and found.is_large() else logging.INFO
         log.log(level, "model %s: decode %s", version.title, version.decode_text)
 
-    def _make_batcher(self, version: Version, programs: Programs) -> Batcher:
+    def _make_batcher(self, version: Version, programs: Programs, background: Background | None) -> Batcher:
         settings = version.settings
         return Batcher(
             name=settings.title,
@@ -181,9 +181,10 @@ class Loader:
             on_crash=self.on_crash,
             on_retired=version.retired,
             on_traced=self.on_traced,
+            opener=background,
         )
 
-    def _make_background(self, version: Version, model: Model, batcher: Batcher, any_size: Executable) -> Background:
+    def _make_background(self, version: Version, model: Model, any_size: Executable) -> Background:
         # Graph mode is as independent of XLA as the model's own reference, which nobody may call while it serves.
         verifier = verification.verifier(model, has_tf32=self.has_tf32, warn=version.warn, reference=any_size)
         return Background(
@@ -192,7 +193,6 @@ class Loader:
             sides=model.size,
             modes=version.compiled_modes,
             buckets=model.buckets,
-            batcher=batcher,
             beside=self._beside(version, model, verifier),
             on_change=partial(version.on_change, version),
         )
@@ -298,7 +298,9 @@ class Loader:
         return correct(programs)
 
 
-async def _grow(served: Served, buckets: Iterable[Bucket], programs: Programs, beside: BesideTraffic) -> None:
+async def _grow(
+    served: Served, batcher: Batcher, buckets: Iterable[Bucket], programs: Programs, beside: BesideTraffic
+) -> None:
     """Compiles the remaining `buckets` beside the traffic, the smallest first, and has each serve once it is there.
 
     `programs` are those that serve, each resolution's smallest bucket among them.
@@ -324,8 +326,8 @@ async def _grow(served: Served, buckets: Iterable[Bucket], programs: Programs, b
             ((_, mode),) = chosen = tuple(fastest(made).items())
             version.auto |= dict(chosen)
             made[Mode.AUTO, bucket] = made[mode, bucket]
-        served.batcher.add(made)
-    if served.background is None:
+        batcher.add(made)
+    if not served.takes_unmatched:
         version.model = served.model = await asyncio.to_thread(_sealed, served.model)
     log.info("model %s: all %d programs are there", version.title, len(version.ledger))
 

@@ -53,8 +53,8 @@ def triton_metrics(versions: Collection[Version], metrics: Metrics, *, has_queue
         return
     pending = GaugeMetricFamily("nv_inference_pending_request_count", "Requests that wait for a batch.", labels=LABELS)
     for version in versions:
-        if version.served:
-            pending.add_metric((version.name, version.settings.version), version.served.batcher.waiting_requests)
+        if batcher := version.batcher:
+            pending.add_metric((version.name, version.settings.version), batcher.waiting_requests)
     yield pending
 
 

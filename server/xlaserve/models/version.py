@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Final, cast
+from typing import Final, NamedTuple
 
 from xlaserve.config import Bucket, Mode, ModelSettings
 from xlaserve.engine.batching.batcher import Batcher
@@ -119,6 +119,11 @@ class Version:
             self.warn(f"auto does without {mode}: {refusal or cause(error)}")
 
     @property
+    def batcher(self) -> Batcher | None:
+        """The batcher that runs it, once it is ready; None where another process runs it."""
+        return None if self.served is None or self.served.local is None else self.served.local.batcher
+
+    @property
     def compiled_modes(self) -> list[Mode]:
         """The modes that are compiled for it."""
         return [mode for mode in self.settings.compiled_modes if mode not in self.left_out]
@@ -207,6 +212,14 @@ def new_version(
     return Version(settings, telemetry, Ledger(settings.name, settings.version, record), on_change)
 
 
+class Local(NamedTuple):
+    """The parts of a ready version that run it, in the process that does."""
+
+    batcher: Batcher
+    background: Background | None
+    """Takes pixels of other sizes as well, where that is configured."""
+
+
 @dataclass(eq=False)
 class Served:
     """The parts of a ready version that requests use."""
@@ -215,8 +228,8 @@ class Served:
     model: Model
     engine: ModelEngine
     """Queues and runs its requests."""
-    background: Background | None = None
-    """Takes pixels of other sizes as well, where that is configured; only in the process that runs them."""
+    local: Local | None = None
+    """None where another process runs it."""
     calls: int = 0
     """Requests that found it and are not yet answered; some are still parsed."""
     _left: asyncio.Event | None = None
@@ -239,11 +252,6 @@ class Served:
         if self.calls:
             self._left = asyncio.Event()
             await self._left.wait()
-
-    @property
-    def batcher(self) -> Batcher:
-        """The `engine` as a Batcher, for loading and inspection; only in the process that runs the model."""
-        return cast(Batcher, self.engine)
 
     @property
     def settings(self) -> ModelSettings:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
 from xlaserve.config import Bucket, Mode, ModelSettings
+from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.models.catalog import Model
@@ -103,7 +104,7 @@ class Publisher:
     def fingerprint(self) -> object:
         """Returns an object that differs from an earlier one if the catalogue does. Cheap."""
         versions = self._directory.index()
-        shapes = [version.served.batcher.shapes() for version in versions if version.served is not None]
+        shapes = [batcher.shapes() for _, batcher in self._serving()]
         return self._directory.is_ready, [(*_fingerprint(version), version.state) for version in versions], shapes
 
     def catalogue(self) -> Catalogue:
@@ -119,11 +120,12 @@ class Publisher:
 
     def serving(self) -> Collection[tuple[ModelSnapshot, Served]]:
         """Returns the versions that take requests, each with what a link needs to know of it."""
-        return [
-            (snapshot(version.served, self.number(version)), version.served)
-            for version in self._directory.index()
-            if version.served is not None
-        ]
+        return [(snapshot(served, batcher, self.number(served.version)), served) for served, batcher in self._serving()]
+
+    def _serving(self) -> Iterator[tuple[Served, Batcher]]:
+        for version in self._directory.index():
+            if version.served is not None and version.batcher is not None:
+                yield version.served, version.batcher
 
     def _loading(self, version: Version) -> Loading:
         fingerprint = _fingerprint(version)
@@ -162,9 +164,9 @@ def _facts(version: Version) -> Facts:
     )
 
 
-def snapshot(served: Served, number: int) -> ModelSnapshot:
-    """Returns the snapshot of a version that serves for links; `number` is that of its loading."""
-    batcher, model = served.batcher, served.model
+def snapshot(served: Served, batcher: Batcher, number: int) -> ModelSnapshot:
+    """Returns the snapshot for links of a version that `batcher` runs; `number` is that of its loading."""
+    model = served.model
     admission, largest = batcher.admission, batcher.shapes()
     resolutions = sorted({(height, width) for _, height, width in largest})
     return ModelSnapshot(
@@ -175,7 +177,7 @@ def snapshot(served: Served, number: int) -> ModelSnapshot:
         max_bytes=admission.max_bytes,
         output_bytes={size: tuple(row_bytes(output, *size) for output in model.task.outputs) for size in resolutions},
         largest=largest,
-        unmatched=None if batcher.opener is None else batcher.opener.unmatched,
+        unmatched=batcher.unmatched,
     )
 
 

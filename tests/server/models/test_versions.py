@@ -255,10 +255,12 @@ async def test_what_found_a_version_and_is_still_parsed_is_answered_before_it_en
     rolling = asyncio.create_task(house.repository.reconfigure(house.configured))
     await house.sees(State.DRAINING)
     assert house.answering("", "1") == ["2", ""]
-    parsed.batcher.admission.admit(1, 1)
-    parsed.batcher.admission.leave(1, 1)
+    batcher = parsed.version.batcher
+    assert batcher is not None
+    batcher.admission.admit(1, 1)
+    batcher.admission.leave(1, 1)
     assert not rolling.done()
     parsed.leave()
     await rolling
     with pytest.raises(ModelNotReady):
-        parsed.batcher.admission.admit(1, 1)
+        batcher.admission.admit(1, 1)

@@ -58,7 +58,8 @@ async def test_fingerprints_differ_once_something_is_to_be_told(house: House) ->
     (loading,) = publisher.catalogue().loadings
     assert Cost(0.25, 0.5) in [one.cost for one in pickle.loads(loading.facts).entries]
     before = publisher.fingerprint()
-    batcher = house.repository.get("a").batcher
+    batcher = house.repository.find("a").batcher
+    assert batcher is not None
     batcher.add({(Mode.GRAPH, Bucket(1, 3, 3)): next(iter(batcher._programs.values()))})
     assert publisher.fingerprint() != before
 
@@ -71,9 +72,8 @@ def test_fronts_are_told_what_they_need_to_run_a_model() -> None:
     version = SimpleNamespace(settings=settings, state=State.READY)
     shapes = {(Mode.XLA, 4, 6): 1, (Mode.XLA, 8, 8): 2, (Mode.GRAPH, 5, 5): 1}
     unmatched = Unmatched(sides=(None, None), max_pixels=128, max_opened=3, configured=frozenset({(4, 6), (8, 8)}))
-    opener = SimpleNamespace(unmatched=unmatched)
-    batcher = SimpleNamespace(admission=admission, shapes=lambda: shapes, opener=opener)
-    told = snapshot(Served(cast(Any, version), cast(Any, model), cast(Any, batcher)), 7)
+    batcher: Any = SimpleNamespace(admission=admission, shapes=lambda: shapes, unmatched=unmatched)
+    told = snapshot(Served(cast(Any, version), cast(Any, model), batcher), batcher, 7)
     assert (told.id, told.title, told.is_open, told.max_images, told.max_bytes) == (7, settings.title, True, 10, 20)
     assert told.output_bytes == {(4, 6): (8,), (5, 5): (8,), (8, 8): (8,)}
     assert (told.largest, told.unmatched) == (shapes, unmatched)

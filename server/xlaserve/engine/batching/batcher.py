@@ -25,7 +25,7 @@ from xlaserve.engine.batching.image_admission import ImageAdmission
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.model_queues import Live, ModelQueues
 from xlaserve.engine.batching.queue import Job, fail
-from xlaserve.engine.batching.unmatched import Opener, refusal
+from xlaserve.engine.batching.unmatched import Opener, Unmatched, refusal
 from xlaserve.engine.batching.worker import Batch, Worker
 from xlaserve.engine.buckets.demand import Resolution
 from xlaserve.engine.program import Executable, Images, Warmed
@@ -50,6 +50,7 @@ class Batcher:
     `on_crash` is called if the batch loop dies, which is a defect: the process should end. A bucket for which the
     device's memory did not suffice is retired with all larger ones, `on_retired` is called, and its batch runs in
     smaller ones, if there are any. `on_traced`, where there is one, is called with each batch of traced requests.
+    `opener` makes the model ready for resolutions without buckets; None where it takes none.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Batcher:
         on_crash: Callable[[], None] = lambda: None,
         on_retired: Callable[[Mode, list[Bucket]], object] = lambda mode, buckets: None,
         on_traced: Callable[[TracedBatch], None] | None = None,
+        opener: Opener | None = None,
     ) -> None:
         self.name = name
         self.lanes = lanes
@@ -75,8 +77,7 @@ class Batcher:
         self.clock = clock
         self._noted = noted
         self._on_crash = on_crash
-        self.opener: Opener | None = None
-        """The opener of resolutions without buckets; None where the model takes none."""
+        self._opener = opener
         self._programs: dict[tuple[Mode, Bucket], Warmed] = {}
         self._queues = queues = ModelQueues(lanes.count, max_queue_delay_s, clock)
         self._reserved: set[Bucket] = set()
@@ -118,6 +119,11 @@ class Batcher:
         """Yields the buckets that serve, and the time of a batch of each from the queue to its answers."""
         return self._queues.turns()
 
+    @property
+    def unmatched(self) -> Unmatched | None:
+        """The resolutions without buckets that the model takes; None for none."""
+        return None if self._opener is None else self._opener.unmatched
+
     def live(self) -> Live:
         """Returns the model's work now."""
         admission = self.admission
@@ -144,18 +150,18 @@ class Batcher:
     def admit(self, images: int, size_bytes: int, unmatched: Resolution | None = None) -> BatcherTicket:
         """Admits a request; see `ModelEngine.admit`."""
         if unmatched is not None:
-            self._opener(unmatched).unmatched.check(unmatched)
+            self._opener_for(unmatched).unmatched.check(unmatched)
         self.admission.admit(images, size_bytes)
         return BatcherTicket(self, images, size_bytes)
 
     async def open(self, resolution: Resolution, mode: Mode) -> Mode:
         """Makes the model ready for a resolution without buckets; see `Ticket.open`."""
-        return await self._opener(resolution).open(resolution, mode)
+        return await self._opener_for(resolution).open(self, resolution, mode)
 
-    def _opener(self, resolution: Resolution) -> Opener:
-        if self.opener is None:
+    def _opener_for(self, resolution: Resolution) -> Opener:
+        if self._opener is None:
             raise refusal(resolution, "a size that has buckets")
-        return self.opener
+        return self._opener
 
     def check_encoded(self, request: EncodedRequest) -> None:
         """Refuses encoded images that would be late; see `Forecast.check_encoded`."""

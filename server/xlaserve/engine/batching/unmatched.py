@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from xlaserve.config import Mode
+from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets.demand import Resolution
+from xlaserve.engine.program import Warmed
 from xlaserve.errors import InvalidArgument
 
 
@@ -47,6 +48,16 @@ def refusal(resolution: Resolution, expected: str) -> InvalidArgument:
     return InvalidArgument("pixels", expected, f"{resolution[0]} x {resolution[1]}")
 
 
+class ServingPrograms(Protocol):
+    """The programs that serve a model, to which others can be added."""
+
+    def add(self, programs: Mapping[tuple[Mode, Bucket], Warmed]) -> None:
+        """Serves `programs` as well."""
+
+    def largest(self, mode: Mode, height: int, width: int) -> int:
+        """Returns the largest bucket for images of this mode and resolution; 0 where there is none."""
+
+
 class Opener(Protocol):
     """Makes a model ready for resolutions that have no buckets."""
 
@@ -54,5 +65,5 @@ class Opener(Protocol):
     def unmatched(self) -> Unmatched:
         """The resolutions that the model takes."""
 
-    async def open(self, resolution: Resolution, mode: Mode) -> Mode:
-        """Makes the model ready for a resolution; see `Ticket.open`."""
+    async def open(self, serving: ServingPrograms, resolution: Resolution, mode: Mode) -> Mode:
+        """Adds programs for a resolution to those that serve the model; see `Ticket.open`."""

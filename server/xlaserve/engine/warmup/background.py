@@ -22,8 +22,7 @@ from typing import Final
 import numpy as np
 
 from xlaserve.config import Bucket, Mode, ModelSettings
-from xlaserve.engine.batching.batcher import Batcher
-from xlaserve.engine.batching.unmatched import Unmatched, refusal
+from xlaserve.engine.batching.unmatched import ServingPrograms, Unmatched, refusal
 from xlaserve.engine.buckets.demand import Resolution
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.causes import cause
@@ -50,7 +49,6 @@ class Background:
     sides: tuple[int | None, int | None]
     modes: Collection[Mode]
     buckets: Collection[Bucket]
-    batcher: Batcher
     beside: BesideTraffic
     on_change: Callable[[], object] = lambda: None
     """Called when another resolution was opened, or runs in another mode."""
@@ -67,19 +65,20 @@ class Background:
             max_opened=self.settings.max_background_resolutions,
             configured=frozenset((bucket.height, bucket.width) for bucket in self.buckets),
         )
-        self.batcher.opener = self
 
     @property
     def unmatched(self) -> Unmatched:
         """The resolutions without buckets that the model takes."""
         return self._unmatched
 
-    async def open(self, size: Resolution, mode: Mode) -> Mode:
-        """Returns the mode that images of `size` run in now, when they can be queued: `mode` once its buckets have
+    async def open(self, serving: ServingPrograms, size: Resolution, mode: Mode) -> Mode:
+        """Adds programs for images of `size` to those that serve the model, and later its buckets.
+
+        Returns the mode that images of `size` run in now, when they can be queued: `mode` once its buckets have
         compiled, else graph mode. Raises InvalidArgument where they are not taken, or the network can't run them."""
         self._unmatched.check(size)
         if size not in self._opened:
-            self._opened[size] = asyncio.create_task(self._begin(size), name=f"{self._model} at {size}")
+            self._opened[size] = asyncio.create_task(self._begin(serving, size), name=f"{self._model} at {size}")
             self._unmatched = replace(self._unmatched, opened=frozenset(self._opened))
         opened = self._opened[size]
         try:
@@ -91,7 +90,7 @@ class Background:
             raise
         if not works:
             raise refusal(size, "a size that the network can take")
-        return mode if self.batcher.largest(mode, *size) else Mode.GRAPH
+        return mode if serving.largest(mode, *size) else Mode.GRAPH
 
     def stop_compiling(self) -> None:
         """Compiles nothing more; a compilation that runs can't be interrupted, and its result is dropped."""
@@ -100,13 +99,12 @@ class Background:
 
     async def close(self) -> None:
         """Ends all compilations and openings; called when no request is left."""
-        self.batcher.opener = None
         self.stop_compiling()
         for task in self._opened.values():
             task.cancel()
         await asyncio.gather(*self._opened.values(), *self._compilations, return_exceptions=True)
 
-    async def _begin(self, size: Resolution) -> bool:
+    async def _begin(self, serving: ServingPrograms, size: Resolution) -> bool:
         """Makes the resolution ready in graph mode and has its buckets compiled; False where it can't be run."""
         try:
             image_s = await self.beside.time(self.any_size, Bucket(1, *size), np.full((1, *size, 3), GREY, np.uint8))
@@ -120,15 +118,15 @@ class Background:
         graph = {
             bucket: Warmed(self.any_size, Cost(image_s * bucket.batch, image_s * bucket.batch)) for bucket in buckets
         }
-        self.batcher.add({(Mode.GRAPH, bucket): warmed for bucket, warmed in graph.items()})
+        serving.add({(Mode.GRAPH, bucket): warmed for bucket, warmed in graph.items()})
         self.on_change()
         if self._compiled_modes:
-            compilation = asyncio.create_task(self._compile(size, graph))
+            compilation = asyncio.create_task(self._compile(serving, size, graph))
             self._compilations.add(compilation)
             compilation.add_done_callback(self._compilations.discard)
         return True
 
-    async def _compile(self, size: Resolution, graph: dict[Bucket, Warmed]) -> None:
+    async def _compile(self, serving: ServingPrograms, size: Resolution, graph: dict[Bucket, Warmed]) -> None:
         """Compiles and times the buckets, mode by mode, and switches to each mode once it is complete."""
         compiled = {(Mode.GRAPH, bucket): warmed for bucket, warmed in graph.items()}
         try:
@@ -142,7 +140,7 @@ class Background:
                         raise
                     log.warning("model %s: auto does without %s at %d x %d: %s", self._model, mode, *size, cause(error))
                     continue
-                self.batcher.add(programs)
+                serving.add(programs)
                 self.on_change()
                 compiled |= programs
         except ModelFailed as error:
@@ -154,8 +152,6 @@ class Background:
         finally:
             self.beside.forget(*size)
         if Mode.AUTO in self.settings.modes:
-            self.batcher.add(
-                {(Mode.AUTO, bucket): compiled[mode, bucket] for bucket, mode in fastest(compiled).items()}
-            )
+            serving.add({(Mode.AUTO, bucket): compiled[mode, bucket] for bucket, mode in fastest(compiled).items()})
             self.on_change()
         log.info("model %s: %d x %d switched from graph mode to its own buckets", self._model, *size)

@@ -22,9 +22,10 @@ Answer = Callable[[bytes, Context], Awaitable[bytes]]
 
 
 class ReceivedCall(grpc.RpcMethodHandler):  # type: ignore[type-arg] # generic for mypy alone
-    """Handles one call whose message gRPC receives by itself, before it calls this; `message_memory` expects it.
+    """Handles the current task's call, whose message gRPC receives by itself, before it calls this; `message_memory`
+    expects it.
 
-    Where the client goes first, or the message is too large, gRPC drops the handler unused: `on_unreceived` is called.
+    Where the client goes first, or the message is too large, the task ends without that: `on_unreceived` is called.
     """
 
     request_streaming = response_streaming = False
@@ -33,27 +34,25 @@ class ReceivedCall(grpc.RpcMethodHandler):  # type: ignore[type-arg] # generic f
     def __init__(self, answer: Answer, message_memory: MessageMemory, on_unreceived: Callable[[], None]) -> None:
         self._answer = answer
         self._on_unreceived = on_unreceived
-        self._message_memory: MessageMemory | None = message_memory
+        self._message_memory = message_memory
+        self._has_arrived = False
         message_memory.expected += 1
+        current_call().add_done_callback(self._end)
 
     async def unary_unary(  # type: ignore[override] # as grpc.aio calls it
         self, data: bytes, context: Context
     ) -> bytes:
         """Answers the call."""
-        self._expect_no_more()
+        self._has_arrived = True
+        self._message_memory.expected -= 1
         answered = self._answer(data, context)
         del data  # abort's traceback holds this frame
         return await answered
 
-    def _expect_no_more(self) -> None:
-        if self._message_memory is not None:
+    def _end(self, _: object) -> None:
+        if not self._has_arrived:
             self._message_memory.expected -= 1
-            self._message_memory = None
-
-    def __del__(self) -> None:
-        if self._message_memory is not None:
             self._on_unreceived()
-        self._expect_no_more()
 
 
 class UnaryMethod:

@@ -88,16 +88,6 @@ class BackgroundModel:
         self.running = 0
         self.expecting_depth = 0
         lanes = Lanes(1)
-        self.batcher = Batcher(
-            name="model",
-            programs={(mode, Bucket(4, *SQUARE)): self._warmed(mode, RUN_S) for mode in modes},
-            lanes=lanes,
-            worker=self,  # type: ignore[arg-type]
-            observer=self,
-            max_images=1000,
-            max_bytes=1_000_000,
-            clock=self.loop.time,
-        )
         settings = ModelSettings(name="model", source="fake", modes=modes, max_background_resolutions=resolutions)
         self.background = Background(
             settings=settings,
@@ -105,7 +95,6 @@ class BackgroundModel:
             sides=sides,
             modes=settings.compiled_modes,
             buckets=[Bucket(1, *SQUARE), Bucket(2, *SQUARE), Bucket(4, *SQUARE)],
-            batcher=self.batcher,
             beside=BesideTraffic(
                 program=self,
                 lanes=lanes,
@@ -115,6 +104,17 @@ class BackgroundModel:
                 expecting=lambda step: self,
                 verifier=verifier,
             ),
+        )
+        self.batcher = Batcher(
+            name="model",
+            programs={(mode, Bucket(4, *SQUARE)): self._warmed(mode, RUN_S) for mode in modes},
+            lanes=lanes,
+            worker=self,  # type: ignore[arg-type]
+            observer=self,
+            max_images=1000,
+            max_bytes=1_000_000,
+            clock=self.loop.time,
+            opener=self.background,
         )
 
     def __enter__(self) -> None:
@@ -175,7 +175,7 @@ class BackgroundModel:
 
     async def ask(self, size: tuple[int, int], images: int = 1, mode: Mode = Mode.XLA) -> tuple[Mode, float]:
         """Returns the mode that a request ran in, and when it was answered."""
-        mode = await self.background.open(size, mode)
+        mode = await self.batcher.open(size, mode)
         result = await self.batcher.run(EngineRequest(np.zeros((images, *size, 3), np.uint8), mode, NEVER))
         answers = set(outputs_of(result)[0][:, 0])
         if mode is not Mode.AUTO:

@@ -132,9 +132,11 @@ class Models:
         self.batchers = {name: self._make(name) for name in self.programs}
 
     def _make(self, name: str) -> Batcher:
-        worker = Worker(1, 0)
+        worker, lanes = Worker(1, 0), Lanes(1, 0)
         self.workers.append(worker)
-        batcher = Batcher(
+        if name == "any size":
+            self._background = self._takes_other_sizes(worker, lanes)
+        return Batcher(
             name=name,
             programs={
                 (mode, Bucket(batch, *size)): Warmed(self.programs[name], Cost(cost_s, cost_s))
@@ -142,18 +144,16 @@ class Models:
                 for batch, cost_s in COST_S.items()
                 for size in SIZES
             },
-            lanes=Lanes(1, 0),
+            lanes=lanes,
             worker=worker,
             observer=Observer(),
             max_images=max_images_of(name),
             max_bytes=MAX_BYTES,
             on_traced=lambda batch: None,
+            opener=self._background if name == "any size" else None,
         )
-        if name == "any size":
-            self._background = self._take_other_sizes(batcher)
-        return batcher
 
-    def _take_other_sizes(self, batcher: Batcher) -> Background:
+    def _takes_other_sizes(self, worker: Worker, lanes: Lanes) -> Background:
         self._program = Numbers()
         settings = ModelSettings(name="any", source="fake", max_background_resolutions=3)
         return Background(
@@ -162,11 +162,10 @@ class Models:
             sides=(None, SMALL[1]),
             modes=settings.compiled_modes,
             buckets=[Bucket(batch, *size) for batch in COST_S for size in SIZES],
-            batcher=batcher,
             beside=BesideTraffic(
                 program=self._program,
-                lanes=batcher.lanes,
-                worker=batcher.worker,
+                lanes=lanes,
+                worker=worker,
                 ledger=Ledger("any", "1"),
                 compiling=self._compiling,
             ),
@@ -190,7 +189,7 @@ class Models:
             max_bytes=MAX_BYTES,
             output_bytes={(height, width): row_bytes for _, height, width in largest},
             largest=largest,
-            unmatched=None if batcher.opener is None else batcher.opener.unmatched,
+            unmatched=batcher.unmatched,
         )
 
     async def renew(self, name: str, timeout_s: float) -> None:

@@ -140,7 +140,8 @@ settings = Settings(models=(ModelSettings(name="digits", source="builtin:digits"
 async def main():
     server = engine.Engine(settings, Metrics())
     await server.repository.load_all()
-    batcher = server.repository.get("digits").batcher
+    batcher = server.repository.find("digits").batcher
+    assert batcher is not None
     on_devices = [{variable.value.device[-5:] for variable in model.weights} for model in built]
     assert on_devices == [{"CPU:0"}, {"CPU:1"}], on_devices
     in_graphs = [{operation.device[-5:] for operation in graph._session.graph.get_operations()} for graph in frozen]

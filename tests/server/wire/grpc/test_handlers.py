@@ -391,32 +391,67 @@ async def test_a_stream_that_is_not_read_reads_no_further(
     assert message_memory.held_bytes == 0
 
 
+class Method:
+    """The calls of a unary method, each in a task of its own, as grpcio has them."""
+
+    def __init__(self, name: str, message_memory: MessageMemory, **options: Any) -> None:
+        server, servicer = Server(), Servicer()
+        servicer.answers[name] = oip_pb2.ModelReadyResponse()
+        handlers.add(
+            servicer, OIP, cast(Any, server), message_memory, admit(), authenticator=Authenticator(None), **options
+        )
+        (self._service,) = server.generic
+        self._details = SimpleNamespace(method=f"/{OIP.full_name}/{name}", invocation_metadata=())
+
+    async def begin(self, *messages: bytes) -> tuple[Any, asyncio.Event, asyncio.Task[Any]]:
+        """Returns the handler of a call, the event that its `messages` or their end wait for, and the call's task."""
+        handlers: list[Any] = []
+        arrives = asyncio.Event()
+
+        async def run() -> None:
+            handlers.append(self._service.service(self._details))
+            await arrives.wait()
+            await call(handlers[0], Context(*messages))
+
+        task = asyncio.create_task(run())
+        await asyncio.sleep(0)
+        return handlers[0], arrives, task
+
+
 @pytest.mark.parametrize("expected", [0, 10], ids=["received", "asked for"])
 async def test_a_call_whose_message_never_arrives_is_told_of(expected: int) -> None:
     message_memory = MessageMemory(max_bytes=1_000_000, max_message_bytes=100_000, max_resident_bytes=10**12)
     message_memory.expected = expected
     unreceived: list[str] = []
-    servicer = Servicer()
-    servicer.answers["ServerLive"] = oip_pb2.ServerLiveResponse()
-    found = add(OIP, servicer, message_memory, on_unreceived=unreceived.append)
+    method = Method("ModelReady", message_memory, on_unreceived=unreceived.append)
+    _, arrives, arriving = await method.begin(b"")
+    arrives.set()
+    await arriving
+    assert unreceived == []
+    _, ends, ending = await method.begin()
+    ends.set()
     with pytest.raises(asyncio.CancelledError):
-        await call(found.pop("ModelInfer"), Context())
-    await call(found.pop("ServerLive"), Context(b""))
-    assert unreceived == ["ModelInfer"]
+        await ending
+    assert unreceived == ["ModelReady"]
+    assert message_memory.expected == expected
 
 
 async def test_calls_whose_message_has_not_arrived_are_expected_until_they_end() -> None:
     message_memory = MessageMemory(max_bytes=300_000, max_message_bytes=100_000, max_resident_bytes=10**12)
-    server, servicer = Server(), Servicer()
-    servicer.answers["ModelReady"] = oip_pb2.ModelReadyResponse()
-    handlers.add(servicer, OIP, cast(Any, server), message_memory, admit(), authenticator=Authenticator(None))
-    (service,) = server.generic
-    details = SimpleNamespace(method=f"/{OIP.full_name}/ModelReady", invocation_metadata=())
-    calls = [service.service(details) for _ in range(5)]
-    assert [one.request_streaming for one in calls] == [False, False, False, True, True]
+    method = Method("ModelReady", message_memory)
+    calls = [await method.begin(b"") for _ in range(5)]
+    assert [handler.request_streaming for handler, _, _ in calls] == [False, False, False, True, True]
     assert message_memory.expected == 3
-    await call(calls[0], Context(b""))  # arrives
+    (_, arrives, arriving), (_, _, leaving), *others = calls
+    arrives.set()
+    await arriving
     assert message_memory.expected == 2
-    del calls[1]  # its client has gone
+    leaving.cancel()  # its client has gone
+    await asyncio.wait([leaving])
     assert message_memory.expected == 1
-    assert not service.service(details).request_streaming
+    handler, _, last = await method.begin()
+    assert not handler.request_streaming
+    for task in (last, *(task for _, _, task in others)):
+        task.cancel()
+        await asyncio.wait([task])
+    assert message_memory.expected == 0

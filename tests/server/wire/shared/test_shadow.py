@@ -105,7 +105,7 @@ class World:
 
     @property
     def batcher(self) -> Batcher:
-        return cast(Batcher, self.served.batcher)
+        return cast(Batcher, self.served.engine)
 
     @property
     def findings(self) -> dict[Pair, Findings]:
@@ -211,7 +211,7 @@ async def test_encoded_images_are_decoded_as_each_version_takes_them(world: Worl
         return (_one_hot(images[:, 3:, 3:]),)
 
     for served in world.versions.values():
-        cast(Batcher, served.batcher).answer_of = answer
+        cast(Batcher, served.engine).answer_of = answer
     world.shadows.offer(world.served, [png(1), png(2)], Mode.XLA)
     await world.done()
     assert sorted(shapes) == [(2, 4, 6, 3), (2, 8, 8, 3)]
@@ -230,7 +230,7 @@ async def test_a_version_that_decodes_fast_is_compared_as_it_answers(world: Worl
         return (_one_hot(images % 4),)
 
     for served in world.versions.values():
-        cast(Batcher, served.batcher).answer_of = answer
+        cast(Batcher, served.engine).answer_of = answer
     file = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)).save(file, "JPEG")
     world.shadows.offer(world.served, [file.getvalue()], Mode.XLA)
@@ -308,7 +308,7 @@ async def test_bytes_that_are_held_at_other_fronts_count_too(monkeypatch: pytest
 )
 async def test_what_cannot_be_compared_is_dropped(world: World, version: str, levels: Images, reason: str) -> None:
     world.versions = {"vectors": world.add("7", task=Embedding(3)), "large": world.add("8")}
-    large = cast(Batcher, world.versions["large"].batcher)
+    large = cast(Batcher, world.versions["large"].engine)
     large.largest = lambda mode, height, width: 0  # type: ignore[method-assign]
     settings = ShadowSettings(share=1.0, mode=Mode.GRAPH).model_copy(update={"version": version})
     world.served.version.settings = world.served.settings.model_copy(update={"shadow": settings})
