@@ -23,9 +23,8 @@ from typing import Final, NamedTuple
 from bench import processes
 from bench.figures import Figure, at_most, finish, ratio
 from bench.generator import Load, closed_loop, pixels_request
-from bench.processes import ENGINE_LOOP
+from bench.processes import ENGINE, ENGINE_LOOP, OWN
 from bench.trials import interleaved
-from xlaserve.commands.processor_time import ENGINE, OWN
 from xlaserve.programs.tf.device import cpu_name
 
 SIDE: Final = 224

@@ -25,8 +25,8 @@ from bench.figures import Figure, at_least, at_most, finish, ratio
 from bench.fronts import ALL_FRONTS, IN_PROCESS, SIDE, Block, Generate, block, generators, name
 from bench.generator import image_request, pixels_request
 from bench.options import numbers
+from bench.processes import ENGINE, OWN
 from bench.trials import interleaved
-from xlaserve.commands.processor_time import ENGINE, OWN
 from xlaserve.models.fast_decoding import encode, photograph
 from xlaserve_loadtest.reports import markdown
 from xlaserve_loadtest.reports.table import Cell, Number, Table

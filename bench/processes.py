@@ -19,9 +19,12 @@ from typing import IO, Any, NamedTuple
 
 import psutil
 
-from xlaserve.commands.processor_time import ENGINE, TITLE, processor_s
-
+OWN = "server"
+"""Role of the process that was started: it serves alone, or supervises."""
+ENGINE = "engine"
 ENGINE_LOOP = "engine's loop"
+TITLE = "xlaserve "
+"""Beginning of the titles of processes with a role."""
 START_TIMEOUT_S = 900
 POLL_S = 0.05
 
@@ -51,6 +54,25 @@ class Server:
     def resident_bytes(self) -> int:
         """Returns its resident size."""
         return sum(int(process.memory_info().rss) for process in (self.process, *self.process.children()))
+
+
+def processor_s(pid: int) -> dict[str, float]:
+    """Returns the processor seconds that each process of the server `pid` has used, by its role.
+
+    "server" has those of `pid` itself, and of a child without a role.
+    """
+    server = psutil.Process(pid)
+    found = {OWN: _used_s(server)}
+    for child in server.children():
+        title = " ".join(child.cmdline()).strip()
+        role = title.removeprefix(TITLE) if title.startswith(TITLE) else OWN
+        found[role] = found.get(role, 0.0) + _used_s(child)
+    return found
+
+
+def _used_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def application(name: str, **more: object) -> dict[str, object]:

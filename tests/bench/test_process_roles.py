@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from xlaserve.commands.processor_time import OWN, processor_s
+from bench.processes import OWN, processor_s
 
 BUSY_CHILD = """
 import os, time
