@@ -65,7 +65,7 @@ test-clients: setup ## Run clients of KServe, Triton and TensorFlow Serving unmo
 
 test-fleet: setup ## Run fleets on a real Ray cluster of several nodes on this machine, and kill every part of them
 	scripts/install_package.sh haproxy haproxy
-	$(BIN)/python -m tests.fleet
+	$(BIN)/python -m tests.fleet.cluster
 
 image: setup ## Build the images of deploy/ with buildah, as root, and try them out
 	scripts/build_image.sh $(BUILD)

@@ -40,10 +40,11 @@ from scripts.monitoring import questions
 from xlaserve import cli as server_cli
 from xlaserve.commands import health
 from xlaserve.config import ENV_PREFIX, ModelSettings, Settings
-from xlaserve.fleet.settings import FleetSettings
 from xlaserve.processes.one_process import App
 from xlaserve.processes.supervision.merged_metrics import Restarted
 from xlaserve_client import cli as client_cli
+from xlaserve_fleet import cli as fleet_cli
+from xlaserve_fleet.settings import FleetSettings
 from xlaserve_loadtest import cli as loadtest_cli
 from xlaserve_loadtest.reports import prometheus as loadtest_metrics
 from xlaserve_loadtest.run.watch import Watch
@@ -76,7 +77,7 @@ def settings_page() -> Iterator[str]:
         for name, field in model.model_fields.items():
             yield from _field(f"{prefix}{name}", field, explained)
     yield "## A fleet"
-    yield "Of the file that `xlaserve fleet` takes, in a file of its own."
+    yield "Of the file that `xlaserve-fleet` takes."
     for name, field in FleetSettings.model_fields.items():
         yield from _field(f"fleet.{name}", field, explained)
 
@@ -198,7 +199,8 @@ def _documented_values(kind: type[Enum]) -> Iterator[tuple[str, str]]:
 
 def parsers() -> Iterator[argparse.ArgumentParser]:
     """Yields the parser of every command and subcommand."""
-    for top in (server_cli.parser(), health.parser(), client_cli.parser(), loadtest_cli.parser()):
+    clis = (server_cli, health, client_cli, fleet_cli, loadtest_cli)
+    for top in (each.parser() for each in clis):
         yield from _with_subcommands(top)
 
 

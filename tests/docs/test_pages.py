@@ -11,13 +11,20 @@ import pytest
 
 from xlaserve import cli as server_cli
 from xlaserve_client import cli as client_cli
+from xlaserve_fleet import cli as fleet_cli
 from xlaserve_loadtest import cli as loadtest_cli
 from xlaserve_loadtest.option_checks import settings_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(?:sh|console|dockerfile|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r"^(?:\$ |RUN |CMD |- run: )?((?:xlaserve|xlaserve-client|loadtest) (?:.*\\\n)*.*)$", re.MULTILINE)
+PROGRAMS = {
+    "xlaserve": server_cli,
+    "xlaserve-client": client_cli,
+    "xlaserve-fleet": fleet_cli,
+    "loadtest": loadtest_cli,
+}
+COMMAND = re.compile(rf"^(?:\$ |RUN |CMD |- run: )?((?:{'|'.join(PROGRAMS)}) (?:.*\\\n)*.*)$", re.MULTILINE)
 COMMANDS = sorted(
     {command for page in PAGES for block in BLOCK.findall(page.read_text()) for command in COMMAND.findall(block)}
 )
@@ -41,9 +48,8 @@ def test_each_command_on_the_pages_is_right(command: str, tmp_path: Path, monkey
     plain = re.sub(r"(?<= )([\w-]+)\|[\w|]+", r"\1", plain)
     for written in {re.sub(r" \[.*?\]", "", plain), plain.replace("[", "").replace("]", "")}:
         program, *words = shlex.split(written, comments=True)
-        command_line = {"xlaserve": server_cli, "xlaserve-client": client_cli, "loadtest": loadtest_cli}[program]
         try:
-            options = command_line.parser().parse_args(words)
+            options = PROGRAMS[program].parser().parse_args(words)
         except SystemExit as end:
             assert end.code == 0, (command, end.code)
             continue

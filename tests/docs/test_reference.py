@@ -38,7 +38,7 @@ def test_check_names_pages_that_are_stale_or_missing(
 
 def test_every_field_of_the_settings_is_documented(pages: dict[str, str]) -> None:
     from xlaserve.config import AutoBuckets, ModelSettings, Settings, ShadowSettings
-    from xlaserve.fleet.settings import FleetSettings
+    from xlaserve_fleet.settings import FleetSettings
 
     headings = {line.removeprefix("### ") for line in pages["settings.md"].splitlines() if line.startswith("### ")}
 

@@ -17,10 +17,10 @@ import pytest_asyncio
 import trustme
 from tests.integration.conftest import NOOP
 
-from xlaserve.fleet import folders
-from xlaserve.fleet.policy import BUSY, WAIT
-from xlaserve.fleet.process import Recovering, ServerFailed, ServerProcess, reachable, rotate, totals
-from xlaserve.fleet.settings import FleetSettings, flags
+from xlaserve_fleet import folders
+from xlaserve_fleet.policy import BUSY, WAIT
+from xlaserve_fleet.process import Recovering, ServerFailed, ServerProcess, reachable, rotate, totals
+from xlaserve_fleet.settings import FleetSettings, flags
 
 CONFIG = {"models": [NOOP]}
 FLAGS = {"host": "127.0.0.1", "grpc_port": 0, "http_port": 0, "metrics_port": 0, "lanes": 2}
@@ -189,7 +189,7 @@ def test_a_log_that_has_grown_too_long_is_moved_while_it_is_appended_to(tmp_path
 SUPERVISOR = """
 import asyncio, sys
 from pathlib import Path
-from xlaserve.fleet.process import ServerProcess
+from xlaserve_fleet.process import ServerProcess
 
 async def main(config, flags, folder):
     server = ServerProcess(config, flags, Path(folder), 0)

@@ -121,7 +121,7 @@ def needed(name: str, *, by: str, breaks: str) -> Iterator[None]:
 
 
 def sources() -> Iterator[tuple[Path, ast.AST]]:
-    for folder in ("server", "client", "loadtest", "bench", "scripts"):
+    for folder in ("server", "client", "fleet", "loadtest", "bench", "scripts"):
         for file in (ROOT / folder).rglob("*.py"):
             if "_pb2" not in file.name:
                 yield file, ast.parse(file.read_text())

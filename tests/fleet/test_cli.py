@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from xlaserve import cli
-from xlaserve.commands.fleet import following, status
 from xlaserve.errors import ConfigError
-from xlaserve.fleet import follow
+from xlaserve_fleet import cli, follow
+from xlaserve_fleet.cli import following, status
 
 ONE = {"id": "a", "address": "10.0.0.3:1", "http": "10.0.0.3:2", "state": "ready"}
 
@@ -41,9 +40,9 @@ def names() -> Iterator[str]:
 def test_without_ray_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text("server: {models: [{name: noop, source: 'builtin:noop'}]}")
-    own = cli.parser().parse_args(["fleet", "status", "--config", str(file)])
+    own = cli.parser().parse_args(["status", "--config", str(file)])
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "xlaserve.fleet.cluster", raising=False)
+    monkeypatch.delitem(sys.modules, "xlaserve_fleet.cluster", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'xlaserve\[ray\]'"):
         status(own)
 
@@ -51,7 +50,7 @@ def test_without_ray_the_error_names_the_extra(tmp_path: Path, monkeypatch: pyte
 def test_files_are_written_and_the_command_run_without_ray(names: str, tmp_path: Path) -> None:
     addresses, proxy, ran = tmp_path / "addresses", tmp_path / "haproxy.cfg", tmp_path / "ran"
     options = ["--addresses-file", str(addresses), "--haproxy", str(proxy), "--grpc-port", "9001", "--once"]
-    own = cli.parser().parse_args(["fleet", "follow", names, *options, "--reload", f"touch {ran}"])
+    own = cli.parser().parse_args(["follow", names, *options, "--reload", f"touch {ran}"])
     assert following(own) == 0
     assert addresses.read_text() == "10.0.0.3:1\n"
     assert "bind :9001 proto h2" in proxy.read_text()
@@ -79,7 +78,7 @@ def test_what_fails_is_tried_again_though_the_servers_are_as_they_were(
 
     monkeypatch.setattr(follow, "lists", lists)
     options = ["--addresses-file", str(file), "--reload", reload]
-    following(cli.parser().parse_args(["fleet", "follow", "127.0.0.1:1", *options]))
+    following(cli.parser().parse_args(["follow", "127.0.0.1:1", *options]))
     first, *others = capsys.readouterr().err.splitlines()
     assert first.endswith("expected a file that can be written: No such file or directory")
     assert others == ["1 servers", "2 servers"]
@@ -88,7 +87,7 @@ def test_what_fails_is_tried_again_though_the_servers_are_as_they_were(
 def test_once_says_what_failed(names: str, tmp_path: Path) -> None:
     def once(file: Path, *options: str) -> int:
         options = ("--addresses-file", str(file), "--once", *options)
-        return following(cli.parser().parse_args(["fleet", "follow", names, *options]))
+        return following(cli.parser().parse_args(["follow", names, *options]))
 
     with pytest.raises(ConfigError, match="expected a file that can be written"):
         once(tmp_path / "nowhere" / "addresses")
@@ -98,12 +97,12 @@ def test_once_says_what_failed(names: str, tmp_path: Path) -> None:
 
 def test_a_follower_needs_something_to_write() -> None:
     with pytest.raises(ConfigError, match="--addresses-file, --haproxy or both"):
-        following(cli.parser().parse_args(["fleet", "follow", "127.0.0.1:1"]))
+        following(cli.parser().parse_args(["follow", "127.0.0.1:1"]))
 
 
 def test_the_example_is_a_fleet() -> None:
-    from xlaserve.fleet import settings
+    from xlaserve_fleet import settings
 
-    example = settings.load(Path(__file__).parents[3] / "deploy" / "ray" / "fleet.yaml")
+    example = settings.load(Path(__file__).parents[2] / "deploy" / "ray" / "fleet.yaml")
     assert example.server_settings().models[0].name == "digits"
     assert (example.min_servers, example.most_servers) == (2, 8)

@@ -1,6 +1,6 @@
 """Runs the tests of fleets in an environment that has Ray besides what this one has.
 
-python -m tests.fleet [PYTEST'S ARGUMENTS ...]
+python -m tests.fleet.cluster [PYTEST'S ARGUMENTS ...]
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).parents[3]
 FOLDER: Final = ROOT / ".venv-fleet"
 
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from xlaserve.fleet.addresses import DRAINING, READY, RENEW_S, TELL_TIMEOUT_S, Entry
-from xlaserve.fleet.process import Found, Recovering, ServerFailed
+from xlaserve_fleet.addresses import DRAINING, READY, RENEW_S, TELL_TIMEOUT_S, Entry
+from xlaserve_fleet.process import Found, Recovering, ServerFailed
 
 log = logging.getLogger(__name__)
 

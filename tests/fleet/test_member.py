@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from xlaserve.fleet.addresses import LEASE_S, RENEW_S, TELL_TIMEOUT_S, Entry
-from xlaserve.fleet.member import Member
-from xlaserve.fleet.policy import BUSY, WAIT
-from xlaserve.fleet.process import Found, Recovering, ServerFailed
 from xlaserve.planning.virtual_time import VirtualTimeLoop
+from xlaserve_fleet.addresses import LEASE_S, RENEW_S, TELL_TIMEOUT_S, Entry
+from xlaserve_fleet.member import Member
+from xlaserve_fleet.policy import BUSY, WAIT
+from xlaserve_fleet.process import Found, Recovering, ServerFailed
 
 DRAIN_S = 3.0
 

@@ -23,8 +23,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from xlaserve.config.authority import authority
 from xlaserve.errors import XlaserveError
-from xlaserve.fleet import folders
-from xlaserve.fleet.policy import BUSY, WAIT
+from xlaserve_fleet import folders
+from xlaserve_fleet.policy import BUSY, WAIT
 
 POLL_S: Final = 0.05
 ASK_TIMEOUT_S: Final = 3.0
@@ -139,7 +139,7 @@ class ServerProcess:
         command = [sys.executable, "-m", "xlaserve", "serve", *_as_arguments(flags)]
         with self._log.open("ab") as output:
             return subprocess.Popen(
-                [sys.executable, "-m", "xlaserve.fleet.launcher", str(os.getpid()), *command],
+                [sys.executable, "-m", "xlaserve_fleet.launcher", str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from xlaserve.errors import ConfigError
-from xlaserve.fleet.addresses import READY
-from xlaserve.fleet.name_service import PATH
+from xlaserve_fleet.addresses import READY
+from xlaserve_fleet.name_service import PATH
 
 log = logging.getLogger(__name__)
 

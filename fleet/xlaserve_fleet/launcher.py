@@ -1,6 +1,6 @@
 """Runs a command that is asked to end, with SIGTERM, when the process that started it dies.
 
-python -m xlaserve.fleet.launcher PARENT COMMAND ...
+python -m xlaserve_fleet.launcher PARENT COMMAND ...
 
 A server whose supervisor is killed would otherwise go on unseen, on cores that are given to another. It is set up here
 and not between fork and exec, where a process with threads may run next to nothing.
@@ -8,13 +8,15 @@ and not between fork and exec, where a process with threads may run next to noth
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Final
 
-from xlaserve.processes.supervision import linux
+PR_SET_PDEATHSIG: Final = 1
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -22,7 +24,7 @@ def main(arguments: Sequence[str]) -> None:
     parent, *command = arguments
     with suppress(PermissionError):  # Ray's workers are nicer than others by 15, which only root may undo
         os.setpriority(os.PRIO_PROCESS, 0, 0)
-    if linux.end_with(int(parent), signal.SIGTERM):
+    if ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) == 0 and os.getppid() == int(parent):
         os.execv(command[0], command)
 
 

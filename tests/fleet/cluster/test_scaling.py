@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from bench.timed_model import BATCH_S, IMAGE_S
-from tests.fleet.conftest import Fleet
+from tests.fleet.cluster.conftest import Fleet
 
 from xlaserve.models.sources.noop import SIDE
 from xlaserve_client import AsyncVisionClient
@@ -50,7 +50,7 @@ def timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers that are started from now on are `TIMED`. Ray's nodes pass their environment on."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(TIMED)
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path / "site"), str(root))))
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from xlaserve.fleet.addresses import (
+from xlaserve.planning.virtual_time import VirtualTimeLoop
+from xlaserve_fleet.addresses import (
     BUNDLE_S,
     DRAINING,
     LEASE_S,
@@ -18,8 +19,7 @@ from xlaserve.fleet.addresses import (
     Addresses,
     Entry,
 )
-from xlaserve.fleet.name_service import EXPIRE_EVERY_S
-from xlaserve.planning.virtual_time import VirtualTimeLoop
+from xlaserve_fleet.name_service import EXPIRE_EVERY_S
 
 WALL_S = 1_700_000_000.0
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from xlaserve.errors import ConfigError
-from xlaserve.fleet import addresses
-from xlaserve.fleet.addresses import Entry
-from xlaserve.fleet.name_service import NameService
+from xlaserve_fleet import addresses
+from xlaserve_fleet.addresses import Entry
+from xlaserve_fleet.name_service import NameService
 
 TIMEOUT_S = 30
 ONE = Entry("a", "127.0.0.1:1", "127.0.0.1:2", "ready", {"pid": 7})
@@ -80,17 +80,3 @@ def test_it_can_be_started_again_on_its_port() -> None:
     port = free_port()
     for _ in range(2):
         NameService("127.0.0.1", port).stop()
-
-
-def test_a_body_is_never_the_next_request(service: NameService) -> None:
-    body = b"GET /v1/servers HTTP/1.1\r\nHost: h\r\n\r\n"
-    fields = b"Host: h\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: %d\r\n\r\n" % len(body)
-    last = b"GET /none HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
-    host, _, port = service.address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as client:
-        client.sendall(b"GET /v1/servers HTTP/1.1\r\n" + fields + body[:20])
-        client.sendall(body[20:] + last)
-        said = b""
-        while part := client.recv(65_536):
-            said += part
-    assert [answer[:3] for answer in said.split(b"HTTP/1.1 ")[1:]] == [b"200", b"404"]

@@ -24,12 +24,12 @@ from ray import serve
 from ray.exceptions import ActorDiedError, RayError
 
 from xlaserve.errors import ConfigError, XlaserveError
-from xlaserve.fleet import folders, policy
-from xlaserve.fleet.addresses import READY, Entry
-from xlaserve.fleet.member import Member
-from xlaserve.fleet.name_service import NameService
-from xlaserve.fleet.process import GRACE_S, LOOPBACK, ServerProcess
-from xlaserve.fleet.settings import LOCAL, FleetSettings, flags
+from xlaserve_fleet import folders, policy
+from xlaserve_fleet.addresses import READY, Entry
+from xlaserve_fleet.member import Member
+from xlaserve_fleet.name_service import NameService
+from xlaserve_fleet.process import GRACE_S, LOOPBACK, ServerProcess
+from xlaserve_fleet.settings import LOCAL, FleetSettings, flags
 
 NAMESPACE: Final = "xlaserve"
 DEPLOYMENT: Final = "server"

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from xlaserve.fleet.policy import BUSY, WAIT, Policy, servers_needed
+from xlaserve_fleet.policy import BUSY, WAIT, Policy, servers_needed
 
 
 def test_waiting_work_is_spread_over_as_many_servers_as_do_it_within_the_target() -> None:

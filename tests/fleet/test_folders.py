@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from xlaserve.errors import ConfigError
-from xlaserve.fleet import folders
-from xlaserve.fleet.settings import FleetSettings
+from xlaserve_fleet import folders
+from xlaserve_fleet.settings import FleetSettings
 
 
 @pytest.fixture

@@ -1,39 +1,50 @@
-"""`xlaserve fleet`: many servers on many machines, placed by Ray."""
+"""The `xlaserve-fleet` command."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from rich.console import Console
 from rich.table import Table
 
-from xlaserve.commands import arguments
-from xlaserve.commands.command import Command, Invocation
-from xlaserve.errors import ConfigError
-from xlaserve.fleet import folders, follow, haproxy, settings
-from xlaserve.fleet.addresses import Entry
-from xlaserve.fleet.policy import BUSY, WAIT
-from xlaserve.fleet.settings import LOCAL, FleetSettings
-from xlaserve.telemetry import console
+from xlaserve.errors import ConfigError, XlaserveError
+from xlaserve_client.cli_parser import Parser, add_completion
+from xlaserve_fleet import folders, follow, haproxy, settings
+from xlaserve_fleet.addresses import Entry
+from xlaserve_fleet.policy import BUSY, WAIT
+from xlaserve_fleet.settings import LOCAL, FleetSettings
 
 TIMEOUT_S: Final = 600.0
 POLL_S: Final = 0.5
 GRPC_PORT: Final = 8001
 HTTP_PORT: Final = 8000
+WIDTH: Final = 120
+"""Columns of the table where stdout is no terminal."""
 
 
-def run(invocation: Invocation) -> int:
-    """Does what the action says."""
-    action: Callable[[argparse.Namespace], int] = invocation.own.run
-    return action(invocation.own)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status: 0, 1 when something failed, 2 for a wrong command line."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    own = parser().parse_args(arguments)
+    try:
+        return int(own.run(own))
+    except XlaserveError as error:
+        _say(f"xlaserve-fleet: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def up(own: argparse.Namespace) -> int:
@@ -76,10 +87,10 @@ def status(own: argparse.Namespace) -> int:
             for one in seen.servers
         ]
         found = {"state": seen.state, "message": seen.message, "replicas": seen.replicas, "names": seen.names}
-        console.print_json({**found, "servers": servers})
+        sys.stdout.write(json.dumps({**found, "servers": servers}, indent=2) + "\n")
     else:
         counts = ", ".join(f"{count} {state}" for state, count in sorted(seen.replicas.items()) if count)
-        out = console.stdout(120)
+        out = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
         out.print(f"{fleet.name}: {seen.state.lower()}: {counts}; at fleet://{seen.names or '(no name service)'}")
         if seen.message:
             out.print(seen.message.strip(), markup=False)
@@ -98,7 +109,7 @@ def down(own: argparse.Namespace) -> int:
 def following(own: argparse.Namespace) -> int:
     """Writes files whenever the servers change, for ever."""
     if not own.addresses_file and not own.haproxy:
-        raise ConfigError("fleet follow: expected --addresses-file, --haproxy or both")
+        raise ConfigError("follow: expected --addresses-file, --haproxy or both")
     used: list[follow.Server] | None = None
     for servers in follow.lists(own.names):
         if servers != used:
@@ -108,9 +119,11 @@ def following(own: argparse.Namespace) -> int:
     return 0 if used is not None else 1
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the actions, and the options of each."""
-    actions = parser.add_subparsers(required=True, metavar="ACTION")
+def parser() -> argparse.ArgumentParser:
+    """Returns the command's parser."""
+    top = Parser(prog="xlaserve-fleet", description="Runs servers on many machines, which Ray places.")
+    top.add_argument("--version", action="version", version=version("xlaserve"))
+    actions = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def add(name: str, action: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
         found = actions.add_parser(name, help=text)
@@ -123,7 +136,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     def add_timeout(found: argparse.ArgumentParser) -> None:
         found.add_argument(
             "--timeout-s",
-            type=arguments.positive,
+            type=_positive,
             default=TIMEOUT_S,
             metavar="S",
             help=f"how long to wait until all servers are ready; {TIMEOUT_S:g} by default",
@@ -150,6 +163,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     followed.add_argument("--http-port", type=int, default=HTTP_PORT, metavar="N", help="HAProxy's, for HTTP; 8000")
     followed.add_argument("--reload", metavar="COMMAND", help="what to run when the files have changed")
     followed.add_argument("--once", action="store_true", help="write them once, and end")
+    add_completion(top)
+    return top
+
+
+def _positive(text: str) -> float:
+    """Parses a finite number greater than 0, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number greater than 0, got {text!r}")
+    return value
 
 
 def _use(own: argparse.Namespace, servers: list[follow.Server]) -> bool:
@@ -173,7 +199,7 @@ def _use(own: argparse.Namespace, servers: list[follow.Server]) -> bool:
 def _cluster() -> ModuleType:
     """Returns the module that needs Ray. Raises ConfigError where that is missing."""
     try:
-        from xlaserve.fleet import cluster  # noqa: PLC0415 - an extra
+        from xlaserve_fleet import cluster  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise ConfigError(f"fleet: it needs the extra ray: pip install 'xlaserve[ray]' ({error})") from None
     return cluster
@@ -227,6 +253,3 @@ def _table(servers: list[Entry]) -> Table:
 def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
-
-
-COMMAND = Command("fleet", "many servers on many machines, placed by Ray", run, add_options, ())

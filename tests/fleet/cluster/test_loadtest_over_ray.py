@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import psutil
 import pytest
-from tests.fleet.conftest import until
+from tests.fleet.cluster.conftest import until
 from tests.loadtest.conftest import StartPuppet, start_puppet, start_server
 
 from xlaserve_loadtest.cli import main

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from xlaserve.errors import ConfigError
-from xlaserve.fleet import settings
-from xlaserve.fleet.settings import FleetSettings, flags
+from xlaserve_fleet import settings
+from xlaserve_fleet.settings import FleetSettings, flags
 
 NOOP = {"models": [{"name": "noop", "source": "builtin:noop"}]}
 

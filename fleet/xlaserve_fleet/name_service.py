@@ -17,9 +17,7 @@ from starlette.routing import Route
 
 from xlaserve.config.authority import authority
 from xlaserve.errors import ConfigError
-from xlaserve.fleet.addresses import Addresses, Entry
-from xlaserve.wire.http.connection import Connection
-from xlaserve.wire.http.connections import Connections
+from xlaserve_fleet.addresses import Addresses, Entry
 
 T = TypeVar("T")
 
@@ -28,8 +26,6 @@ EXPIRE_EVERY_S: Final = 0.5
 MOST_WAIT_S: Final = 60.0
 MAX_CONNECTIONS: Final = 10_000
 """Clients and proxies, each of which waits for news on a connection; all may come by one proxy."""
-MAX_TRANSFER_S: Final = 60.0
-"""How long a client may leave an answer unread where there are many."""
 
 
 def application(addresses: Addresses) -> Starlette:
@@ -64,15 +60,13 @@ class NameService:
         self._addresses = Addresses()
         config = uvicorn.Config(
             application(self._addresses),
-            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
-            date_header=False,  # `Connections` has one
+            limit_concurrency=MAX_CONNECTIONS,
         )
         self._server = uvicorn.Server(config)
-        self._server.server_state = Connections(MAX_CONNECTIONS, MAX_CONNECTIONS, MAX_TRANSFER_S)
         self._thread = Thread(target=self._run, args=(listening,), name="name-service", daemon=True)
         self._thread.start()
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from xlaserve import fleet as package
+import xlaserve_fleet as package
 from xlaserve.errors import ConfigError, XlaserveError
-from xlaserve.fleet import folders
-from xlaserve.fleet.addresses import DRAINING, READY, Entry
-from xlaserve.fleet.settings import FleetSettings
+from xlaserve_fleet import folders
+from xlaserve_fleet.addresses import DRAINING, READY, Entry
+from xlaserve_fleet.settings import FleetSettings
 
 NOOP = {"models": [{"name": "noop", "source": "builtin:noop"}]}
 FLEET = FleetSettings.model_validate({"server": NOOP, "min_servers": 2})
@@ -124,7 +124,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 @pytest.fixture
 def cluster(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The module, as it is with the fake."""
-    name = "xlaserve.fleet.cluster"
+    name = "xlaserve_fleet.cluster"
     before = sys.modules.pop(name, None)
     module = importlib.import_module(name)
     monkeypatch.setattr(module, "POLL_S", 0.001)

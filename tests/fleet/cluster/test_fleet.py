@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.fleet.conftest import SERVER, Fleet, free_port, is_running, kill, until
-from tests.fleet.load import load
+from tests.fleet.cluster.conftest import SERVER, Fleet, free_port, is_running, kill, until
+from tests.fleet.cluster.load import load
 
 from xlaserve_client import VisionClient
 from xlaserve_client.errors import ServerError
@@ -274,7 +274,7 @@ def haproxy(tmp_path: Path) -> Iterator[Callable[[Fleet], tuple[int, int]]]:
     def start(one: Fleet) -> tuple[int, int]:
         grpc_port, http_port = free_port(), free_port()
         config, pid_file = tmp_path / "haproxy.cfg", tmp_path / "haproxy.pid"
-        follow = [sys.executable, "-m", "xlaserve", "fleet", "follow", one.url.removeprefix("fleet://")]
+        follow = [sys.executable, "-m", "xlaserve_fleet", "follow", one.url.removeprefix("fleet://")]
         written = ["--haproxy", str(config), "--grpc-port", str(grpc_port), "--http-port", str(http_port)]
         subprocess.run([*follow, *written, "--once"], check=True, timeout=60)
         started.append(subprocess.Popen(["haproxy", "-W", "-f", str(config), "-p", str(pid_file)]))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 HEAD: Final = """\
-# Written by `xlaserve fleet follow`; it is written again whenever the servers change.
+# Written by `xlaserve-fleet follow`; it is written again whenever the servers change.
 # It has no section `global`: give it to HAProxy after a file of your own, -f haproxy.cfg -f this.cfg.
 defaults
     mode http

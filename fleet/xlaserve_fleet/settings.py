@@ -16,7 +16,7 @@ from xlaserve.config.base import Frozen
 from xlaserve.config.errors_in_words import reasons
 from xlaserve.config.files import lines_of, read_mapping, resolved
 from xlaserve.errors import ConfigError
-from xlaserve.fleet import folders
+from xlaserve_fleet import folders
 
 LOCAL: Final = "local"
 """In place of a cluster's address: one that is started on this machine, and reached from here alone."""
@@ -33,7 +33,7 @@ class FleetSettings(Frozen):
     """The fleet's name in Ray, where there may be several."""
     ray: str = Field("auto", min_length=1)
     """Ray's head as HOST:PORT; `auto` for the cluster that this machine is part of. `local` starts one on this machine,
-    which ends with `xlaserve fleet up` and is reached from here alone."""
+    which ends with `xlaserve-fleet up` and is reached from here alone."""
     port: int = Field(8100, ge=1, le=65_535)
     """Port of the name service on Ray's head, where clients find the servers."""
     server: dict[str, Any]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from xlaserve.errors import ConfigError
-from xlaserve.fleet import follow, haproxy
+from xlaserve_fleet import follow, haproxy
 
 A = {"id": "a", "address": "10.0.0.3:1", "http": "10.0.0.3:2", "state": "ready"}
 B = {"id": "b", "address": "10.0.0.4:1", "http": "10.0.0.4:2", "state": "ready"}

@@ -76,7 +76,7 @@ class Fleet:
         self.file.write_text(json.dumps(self._values))  # JSON is YAML as well
 
     def start(self, action: str, *options: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "xlaserve", "fleet", action, "--config", str(self.file), *map(str, options)]
+        command = [sys.executable, "-m", "xlaserve_fleet", action, "--config", str(self.file), *map(str, options)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def run(self, action: str, *options: object) -> subprocess.CompletedProcess[str]:
