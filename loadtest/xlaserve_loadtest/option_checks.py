@@ -82,8 +82,6 @@ def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
         workers=options.workers,
         generators=tuple(options.generator),
         generator_key=_generator_key(options, parser),
-        ray=options.ray,
-        ray_generators=options.generators,
         max_in_flight=options.max_in_flight,
         # What a scenario reports needs a least number of requests, however steady they are.
         ends_when_steady=not options.full_duration and options.scenario is None,
@@ -178,16 +176,11 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser, transpo
         and options.replay
         and options.replay.has_files
         and options.save_arrivals.parent.resolve() != options.replay.path.parent.resolve(),
-        "--generator, --ray: --in-process sends nothing, and --target null is on this machine": (
-            options.generator or options.ray
-        )
+        "--generator: --in-process sends nothing, and --target null is on this machine": options.generator
         and (options.in_process or NULL in options.target),
-        "--generator and --ray exclude each other": options.generator and options.ray,
-        "--generators is for --ray": options.generators and not options.ray,
         f"--target, --arm and --generator: expected up to {MAX_MODELS} addresses": max(
             len(options.target),
             len(options.generator),
-            options.generators or 0,
             *(len(arm.addresses) for arm in options.arm),
         )
         > MAX_MODELS,

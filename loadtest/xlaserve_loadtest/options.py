@@ -24,7 +24,6 @@ from xlaserve_loadtest.parser import (
     names,
     number_from,
     number_over,
-    ray_address,
 )
 from xlaserve_loadtest.reports import cli as report
 from xlaserve_loadtest.run import generate
@@ -222,13 +221,6 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         help="send from there, where `loadtest generate` runs, and not from here; repeatable",
     )
     generate.add_key(load)
-    load.add_argument(
-        "--ray",
-        type=checked(ray_address),
-        metavar="HOST:PORT",
-        help="send from the nodes of the Ray cluster whose head that is; auto: of the one that this machine belongs to",
-    )
-    load.add_argument("--generators", type=_COUNT, metavar="N", help="generators on the nodes of --ray; one on each")
     load.add_argument("--seed", type=_SEED, default=0, metavar="N", help="of images, arrivals and order")
     load.add_argument("--schedule-seed", type=_SEED, metavar="N", help="of arrivals alone (--seed)")
     load.add_argument("--sample-seed", type=_SEED, metavar="N", help="of the images drawn in a scenario (--seed)")

@@ -11,7 +11,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
-from xlaserve_loadtest.addresses import Address
 from xlaserve_loadtest.printable import MAX_MESSAGE, printable
 
 MAX_PORT: Final = 65_535
@@ -97,19 +96,6 @@ def host_and_port(text: str) -> tuple[str, int]:
     if not port.isdecimal() or len(port) > len(str(MAX_PORT)) or int(port) > MAX_PORT:
         raise ValueError(f"expected a port such as 9100 or 0.0.0.0:9100, got {text!r}")
     return host.strip("[]") or "127.0.0.1", int(port)
-
-
-def ray_address(text: str) -> str:
-    """Parses the address of a Ray cluster: `auto`, or HOST:PORT of its head. Raises ValueError."""
-    if text == "auto":
-        return text
-    try:
-        address = Address.parse(text)
-    except ValueError:
-        address = None
-    if address is None or address.protocol:
-        raise ValueError(f"expected auto or HOST:PORT, got {text!r}")
-    return address.authority
 
 
 def counts_to(most: int) -> Callable[[str], tuple[int, ...]]:

@@ -72,10 +72,6 @@ class Settings:
     """HOST:PORT of each `loadtest generate` that sends; empty: this machine does."""
     generator_key: bytes = field(repr=False)
     """The key that they share."""
-    ray: str | None
-    """Address of the Ray cluster whose nodes send; None: `generators` do, or this machine."""
-    ray_generators: int | None
-    """Generators on that cluster; None: one on each node."""
     max_in_flight: int
     ends_when_steady: bool
     scenario: str | None
@@ -124,7 +120,7 @@ class Settings:
     @property
     def has_generators(self) -> bool:
         """Whether others send, and not processes that are started here."""
-        return bool(self.generators) or self.ray is not None
+        return bool(self.generators)
 
     @property
     def most_slots(self) -> int:

@@ -14,7 +14,6 @@ from xlaserve_loadtest.addresses import FLEET, Address
 from xlaserve_loadtest.record.lines import Arm, GeneratorLine, Server
 from xlaserve_loadtest.run import ceilings, environment, remote, running_targets, setups, workers
 from xlaserve_loadtest.run.progress import Progress
-from xlaserve_loadtest.run.ray_generators import generators
 from xlaserve_loadtest.run.recorder import Ceiling
 from xlaserve_loadtest.run.remote import RemoteWorker
 from xlaserve_loadtest.run.requests import Content, make_content
@@ -254,13 +253,9 @@ class Fleet:
             number = settings.workers or workers.choose_number(environment.cores(), settings.most_slots)
             self._workers = [await self._stack.enter_async_context(WorkerProcess()) for _ in range(number)]
             return
-        addresses, key = settings.generators, settings.generator_key
-        if settings.ray is not None:
-            found = await self._stack.enter_async_context(generators(settings.ray, settings.ray_generators))
-            addresses, key = found.addresses, found.key
         self._workers, machines = await remote.start_workers(
-            addresses,
-            key,
+            settings.generators,
+            settings.generator_key,
             self._stack,
             number=settings.workers,
             slots=settings.most_slots,

@@ -6,13 +6,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from threading import Event
 from typing import Final
 
 import psutil
@@ -31,8 +29,6 @@ STOP_TIMEOUT_S: Final = 60.0
 _DEADLINE_S: Final = 120.0
 """Deadline of a request in seconds: large models are slow on small machines, which is a result, not a failure."""
 
-_TURN_S: Final = 1.0
-"""Seconds between two looks at `is_over`."""
 _ERROR_PREFIX: Final = "loadtest: "
 _REASON_CHARACTERS: Final = 600
 
@@ -56,36 +52,26 @@ class Measurement:
     """Server processes of each mode, one after the other."""
 
 
-class StoppedError(Exception):
-    """The load test was stopped."""
-
-
-def measure(
-    cell: Cell, how: Measurement, command: Sequence[str] = COMMAND, is_over: Event | None = None
-) -> dict[str, ModeResult]:
+def measure(cell: Cell, how: Measurement, command: Sequence[str] = COMMAND) -> dict[str, ModeResult]:
     """Measures a cell and returns a result for each mode; a failure of the model becomes a reason, never an exception.
-
-    Raises StoppedError within about a second after `is_over` is set, once the load test and its servers have ended.
 
     All modes run interleaved in one load test. Where that fails, each mode is measured alone, to find the one that
     fails: the others then have figures, but no ratio, as they were not measured together.
     """
-    results = _attempt(cell, how.modes, how, command, is_over)
+    results = _attempt(cell, how.modes, how, command)
     if len(how.modes) > 1 and any(result.reason for result in results.values()):
-        return {mode: _attempt(cell, (mode,), how, command, is_over)[mode] for mode in how.modes}
+        return {mode: _attempt(cell, (mode,), how, command)[mode] for mode in how.modes}
     return results
 
 
-def _attempt(
-    cell: Cell, modes: tuple[str, ...], how: Measurement, command: Sequence[str], is_over: Event | None
-) -> dict[str, ModeResult]:
+def _attempt(cell: Cell, modes: tuple[str, ...], how: Measurement, command: Sequence[str]) -> dict[str, ModeResult]:
     how.folder.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{cell.source}-{cell.resolution or 'own'}-b{cell.batch}-{'-'.join(modes)}")
     record = how.folder / f"{name}{SUFFIX}"
     record.unlink(missing_ok=True)
     config, page = (how.folder / f"{name}.{kind}" for kind in ("json", "html"))
     options = [*_arguments(cell, modes, how, config), "--record", str(record), "--html", str(page)]
-    failure = _run([*command, *options], how.timeout_s, is_over)
+    failure = _run([*command, *options], how.timeout_s)
     # Some megabytes for each cell, which can be made again from the record.
     page.unlink(missing_ok=True)
     try:
@@ -143,7 +129,7 @@ def _arguments(cell: Cell, modes: Sequence[str], how: Measurement, config: Path)
     return [*chain.from_iterable(options.items()), *flags]
 
 
-def _run(command: Sequence[str], timeout_s: float, is_over: Event | None) -> str | None:
+def _run(command: Sequence[str], timeout_s: float) -> str | None:
     """Runs a load test to its end or its timeout. Returns the reason why it failed, None where it succeeded."""
     with subprocess.Popen(
         ending_with_us(command),
@@ -156,27 +142,16 @@ def _run(command: Sequence[str], timeout_s: float, is_over: Event | None) -> str
         start_new_session=True,
     ) as process:
         try:
-            errors = _wait(process, timeout_s, is_over)
+            _, errors = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            _stop(process)
+            return f"not done after {timeout_s:g} s"
         except BaseException:
             _stop(process)
             raise
-        if errors is None:
-            _stop(process)
-            return f"not done after {timeout_s:g} s"
     if process.returncode == 0:
         return None
     return _reason(errors.splitlines()) or f"the load test ended with status {process.returncode}"
-
-
-def _wait(process: subprocess.Popen[str], timeout_s: float, is_over: Event | None) -> str | None:
-    """Waits for a load test and returns its stderr; None where it has not ended in time."""
-    give_up_at = time.monotonic() + timeout_s
-    while (left_s := give_up_at - time.monotonic()) > 0:
-        if is_over is not None and is_over.is_set():
-            raise StoppedError
-        with suppress(subprocess.TimeoutExpired):
-            return process.communicate(timeout=min(left_s, _TURN_S))[1]
-    return None
 
 
 def _stop(process: subprocess.Popen[str]) -> None:

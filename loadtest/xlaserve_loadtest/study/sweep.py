@@ -8,8 +8,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -20,13 +18,11 @@ from rich.console import Console
 
 from xlaserve_loadtest.parser import (
     Parser,
-    checked,
     count_to,
     counts_to,
     folder_to_write,
     names,
     number_over,
-    ray_address,
 )
 from xlaserve_loadtest.reports.cli import EXIT_CONDITION
 from xlaserve_loadtest.reports.table import number
@@ -36,7 +32,6 @@ from xlaserve_loadtest.schedule.arrivals import MAX_CONCURRENCY
 from xlaserve_loadtest.study import catalog
 from xlaserve_loadtest.study import html as zoo_html
 from xlaserve_loadtest.study.measure import Measurement, measure
-from xlaserve_loadtest.study.ray_nodes import RayNodes
 from xlaserve_loadtest.study.record import (
     Cell,
     Entry,
@@ -47,7 +42,6 @@ from xlaserve_loadtest.study.record import (
     read,
     state_of_file,
 )
-from xlaserve_loadtest.targets.target import TargetError
 
 REPORT: Final = "report.html"
 NATIVE: Final = "native"
@@ -85,15 +79,13 @@ def run(
     file: SweepFile,
     measure_cell: Callable[[Cell], Mapping[str, ModeResult]],
     *,
-    at_once: int = 1,
     retry_failed: bool = False,
     tell: Callable[[str], None] = lambda line: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Measures the cells that are not done yet, `at_once` at a time, and adds each to `file` when it is measured.
+    """Measures the cells that are not done yet, and adds each to `file` when it is measured.
 
-    `measure_cell` returns a result for each mode of the plan, even if the model fails. With `at_once` over 1 it is
-    called in threads; after an interruption the caller must make these calls end.
+    `measure_cell` returns a result for each mode of the plan, even if the model fails.
     """
     todo = [
         (model, cell)
@@ -106,28 +98,14 @@ def run(
     if skipped:
         tell(f"{skipped} of {len(plan.cells())} are done already")
 
-    def measured(count: int, model: catalog.Model, cell: Cell) -> Entry:
+    for count, (model, cell) in enumerate(todo, start=1):
         tell(f"[{count}/{len(todo)}] {cell}")
         start = clock()
         file_state, results = state_of_file(cell.source), measure_cell(cell)
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        return Entry(cell, model.name, model.family, results, at, round(clock() - start, 1), file_state)
-
-    calls = [partial(measured, count, model, cell) for count, (model, cell) in enumerate(todo, start=1)]
-    for entry in (call() for call in calls) if at_once == 1 else _in_threads(calls, at_once):
-        file.add(entry)
-        for mode, result in entry.results.items():
-            tell(f"    {mode}: {_in_words(result)}" if at_once == 1 else f"{entry.cell}, {mode}: {_in_words(result)}")
-
-
-def _in_threads(calls: Sequence[Callable[[], Entry]], at_once: int) -> Iterator[Entry]:
-    """Yields the results of the calls, in the order in which they end."""
-    pool = ThreadPoolExecutor(at_once)
-    try:
-        for done in as_completed([pool.submit(call) for call in calls]):
-            yield done.result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        file.add(Entry(cell, model.name, model.family, results, at, round(clock() - start, 1), file_state))
+        for mode, result in results.items():
+            tell(f"    {mode}: {_in_words(result)}")
 
 
 def left_out(sweep: Sweep) -> Iterator[str]:
@@ -179,29 +157,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for line in left_out(sweep):
                 _tell(line)
         else:
-            with ExitStack() as stack:
-                nodes = stack.enter_context(RayNodes(options.ray, _tell)) if options.ray else None
-                where = nodes.environment if nodes else environment.describe()
-                file = stack.enter_context(SweepFile(options.out, Sweep(asdict(where), asked, baseline, started_at)))
+            where = asdict(environment.describe())
+            with SweepFile(options.out, Sweep(where, asked, baseline, started_at)) as file:
                 sweep = file.sweep
                 try:
-                    run(
-                        plan,
-                        file,
-                        lambda cell: nodes.measure(cell, how) if nodes else measure(cell, how),
-                        at_once=nodes.count if nodes else 1,
-                        retry_failed=options.retry_failed,
-                        tell=_tell,
-                    )
+                    run(plan, file, partial(measure, how=how), retry_failed=options.retry_failed, tell=_tell)
                 except KeyboardInterrupt:
                     interrupted = True
                     _tell("interrupted; the same command goes on from here")
     except SweepFileError as error:
         _tell(f"loadtest sweep: {error}")
         return 2
-    except TargetError as error:
-        _tell(f"loadtest sweep: {error}")
-        return 1
     finally:
         signal.signal(signal.SIGTERM, before)
     report = options.out / REPORT
@@ -275,12 +241,6 @@ def parser() -> argparse.ArgumentParser:
         help="server processes of each mode, one after the other; below 4 can't show what differs",
     )
     parser.add_argument("--no-control", action="store_true", help="leave out the A/A control of each cell: faster")
-    parser.add_argument(
-        "--ray",
-        type=checked(ray_address),
-        metavar="HOST:PORT",
-        help="measure on the nodes of the Ray cluster whose head that is, one cell on each at a time; or auto",
-    )
     parser.add_argument("--retry-failed", action="store_true", help="measure again what has no figure")
     parser.add_argument(
         "--out", type=folder_to_write, default=Path("sweep"), metavar="DIR", help="folder of state and report"
