@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from xlaserve.commands import foreign_configs, import_model, text_proto
+from xlaserve.commands import foreign_configs, import_model
 from xlaserve.commands.command import Command, Invocation
 from xlaserve.errors import ConfigError
 
@@ -21,9 +21,8 @@ def run(invocation: Invocation) -> int:
     if own.file.suffix in import_model.NEEDED:
         _show([import_model.save(own)])
         return 0
-    batching = _read(own.batching_parameters) if own.batching_parameters else None
     files = foreign_configs.of_repository(own.file) if own.file.is_dir() else [own.file]
-    found = [foreign_configs.translate(_read(file), file, batching) for file in files]
+    found = [foreign_configs.translate(file, own.batching_parameters) for file in files]
     for note in chain.from_iterable(one.notes for one in found):
         sys.stderr.write(f"{note}\n")
     models = [*chain.from_iterable(one.models for one in found)]
@@ -35,15 +34,6 @@ def run(invocation: Invocation) -> int:
 
 def _show(models: list[dict[str, Any]]) -> None:
     sys.stdout.write(yaml.safe_dump({"models": models}, sort_keys=False, default_flow_style=None))
-
-
-def _read(file: Path) -> text_proto.Message:
-    try:
-        return text_proto.parse(file.read_text())
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"{file}: {getattr(error, 'strerror', None) or 'expected text in UTF-8'}") from None
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from None
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
