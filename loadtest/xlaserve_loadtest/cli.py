@@ -14,7 +14,7 @@ import uvloop
 from rich.console import Console
 
 from xlaserve_client.cli_parser import add_completion
-from xlaserve_loadtest import option_checks, options
+from xlaserve_loadtest import compare_versions, option_checks, options
 from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.printable import printable
 from xlaserve_loadtest.record.lines import SUFFIX
@@ -30,7 +30,13 @@ from xlaserve_loadtest.study import sweep
 from xlaserve_loadtest.targets.target import TargetError
 from xlaserve_loadtest.transport_options import without_secrets
 
-_COMMANDS: Final = {"report": report, "compare": compare_cli, "sweep": sweep, "generate": generate}
+_COMMANDS: Final = {
+    "report": report,
+    "compare": compare_cli,
+    "compare-versions": compare_versions,
+    "sweep": sweep,
+    "generate": generate,
+}
 _INTERRUPTED: Final = 130
 _PAGE: Final = ".html"
 

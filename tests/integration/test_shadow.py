@@ -1,4 +1,4 @@
-"""Shadows of real models, and what `xlaserve compare-versions` says of them."""
+"""Shadows of real models, and what `loadtest compare-versions` says of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHADOWED = {**DIGITS, "modes": ["xla", "graph"], "shadow": {"mode": "graph", "sh
 
 
 def compare_versions(server: Server, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "xlaserve", "compare-versions", "--server", server.grpc, *options]
+    command = [sys.executable, "-m", "xlaserve_loadtest", "compare-versions", "--target", server.grpc, *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 

@@ -174,7 +174,7 @@ class ModelSettings(Frozen):
     it only where throughput at low load matters more than latency."""
     shadow: ShadowSettings | None = Field(None, examples=[{"version": "canary", "share": 0.01}])
     """Runs a share of the requests in another version or mode as well, once they are answered and while the device is
-    idle, and compares answers and latency: `version`, `mode` and `share` (0.01). `xlaserve compare-versions` shows what
+    idle, and compares answers and latency: `version`, `mode` and `share` (0.01). `loadtest compare-versions` shows what
     was found."""
     max_queue_images: int | None = Field(None, ge=1)
     """Overrides the server's `max_queue_images`; no less than its largest bucket."""

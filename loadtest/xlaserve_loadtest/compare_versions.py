@@ -1,26 +1,32 @@
-"""`xlaserve compare-versions`: how the shadows of a running server's models compare with what answers."""
+"""`loadtest compare-versions`: how the shadows of a running server's models compare with what answers."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from xlaserve.commands import arguments, remote
-from xlaserve.commands.command import ADDRESS, Command, Invocation
-from xlaserve.errors import ModelNotFound, XlaserveError
-from xlaserve.telemetry import console
+import grpc
+
+from xlaserve_loadtest import transport_options
+from xlaserve_loadtest.addresses import Address
+from xlaserve_loadtest.analysis import intervals, judgement
+from xlaserve_loadtest.analysis.intervals import Estimate
+from xlaserve_loadtest.analysis.judgement import Verdict
+from xlaserve_loadtest.parser import Parser, checked
+from xlaserve_loadtest.printable import printable
+from xlaserve_loadtest.reports.cli import EXIT_CONDITION
+from xlaserve_loadtest.targets.channel import Transport, open_channel
 from xlaserve_proto import vision_pb2 as pb
+from xlaserve_proto import vision_pb2_grpc
 
-if TYPE_CHECKING:
-    from xlaserve_loadtest.analysis.intervals import Estimate
-    from xlaserve_loadtest.analysis.judgement import Verdict
-
-CONDITION_MET: Final = 3
-"""The exit status of loadtest's --fail-if, too."""
+DEFAULT_TARGET: Final = "127.0.0.1:8001"
+TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,45 +48,84 @@ class Comparison:
         return f"{self.model.name}: {other} as the shadow of {served}"
 
 
-def run(invocation: Invocation) -> int:
-    """Prints what each shadow shows; 3 where one does not keep to the conditions."""
-    own = invocation.own
-    server = own.server or remote.address(invocation.settings)
-    models = [model for model in remote.list_models(server).models if own.model in (None, model.name)]
-    if own.model is not None and not models:
-        raise ModelNotFound(f"no model {own.model!r} on {server}")
-    comparisons = [_comparison(model, shadow) for model in models for shadow in model.shadows]
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status.
+
+    0: every shadow keeps to the conditions; 1: the server has no shadow, or gives no answer; 2: a wrong command line;
+    3: a shadow does not keep to the conditions.
+    """
+    command = parser()
+    own = command.parse_args(arguments)
+    transport = transport_options.transport(own, command)
+    try:
+        models = asyncio.run(_models(own.target, transport))
+    except grpc.aio.AioRpcError as error:
+        return _fail(f"{own.target}: {error.code().name}: {error.details()}")
+    chosen = [model for model in models if own.model in (None, model.name)]
+    if own.model is not None and not chosen:
+        return _fail(f"{own.target}: no model {own.model!r}")
+    comparisons = [_comparison(model, shadow) for model in chosen for shadow in model.shadows]
     if not comparisons:
-        raise XlaserveError(f"server {server}: no request had a shadow yet; set a model's `shadow`, and send requests")
+        return _fail(f"{own.target}: no request had a shadow yet; set a model's `shadow`, and send requests")
     if own.json:
-        console.print_json([_as_json(one) for one in comparisons])
+        sys.stdout.write(json.dumps([_as_json(one) for one in comparisons], indent=2) + "\n")
     else:
         sys.stdout.write("\n\n".join("\n".join(_lines(one)) for one in comparisons) + "\n")
     failures = [line for one in comparisons for line in _failures(one, own)]
     for line in failures:
         sys.stderr.write(f"{line}\n")
-    return CONDITION_MET if failures else 0
+    return EXIT_CONDITION if failures else 0
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's own options."""
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="the model's name; all by default")
-    remote.add_server(parser, "the server to ask; by default the one that the settings describe")
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    """Returns the subcommand's parser."""
+    found = Parser(
+        prog="loadtest compare-versions",
+        description="Compares the shadows of a server's models with what answers. Nothing is sent but the question.",
+    )
+    found.add_argument("model", metavar="MODEL", nargs="?", help="the model's name; all by default")
+    found.add_argument(
+        "--target", type=checked(_address), default=DEFAULT_TARGET, metavar="HOST:PORT", help="the server (%(default)s)"
+    )
+    found.add_argument(
         "--min-agreement",
-        type=arguments.share,
+        type=checked(_share),
         metavar="X",
         help="exit with status 3 unless the agreement's 95%% interval lies above X, from 0 to 1",
     )
-    parser.add_argument("--fail-if-slower", action="store_true", help="exit with status 3 where the shadow is slower")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    found.add_argument("--fail-if-slower", action="store_true", help="exit with status 3 where the shadow is slower")
+    found.add_argument("--json", action="store_true", help="print JSON")
+    transport_options.add(found)
+    return found
+
+
+async def _models(target: str, transport: Transport) -> Sequence[pb.Model]:
+    async with open_channel(target, transport) as channel:
+        stub = vision_pb2_grpc.VisionStub(channel)
+        answer = await stub.ListModels(pb.ListModelsRequest(), timeout=TIMEOUT_S, metadata=transport.headers)
+    return answer.models
+
+
+def _fail(text: str) -> int:
+    sys.stderr.write(f"loadtest compare-versions: {printable(text)}\n")
+    return 1
+
+
+def _address(text: str) -> str:
+    address = Address.parse(text)
+    if address.protocol:
+        raise ValueError(f"expected HOST:PORT, got {text!r}")
+    return address.authority
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError(f"expected a share from 0 to 1, got {text!r}")
+    return value
 
 
 def _comparison(model: pb.Model, shadow: pb.Shadow) -> Comparison:
-    try:  # what it needs is an extra
-        from xlaserve_loadtest.analysis import intervals, judgement  # noqa: PLC0415
-    except ImportError as error:
-        raise XlaserveError(f"{error}; compare-versions takes what `pip install xlaserve[loadtest]` installs") from None
     time_ratio = intervals.ratio([math.log(ratio) for ratio in shadow.time_ratios])
     return Comparison(
         model,
@@ -147,8 +192,3 @@ def _estimate(estimate: Estimate) -> dict[str, float | None] | None:
     if math.isnan(estimate.value):
         return None
     return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
-
-
-COMMAND = Command(
-    "compare-versions", "compare the shadows of a server's models with what answers", run, add_options, ADDRESS
-)
