@@ -20,7 +20,7 @@ from xlaserve_loadtest.printable import printable
 from xlaserve_loadtest.record.lines import SUFFIX
 from xlaserve_loadtest.record.run_file import RunFileError, read_run
 from xlaserve_loadtest.reports import cli as report
-from xlaserve_loadtest.reports import compare_cli, mlperf_log
+from xlaserve_loadtest.reports import compare_cli
 from xlaserve_loadtest.run import generate
 from xlaserve_loadtest.run.progress import Progress
 from xlaserve_loadtest.run.session import Session
@@ -122,12 +122,12 @@ async def _run(session: Session, folder: Path, command: Sequence[str], watch: Wa
 
 
 def _beside(record: Path | None) -> list[Path]:
-    """Returns what a run writes that names its run file: that file, its page and the summary of a scenario."""
-    return [] if record is None else [record, *(_named(record, suffix) for suffix in (_PAGE, mlperf_log.SUFFIX))]
+    """Returns what a run writes that names its run file: that file and its page."""
+    return [] if record is None else [record, _page_of(record)]
 
 
-def _named(record: Path, suffix: str) -> Path:
-    return record.with_name(record.name.removesuffix(SUFFIX) + suffix)
+def _page_of(record: Path) -> Path:
+    return record.with_name(record.name.removesuffix(SUFFIX) + _PAGE)
 
 
 def _report_nothing(chosen: argparse.Namespace, failure: Exception | None) -> int:
@@ -141,28 +141,19 @@ def _report(session: Session, chosen: argparse.Namespace, watch: Watch) -> int:
     """Reports from the run file, as `loadtest report` does."""
     assert session.path is not None
     if chosen.html is None:
-        chosen.html = _named(session.path, _PAGE)
+        chosen.html = _page_of(session.path)
     out = Console()
     try:
         summary = summarize(read_run(session.path), chosen.fail_if)
     except RunFileError as error:
         return report.fail(chosen, f"loadtest: {error}")
-    files = [("run", session.path), ("page", chosen.html)]
-    if summary.scenario:
-        files.append(("summary", _named(session.path, mlperf_log.SUFFIX)))
     status, lost = 0, list[str]()
     try:
         status = report.publish([summary], chosen, out, watch.judged())
     except report.NotWrittenError as error:
         sys.stderr.write(f"loadtest: {error}\n")
         status, lost = 1, error.paths
-    try:
-        if summary.scenario:
-            report.write(files[-1][1], mlperf_log.render(summary))
-    except OSError as error:
-        sys.stderr.write(f"loadtest: {error}\n")
-        status, lost = 1, [*lost, error.filename]
-    for what, path in files:
+    for what, path in (("run", session.path), ("page", chosen.html)):
         if str(path) in lost:
             continue
         out.print(f"{what}: {path}", markup=False, highlight=False, soft_wrap=True)

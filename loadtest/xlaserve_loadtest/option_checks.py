@@ -96,7 +96,6 @@ def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
         schedule_seed=options.seed if options.schedule_seed is None else options.schedule_seed,
         sample_seed=options.seed if options.sample_seed is None else options.sample_seed,
         draws_samples=options.scenario is not None,
-        writes_accuracy_log=options.accuracy,
         deadline_s=options.deadline,
         start_timeout_s=options.start_timeout,
     )
@@ -149,7 +148,6 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser, transpo
         "--arrivals is for --rate, --profile and --find-max": options.arrivals
         and not (options.rate or options.profile or options.find_max),
         "--burst is for --rate and --profile": options.burst and not (options.rate or options.profile),
-        "--accuracy is for --scenario": options.accuracy and not options.scenario,
         "--sample-seed is for --scenario": options.sample_seed is not None and not options.scenario,
         "--images-per-request: the scenario sets it": options.scenario and options.images_per_request,
         "--in-process takes pixels": options.in_process

@@ -182,9 +182,6 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         "--find-max", action="store_true", help="search the highest rate that keeps --slo, with 99%% confidence"
     )
     load.add_argument(
-        "--accuracy", action="store_true", help="for --scenario: first write the outputs of every image as a log"
-    )
-    load.add_argument(
         "--slo",
         type=checked(Slo.parse),
         metavar="COND",

@@ -92,7 +92,6 @@ class Settings:
     """Of which request is sent next, where they are drawn at random."""
     draws_samples: bool
     """Whether requests are drawn at random, with replacement; in turn otherwise."""
-    writes_accuracy_log: bool
     """Whether the outputs of every image are written before the run."""
     deadline_s: float
     start_timeout_s: float

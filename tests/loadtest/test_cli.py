@@ -616,7 +616,7 @@ def test_an_unreachable_target_and_an_unknown_model_are_said_in_one_line(
 
 def test_no_result_of_an_earlier_run_survives_one_that_comes_to_nothing(loadtest: Loadtest, tmp_path: Path) -> None:
     results = {name: tmp_path / name for name in ("junit", "json", "csv", "push-file", "markdown", "record")}
-    for path in (*results.values(), tmp_path / "record.html", tmp_path / "record.mlperf_log_summary.txt"):
+    for path in (*results.values(), tmp_path / "record.html"):
         path.write_text("of an earlier run")
     words = [word for name, path in results.items() for word in (f"--{name}", str(path))]
     ran = loadtest("--target", "127.0.0.1:1", *words)
@@ -743,16 +743,12 @@ def test_scenarios_have_their_rules(
     load: str,
     concurrency: int,
 ) -> None:
-    ran = loadtest("--mode", "xla", "--scenario", scenario, "--accuracy", "--target", start_puppet())
+    ran = loadtest("--mode", "xla", "--scenario", scenario, "--target", start_puppet())
     assert ran.status == 0
     (block,) = ran.run.blocks
     assert ran.run.header.scenario == scenario
     assert (block.load.type, block.load.concurrency, block.load.images_per_request) == (load, concurrency, images)
     assert "not an MLPerf result" in ran.out
-    (summary,) = ran.run.path.parent.glob("*.mlperf_log_summary.txt")
-    assert "Scenario : modelled on MLPerf" in summary.read_text()
-    (accuracy,) = ran.run.path.parent.glob("*.xla.mlperf_log_accuracy.json")
-    assert [line["qsl_idx"] for line in json.loads(accuracy.read_text())] == list(range(16))
     assert "measuring xla: about 1 s; getting ready took" in ran.err, "a scenario does not end before its time"
 
 
@@ -798,7 +794,6 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ["--find-max"],
         ["--scenario", "server", "--slo-ms", "5", "--arrivals", "constant"],
         ["--concurrency", "4", "--arrivals", "poisson"],
-        ["--concurrency", "4", "--accuracy"],
         ["--concurrency", "4", "--sample-seed", "1"],
         ["--find-max", "--slo", "p99<5ms", "--slo-ms", "5"],
         ["--find-max", "--slo", "p99<5ms", "--abort-if", "errors>0"],

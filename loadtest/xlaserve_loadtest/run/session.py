@@ -20,7 +20,7 @@ from xlaserve_loadtest.analysis.samples import label
 from xlaserve_loadtest.record.lines import End, Header
 from xlaserve_loadtest.record.requests import ANSWERED, in_words
 from xlaserve_loadtest.record.run_file import RunWriter, new_file
-from xlaserve_loadtest.run import accuracy_log, crew, environment, fleet, usage
+from xlaserve_loadtest.run import crew, environment, fleet, usage
 from xlaserve_loadtest.run.alone import ask_alone
 from xlaserve_loadtest.run.crew import Outcome
 from xlaserve_loadtest.run.equality_run import compare_models, incomparable
@@ -100,8 +100,6 @@ class Session:
             ) as self._fleet:
                 if self._settings.equality_images and self._settings.targets != (NULL,):
                     await self._check_equality(header)
-                if self._settings.writes_accuracy_log:
-                    await self._write_accuracy_logs([arm.name for arm in header.arms if arm.is_control_of is None])
                 await self._measure([arm.name for arm in header.arms], time.monotonic() - began_s)
         except asyncio.CancelledError:
             reason = self._progress.watch.reason
@@ -130,12 +128,6 @@ class Session:
                 requests = self._fleet.requests[arm.name]
                 for found in compare_models(arm, base, requests, alone[arm.name], alone[base]):
                     self._recorder.write(found)
-
-    async def _write_accuracy_logs(self, names: Sequence[str]) -> None:
-        assert self.path is not None
-        for name in names:
-            path = await accuracy_log.write_log(self.path, name, self._fleet.requests[name], self._fleet.outputs)
-            self._progress.say(f"{name}: outputs of every image are in {path}")
 
     async def _measure(self, names: Sequence[str], starting_s: float) -> None:
         settings = self._settings

@@ -7,7 +7,6 @@ from tests.loadtest.run_files import NewRun
 from xlaserve_loadtest.analysis.summary import summarize
 from xlaserve_loadtest.record.blocks import LoadLine
 from xlaserve_loadtest.record.requests import Status
-from xlaserve_loadtest.reports import mlperf_log
 
 ONE = LoadLine("closed", concurrency=1)
 OFFLINE = LoadLine("offline", concurrency=16, images_per_request="8")
@@ -53,17 +52,6 @@ def test_the_name_says_that_rules_were_relaxed_and_the_notes_say_which(run_file:
     (note,) = (note for note in summary.notes if "MLPerf" in note)
     assert note.startswith("xla: modelled on MLPerf SingleStream, not an MLPerf result: 5 s instead of 600 s; ")
     assert not any("in turn instead" in rule for rule in result.relaxed)
-    assert "INVALID" in mlperf_log.render(summary)
-
-
-def test_a_run_as_long_as_loadgen_asks_is_valid_in_the_summary_log(run_file: NewRun) -> None:
-    file = run_file().header(("xla",), scenario="single-stream", configuration={"sample_seed": 7})
-    log = mlperf_log.render(summarize(file.block("xla", [1000.0] * 601, load=ONE).read()))
-    assert "Scenario : modelled on MLPerf SingleStream" in log
-    assert "p90 early-stopping estimate, ms : 1000" in log
-    assert "Result is : VALID" in log
-    assert "sample_seed : 7" in log
-    assert "not an MLPerf result" in log
 
 
 def test_offline_reports_images_per_second_and_that_its_query_came_in_pieces(run_file: NewRun) -> None:
@@ -74,7 +62,6 @@ def test_offline_reports_images_per_second_and_that_its_query_came_in_pieces(run
     assert result.images == 2560
     assert "2,560 images instead of 24,576" in result.relaxed
     assert any(rule.startswith("one query in requests of 8 images, 16 at a time") for rule in result.relaxed)
-    assert "Min samples satisfied : NO" in mlperf_log.render(summary)
 
 
 def test_server_reports_the_confirmed_rate_with_its_count_over_the_limit(run_file: NewRun) -> None:
@@ -89,7 +76,6 @@ def test_server_reports_the_confirmed_rate_with_its_count_over_the_limit(run_fil
     (result,) = summary.scenario
     assert (result.value, result.queries) == (100.0, 5000)
     assert result.metric == "highest rate with p99<50ms, 1/s"
-    assert "Overlatency queries : 5 of 5000" in mlperf_log.render(summary)
 
 
 def test_a_server_of_which_no_rate_was_confirmed_has_no_value(run_file: NewRun) -> None:
@@ -98,4 +84,3 @@ def test_a_server_of_which_no_rate_was_confirmed_has_no_value(run_file: NewRun) 
     file.block("xla", [90.0] * 500, load=load, due_ns=np.arange(500) * 10**7, role="search")
     summary = summarize(file.read())
     assert summary.scenario[0].value is None
-    assert "Result is : INVALID" in mlperf_log.render(summary)
