@@ -12,6 +12,7 @@ import argparse
 import ast
 import asyncio
 import gc
+import inspect
 import io
 import json
 import os
@@ -851,68 +852,86 @@ def test_a_deserializer_may_return_none() -> None:
         assert asyncio.run(ask()) == b"none"
 
 
-def test_grpcio_accepts_calls_in_a_task_that_can_be_told() -> None:
-    import asyncio
-
+def test_grpcio_accepts_calls_in_compiled_tasks() -> None:
     import grpc
 
-    from xlaserve.wire.grpc.grpc_server import ACCEPTING
-
-    async def tasks() -> list[str]:
+    async def tasks() -> list[bool]:
+        before = asyncio.all_tasks()
         server = grpc.aio.server()
         server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:
-            return [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
+            return [inspect.iscoroutine(task.get_coro()) for task in asyncio.all_tasks() - before]
         finally:
             await server.stop(None)
 
     with needed(
-        f"the coroutine {ACCEPTING}",
+        "the task that accepts calls",
         by="wire/grpc/grpc_server.py",
         breaks="after a call whose path is no UTF-8 nobody is served for as long as its connection stays open",
     ):
-        assert sum(ACCEPTING in name for name in asyncio.run(tasks())) == 1
+        assert set(asyncio.run(tasks())) == {False}
 
 
-def test_grpcio_refuses_a_call_through_the_state_that_its_task_refers_to() -> None:
-    import asyncio
-
+async def refused(timeout_s: float = 20) -> tuple[Any, str, bool]:
+    """Status and message of a stream that the server ends by itself, and whether the task that answers it has ended."""
     import grpc
 
     from xlaserve.admission.calls import current_call
     from xlaserve.wire.grpc.ending import Ending
 
-    async def ask() -> tuple[grpc.StatusCode, str]:
-        answering: asyncio.Future[asyncio.Task[Any]] = asyncio.get_running_loop().create_future()
+    answering: asyncio.Future[asyncio.Task[Any]] = asyncio.get_running_loop().create_future()
 
-        class Waiting(grpc.GenericRpcHandler):
-            def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-                answering.set_result(current_call())
-                return grpc.stream_stream_rpc_method_handler(self.answer)
+    class Waiting(grpc.GenericRpcHandler):
+        def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+            answering.set_result(current_call())
+            return grpc.stream_stream_rpc_method_handler(self.answer)
 
-            async def answer(self, messages: Any, context: object) -> None:
-                await asyncio.Event().wait()
+        async def answer(self, messages: Any, context: object) -> None:
+            await asyncio.Event().wait()
 
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers((Waiting(),))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            method: Any = channel.stream_stream("/service/method")
-            call = method(timeout=20)
-            Ending()([await answering], "gave way")
-            # The server's first call, and the latest: grpcio refers to both.
-            refusal = await call.code(), await call.details()
-        await server.stop(None)
-        return refusal
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((Waiting(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        method: Any = channel.stream_stream("/service/method")
+        call = method(timeout=timeout_s)
+        Ending()([await answering], "gave way")
+        # The server's first call, and the latest: grpcio refers to both.
+        status, message = await call.code(), await call.details()
+        has_ended = answering.result().done()
+    await server.stop(None)
+    return status, message, has_ended
+
+
+def test_grpcio_refuses_a_call_through_the_state_that_its_task_refers_to() -> None:
+    import grpc
 
     with needed(
         "RPCState, _ServicerContext and that the task which looks a call's handler up refers to its state",
         by="wire/grpc/ending.py",
         breaks="clients that were too slow are not told that their calls have ended",
     ):
-        assert asyncio.run(ask()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "gave way")
+        assert asyncio.run(refused()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "gave way", True)
+
+
+@pytest.mark.parametrize("missing", ["RPCState", "_ServicerContext", "referents"])
+def test_a_calls_task_ends_where_grpcio_offers_no_way_to_refuse_it(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from grpc._cython import cygrpc  # type: ignore[attr-defined]
+
+    from xlaserve.wire.grpc import ending
+
+    if missing == "referents":
+        monkeypatch.setattr(ending, "_held_by", lambda task: iter(()))
+    else:
+        names = {"RPCState", "_ServicerContext"} - {missing}
+        monkeypatch.setattr(ending, "cygrpc", SimpleNamespace(**{name: getattr(cygrpc, name) for name in names}))
+    _, message, has_ended = asyncio.run(refused(timeout_s=1))
+    assert message != "gave way"
+    assert has_ended
 
 
 def test_grpcio_cancels_calls_whose_tasks_are_cancelled() -> None:

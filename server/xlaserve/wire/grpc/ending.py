@@ -1,13 +1,15 @@
 """Ends calls from outside, for which grpcio has no method.
 
 A call without an answer is refused through the state that its task refers to. One whose answer gRPC holds is reset, by
-dropping all references to it.
+dropping all references to it. Where grpcio is not what it was, a call's task is cancelled, which frees what it held,
+and its client waits until its own deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 from collections.abc import Collection, Iterator
 from itertools import chain
 from typing import Any, Final
@@ -23,6 +25,9 @@ RPC_TASK: Final = "rpc_task"
 """Name that grpcio 1.85 gives the task of a call, which awaits its end and refers to the task that answers it."""
 REFUSE_S: Final = 1.0
 """How long gRPC may take to send a refusal; it sends none where an answer is before it."""
+
+
+log = logging.getLogger(__name__)
 
 
 class Ending:
@@ -44,12 +49,16 @@ class Ending:
 
 async def _refuse(call: CallTask, reason: str) -> bool:
     """Returns False where an answer was sent already."""
-    state = next((held for held in _held_by(call) if isinstance(held, cygrpc.RPCState)), None)
-    if state is None:
-        return call.done()
+    try:
+        state = next((held for held in _held_by(call) if isinstance(held, cygrpc.RPCState)), None)
+        if state is None:
+            return call.done()
+        context = cygrpc._ServicerContext(state, None, None, asyncio.get_running_loop())
+    except (AttributeError, TypeError) as error:
+        log.error("a call can't be refused with a reason: grpcio is not what it was: %s", error)
+        return False
     call.cancel()
     await asyncio.wait((call,), timeout=REFUSE_S)  # else its method would see that the call is aborted, an error there
-    context = cygrpc._ServicerContext(state, None, None, asyncio.get_running_loop())
     try:
         async with asyncio.timeout(REFUSE_S):
             await abort(context, QueueFull(reason))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -50,8 +51,6 @@ LISTEN_AGAIN_S: Final = 10.0
 RETRY_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
 """Between attempts to close the connections of a server that ended: each lists all sockets, on the event loop."""
-ACCEPTING: Final = "_server_main_loop"
-"""Name that grpcio 1.85 gives the coroutine that accepts calls."""
 _OF_CLIENTS: Final = (
     "codec can't decode byte",
     "UnicodeDecodeError",
@@ -193,9 +192,11 @@ class GrpcServer:
             bound = self._add_port(f"{self._host}:{port}")
         except RuntimeError as error:
             raise taken_port("grpc_port", self._settings.host, port, error) from error
+        before = asyncio.all_tasks()
         await self._server.start()
-        for task in asyncio.all_tasks():
-            if ACCEPTING in getattr(task.get_coro(), "__qualname__", ""):
+        # Tasks of compiled code are grpcio's. Where one of them fails, no more calls are accepted.
+        for task in asyncio.all_tasks() - before:
+            if not inspect.iscoroutine(task.get_coro()):
                 task.add_done_callback(partial(self._accepts_no_more, self._server, bound))
         return bound
 
