@@ -81,6 +81,10 @@ class ModelNotReady(ModelError):
     """The model is loading, compiling, draining or unloaded."""
 
 
+class LoadEnded(ModelError):
+    """A load was ended by an unload of its model."""
+
+
 class ModelFailed(ModelError):
     """The model failed to load or to warm up; the reason is in the repository's index."""
 
@@ -206,6 +210,7 @@ STATUS: Final[dict[type[XlaserveError], Status]] = {
     Unauthenticated: Status("UNAUTHENTICATED", 401),
     PermissionDenied: Status("PERMISSION_DENIED", 403),
     ModelNotReady: Status("UNAVAILABLE", 503),
+    LoadEnded: Status("ABORTED", 409),
     ModelFailed: Status("FAILED_PRECONDITION", 503),
     ExecutionFailed: INTERNAL,
     OutOfDeviceMemory: Status("RESOURCE_EXHAUSTED", 503),

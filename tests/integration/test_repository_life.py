@@ -301,12 +301,9 @@ def test_a_server_without_tensorflow_says_that_it_must_be_restarted_for_it(
 def test_loads_and_unloads_at_the_same_time_end_well(start_server: StartServer, control: MakeControl) -> None:
     operator = control(start_server({"models": [NOOP]}))
     calls = [turn() for turn in [operator.load, operator.unload] * 4]
-    assert [call.code() for call in calls] == [Status.OK] * 8
-    # One runs and eight wait: further ones are refused.
-    calls = [turn() for turn in [operator.load, operator.unload] * 10]
     outcomes = [call.code() for call in calls]
-    assert set(outcomes) <= {Status.OK, Status.RESOURCE_EXHAUSTED}
-    assert outcomes.count(Status.OK) >= 9
+    assert outcomes[1::2] == [Status.OK] * 4
+    assert set(outcomes) <= {Status.OK, Status.ABORTED}, "an unload ends the loads before it"
     operator.load().result()
     assert [state for _, state, _ in operator.index()] == ["READY"]
     assert operator.client.ask(1) is Status.OK

@@ -6,8 +6,10 @@ import mmap
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from hashlib import blake2b
 from itertools import count
 from struct import Struct
@@ -43,30 +45,55 @@ def create() -> int:
 
 
 class LoadRecord:
-    """A load that is under way, and its steps: on any thread, and several at the same time."""
+    """A load that is under way, and its steps: on any thread, and several at the same time.
 
-    def __init__(self, memory: mmap.mmap, start: int) -> None:
+    `free` is called once the record is closed and no step is under way: a thread may go on after its load has ended.
+    """
+
+    def __init__(self, memory: mmap.mmap, start: int, free: Callable[[], object]) -> None:
         self._memory = memory
         self._start = start + _STEPS
+        self._free = free
         self._steps: list[str] = []
+        self._is_closed = False
         self._lock = threading.Lock()
+        self.since_s = 0.0
+        """Time of the last change of steps, in seconds of the monotonic clock."""
+
+    @property
+    def step(self) -> str:
+        """The steps that are under way, separated by semicolons."""
+        return "; ".join(self._steps)
 
     @contextmanager
     def at(self, step: str) -> Iterator[None]:
         """Records a step, such as `compiling mode xla, bucket 2x8x8`, for as long as it takes."""
         with self._lock:
-            self._steps.append(step)
-            self._write()
+            is_recorded = bool(self._steps) or not self._is_closed
+            if is_recorded:
+                self._steps.append(step)
+                self._write()
         try:
             yield
         finally:
-            with self._lock:
-                self._steps.remove(step)
-                self._write()
+            if is_recorded:
+                with self._lock:
+                    self._steps.remove(step)
+                    self._write()
+
+    def close(self) -> None:
+        """Ends the record: now, or with the last step that is under way."""
+        with self._lock:
+            self._is_closed = True
+            if not self._steps:
+                self._free()
 
     def _write(self) -> None:
-        steps = "; ".join(self._steps).encode()[:STEPS_BYTES]
+        self.since_s = time.monotonic()
+        steps = self.step.encode()[:STEPS_BYTES]
         self._memory[self._start : self._start + STEPS_BYTES] = steps.ljust(STEPS_BYTES, b"\0")
+        if self._is_closed and not self._steps:
+            self._free()
 
 
 class UnderWay:
@@ -98,17 +125,21 @@ class UnderWay:
 
     @contextmanager
     def loading(self, key: bytes) -> Iterator[LoadRecord]:
-        """Records the load of a version for as long as it takes."""
+        """Records the load of a version until it ends and no step of it is under way any more."""
         try:
             start = self._free.pop()
         except IndexError:
             start = self._take(0)
         self._memory[start : start + KEY_BYTES] = key
+        record = LoadRecord(self._memory, start, partial(self._free_slot, start))
         try:
-            yield LoadRecord(self._memory, start)
+            yield record
         finally:
-            self._memory[start : start + KEY_BYTES] = _NOTHING
-            self._free.append(start)
+            record.close()
+
+    def _free_slot(self, start: int) -> None:
+        self._memory[start : start + KEY_BYTES] = _NOTHING
+        self._free.append(start)
 
     def _slot(self) -> int:
         """Returns the offset of this thread's slot, in bytes."""

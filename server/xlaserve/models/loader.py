@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from xlaserve.models import fast_decoding, verification
 from xlaserve.models.advice import slower
 from xlaserve.models.catalog import Model
 from xlaserve.models.change_queue import NO_MORE_LOADS, Stop
+from xlaserve.models.load_turns import LoadTurns
 from xlaserve.models.preparer import Preparer
 from xlaserve.models.version import Local, Served, State, Version
 from xlaserve.programs.cache.compile_cache import CompileCache
@@ -46,6 +47,9 @@ from xlaserve.programs.tf.device import usable_cores
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+MAX_LOADS: Final = 32
+"""Loads with a thread at the same time: one, and those that do not get on."""
 
 log = logging.getLogger(__name__)
 
@@ -71,12 +75,14 @@ class Loader:
     preparer: Preparer | None = None
     stop: Stop = field(default_factory=Stop)
     """Set to end loads and warm-ups as soon as possible; `preparer` has the same."""
+    turns: LoadTurns = field(default_factory=LoadTurns)
+    """One load at a time: XLA's own work is parallel, and models become ready one after the other instead of all at the
+    end."""
     has_tf32: bool = False
     on_cpu: bool = True
 
     def __post_init__(self) -> None:
-        # One thread: XLA's own work is parallel, and models become ready one after the other instead of all at the end.
-        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="compile")
+        self._compiling = ThreadPoolExecutor(MAX_LOADS, thread_name_prefix="compile")
         self._compiling_in_background = ThreadPoolExecutor(1, "background", initializer=yield_to_traffic)
 
     def close(self) -> None:
@@ -90,16 +96,35 @@ class Loader:
         """Returns the parts of a new version that requests use, once it is compiled and warmed.
 
         Where `others_serve`, another process compiles, and programs are timed in their turn, so that the traffic is not
-        held up. Raises ShuttingDown, ModelFailed, and any error of loading and compiling.
+        held up. If it is cancelled, its thread goes on to the end of the step. Raises ShuttingDown, ModelFailed, and
+        any error of loading and compiling.
         """
-        await asyncio.to_thread(lambda: version.key)  # it reads the state of all of the model's files
-        with self.under_way.loading(version.key) as load:
-            return await self._load(version, load, others_serve=others_serve)
+        stop = Stop(self.stop)
+        preparing: AbstractAsyncContextManager[CompileCache | None] = nullcontext()
+        if self.preparer is not None and others_serve:
+            preparing = self.preparer.prepare(version.settings)
+        try:
+            async with preparing as prepared, self.turns.turn(version.title) as turn:
+                await asyncio.to_thread(lambda: version.key)  # it reads the state of all of the model's files
+                with self.under_way.loading(version.key) as turn.progress:
+                    return await self._load(version, turn.progress, prepared, stop, others_serve=others_serve)
+        finally:
+            stop.set()
 
-    async def _load(self, version: Version, load: LoadRecord, *, others_serve: bool) -> Served:
+    async def _load(
+        self, version: Version, load: LoadRecord, prepared: CompileCache | None, stop: Stop, *, others_serve: bool
+    ) -> Served:
         settings = version.settings
         began = time.perf_counter()
-        model, verifier, programs = await self._prepare_and_warm_up(version, load, others_serve=others_serve)
+        build = partial(self.load_model, settings, prepared)
+        model = version.model = await self._compile(load.at("building the model"), build)
+        version.enter(State.COMPILING)
+        verifier = verification.verifier(model, has_tf32=self.has_tf32, warn=version.warn)
+        # A prepared cache has all programs, and only until the model is loaded.
+        buckets = self._first_buckets(model) if prepared is None else model.buckets
+        timer = self._timer_beside(version, model) if others_serve else partial(measure, lanes=self.lanes.count)
+        warm_up = partial(self._warm_up, version, load, model, buckets, timer=timer, verifier=verifier, stop=stop)
+        programs = await self._compile(nullcontext(), warm_up)
         if isinstance(model.program, IsLowered):  # without those that have failed
             model = version.model = replace(model, lowerings=model.program.lowerings(model.buckets[0]))
         warmed = {bucket for _, bucket in programs}
@@ -127,24 +152,6 @@ class Loader:
         elif background is None:
             version.model = served.model = await asyncio.to_thread(_sealed, model)
         return served
-
-    async def _prepare_and_warm_up(
-        self, version: Version, load: LoadRecord, *, others_serve: bool
-    ) -> tuple[Model, Verifier, Programs]:
-        """Returns the model, its verifier, and the programs without which it is not ready."""
-        preparing: AbstractAsyncContextManager[CompileCache | None] = nullcontext()
-        if self.preparer is not None and others_serve:
-            preparing = self.preparer.prepare(version.settings)
-        async with preparing as prepared:
-            build = partial(self.load_model, version.settings, prepared)
-            model = version.model = await self._compile(load.at("building the model"), build)
-            version.enter(State.COMPILING)
-            verifier = verification.verifier(model, has_tf32=self.has_tf32, warn=version.warn)
-            # A prepared cache has all programs, and only until this block ends.
-            buckets = self._first_buckets(model) if prepared is None else model.buckets
-            timer = self._timer_beside(version, model) if others_serve else partial(measure, lanes=self.lanes.count)
-            warm_up = partial(self._warm_up, version, load, model, buckets, timer=timer, verifier=verifier)
-            return model, verifier, await self._compile(nullcontext(), warm_up)
 
     def _report(self, version: Version, model: Model, programs: Programs) -> None:
         """Logs the model's precision and advice on its speed, as warm-up has measured them."""
@@ -265,6 +272,7 @@ class Loader:
         *,
         timer: Timer,
         verifier: Verifier,
+        stop: Stop,
     ) -> Programs:
         settings = version.settings
 
@@ -275,7 +283,7 @@ class Loader:
                 buckets=buckets,
                 timer=timer,
                 ledger=version.ledger,
-                stop=self.stop,
+                stop=stop,
                 threads=self.settings.compile_threads or compile_threads(usable_cores()),
                 verifier=verifier,
                 leave_out=version.leave_out,
@@ -283,7 +291,7 @@ class Loader:
             )
 
         def correct(programs: Programs) -> Programs:
-            return corrected(programs, timer, version.ledger, self.lanes.count, self.stop)
+            return corrected(programs, timer, version.ledger, self.lanes.count, stop)
 
         if not settings.has_auto_buckets:
             programs = warm(settings.compiled_modes, buckets)

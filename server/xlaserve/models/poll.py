@@ -32,7 +32,7 @@ class Poll:
     """
 
     read_models: Callable[[], Iterable[ModelSettings]]
-    apply: Callable[[Collection[str]], Awaitable[None]]
+    apply: Callable[[Collection[str]], Awaitable[object]]
     every_s: float
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 

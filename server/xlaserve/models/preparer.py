@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
@@ -23,6 +25,7 @@ from xlaserve.errors import ModelFailed
 from xlaserve.models import catalog
 from xlaserve.models.change_queue import Stop
 from xlaserve.models.held_folder import held_folder, remove_left
+from xlaserve.models.load_turns import LoadTurns
 from xlaserve.programs.cache.compile_cache import CompileCache
 from xlaserve.programs.cache.environment import installed, is_replaced
 from xlaserve.programs.tf.device import Device
@@ -33,16 +36,21 @@ PROCESS: Final = (sys.executable, "-P", "-m", "xlaserve.models.preparer_process"
 STEP: Final = "xlaserve is "
 """Beginning of the lines on its stdout that name its next step, such as `compiling mode xla, bucket 2x8x8`."""
 DONE: Final = "done"
-"""The last step. A process that ends before it was ended by the code that it ran, even with status 0."""
+FAILED: Final = "failed"
+"""The last step, with and without success. A process that ends at another one was ended by the code that it ran."""
 PREFIX: Final = "xlaserve-prepared-"
 """Beginning of the names of its folders."""
 POLL_S: Final = 0.2
+MAX_PROCESSES: Final = 32
+"""Processes at the same time: one, and those that do not get on."""
+MAX_READ_BYTES: Final = 1 << 20
+"""Bytes of a process's output that are read at once, in search of its steps."""
 KILL_S: Final = 5.0
 """The longest wait for a process that was killed: where no processor is idle, it may need half a minute to end."""
 
 
 class Preparer:
-    """Runs the process, for one model at a time.
+    """Runs the process, for one model at a time unless that does not get on; see `LoadTurns`.
 
     Once `stop` is set, the process that runs is ended, and no other started. `configured` is the compile cache that is
     configured, if one is.
@@ -55,6 +63,8 @@ class Preparer:
         stop: Stop,
         configured: CompileCache | None = None,
         process: Sequence[str] = PROCESS,
+        *,
+        turns: LoadTurns | None = None,
     ) -> None:
         self._settings = settings
         self._device = device
@@ -63,13 +73,14 @@ class Preparer:
         self._process = process
         self._stop = stop
         # Not asyncio's own threads: large answers wait for those.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+        self._threads = ThreadPoolExecutor(MAX_PROCESSES, thread_name_prefix="prepare")
+        self._turns = turns or LoadTurns()
         installed()  # the code that this process runs, even if other code is installed later
-        self._thread.submit(remove_left, PREFIX)
+        self._threads.submit(remove_left, PREFIX)
 
     def close(self) -> None:
-        """Ends its thread, without waiting for it."""
-        self._thread.shutdown(wait=False)
+        """Ends its threads, without waiting for them."""
+        self._threads.shutdown(wait=False)
 
     @asynccontextmanager
     async def prepare(self, model: ModelSettings) -> AsyncIterator[CompileCache | None]:
@@ -82,31 +93,37 @@ class Preparer:
         if not can_be_prepared(model):
             yield None
             return
-        self._stop.check()
-        temporary = ExitStack()
-        making = self._thread.submit(self._make, model, temporary)
-        made = asyncio.wrap_future(making)
-        try:
-            yield await asyncio.shield(made)
-        finally:
-            await asyncio.wait([made], timeout=2 * KILL_S)  # a cancelled load leaves no process and no folder
-            # Now, or once its thread is done: until then the thread may still add to it.
-            await asyncio.to_thread(making.add_done_callback, lambda _: temporary.close())
+        temporary, stop, steps = ExitStack(), Stop(self._stop), _Steps()
+        async with AsyncExitStack() as held:
+            turn = await held.enter_async_context(self._turns.turn(model.title))
+            turn.progress = steps
+            self._stop.check()
+            making = self._threads.submit(self._make, model, temporary, stop, steps)
+            made = asyncio.wrap_future(making)
+            try:
+                prepared = await asyncio.shield(made)
+                await held.aclose()  # the turn
+                yield prepared
+            finally:
+                stop.set()
+                await asyncio.wait([made], timeout=2 * KILL_S)  # a cancelled load leaves no process and no folder
+                # Now, or once its thread is done: until then the thread may still add to it.
+                await asyncio.to_thread(making.add_done_callback, lambda _: temporary.close())
 
-    def _make(self, model: ModelSettings, temporary: ExitStack) -> CompileCache | None:
+    def _make(self, model: ModelSettings, temporary: ExitStack, stop: Stop, steps: _Steps) -> CompileCache | None:
         """Has the process compile the model into a cache, which may last no longer than `temporary`; blocks."""
-        self._stop.check()
+        stop.check()
         try:
             if is_replaced():
                 _warn(model, "other code has been installed since the server began; restart it")
                 return None
             if self._is_kept:
                 assert self._configured is not None
-                return self._configured if self._run(model, self._configured.root) else None
+                return self._configured if self._run(model, self._configured.root, stop, steps) else None
             if self._configured is not None and self._is_there(self._configured, model):
                 return None
             folder = temporary.enter_context(held_folder(PREFIX))
-            if self._run(model, folder):
+            if self._run(model, folder, stop, steps):
                 return CompileCache(folder, read_only=True)
             temporary.close()
         except OSError as error:
@@ -118,29 +135,31 @@ class Preparer:
 
         return cached.has(cache, self._device, model)
 
-    def _run(self, model: ModelSettings, folder: Path) -> bool:
+    def _run(self, model: ModelSettings, folder: Path, stop: Stop, steps: _Steps) -> bool:
         """Returns whether the process compiled the model. Raises OSError where it can't be started, ModelFailed where
         it was killed or the model's code ended it, and ShuttingDown."""
         update = {"models": (model.alone,), "compile_cache": folder, "compile_cache_read_only": False}
         settings = self._settings.model_copy(update=update).model_dump_json().encode() + b"\n"
-        ended = self._run_process(settings, only_when_idle=True)
+        ended = self._run_process(settings, stop, steps, only_when_idle=True)
         if ended.status is None:
             log.info("model %s: no processor is ever idle; it compiles at low priority instead", model.title)
-            ended = self._run_process(settings, only_when_idle=False)  # programs in the folder are not made again
+            # Programs in the folder are not made again.
+            ended = self._run_process(settings, stop, steps, only_when_idle=False)
         status, said = ended.status, ended.said
         assert status is not None
         log.debug("model %s: prepared with status %d: %s", model.title, status, said)
-        if status < 0 or (status == 0 and ended.step != DONE):
+        if status < 0 or ended.step not in ((DONE,) if status == 0 else ("", FAILED)):
             if self._stop.wait(POLL_S):  # a signal to the server may have ended the process as well
                 self._stop.check()
             step = f" while {ended.step}" if ended.step else ""
-            how = f"was ended by signal {-status}" if status else "ended by itself with status 0"
+            how = f"was ended by signal {-status}" if status < 0 else f"ended by itself with status {status}"
             raise ModelFailed(f"the process that compiles it {how}{step}")
         if status:
             _warn(model, said.rpartition("\n")[2] or f"exit status {status}")
         return status == 0
 
-    def _run_process(self, settings: bytes, *, only_when_idle: bool) -> _Ended:
+    def _run_process(self, settings: bytes, stop: Stop, steps: _Steps, *, only_when_idle: bool) -> _Ended:
+        stop.check()
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
             # A group of its own: signals to the server's are for the server to act on.
             process = subprocess.Popen(
@@ -152,20 +171,35 @@ class Preparer:
                     lower(process.pid, only_when_idle=only_when_idle)
                     process.stdin.write(settings)
                     process.stdin.flush()
-                    status = self._wait(process, Starvation(process.pid) if only_when_idle else None)
+                    starvation = Starvation(process.pid) if only_when_idle else None
+                    while (status := _wait(process)) is None:
+                        stop.check()
+                        steps.read(stdout)
+                        if starvation is not None and starvation.is_starved():
+                            break
             finally:
                 _kill(process)
-            steps = [line.removeprefix(STEP) for line in _lines(stdout) if line.startswith(STEP)]
-            return _Ended(status, "\n".join(_lines(stderr)), steps[-1] if steps else "")
+            named = [line.removeprefix(STEP) for line in _lines(stdout) if line.startswith(STEP)]
+            return _Ended(status, "\n".join(_lines(stderr)), named[-1] if named else "")
 
-    def _wait(self, process: subprocess.Popen[bytes], starvation: Starvation | None) -> int | None:
-        while True:
-            self._stop.check()
-            try:
-                return process.wait(POLL_S)
-            except subprocess.TimeoutExpired:
-                if starvation is not None and starvation.is_starved():
-                    return None
+
+class _Steps:
+    """The last step that a process has named, while it runs."""
+
+    def __init__(self) -> None:
+        self.step = ""
+        self.since_s = 0.0
+        self._read_bytes = 0
+
+    def read(self, stdout: IO[bytes]) -> None:
+        """Reads what the process has written since the last call."""
+        # Not by `seek`: the process writes at the same offset.
+        written = os.pread(stdout.fileno(), MAX_READ_BYTES, self._read_bytes)
+        whole, newline, _ = written.rpartition(b"\n")
+        self._read_bytes += len(whole) + len(newline) or (len(written) if len(written) == MAX_READ_BYTES else 0)
+        for line in whole.decode(errors="replace").splitlines():
+            if line.startswith(STEP):
+                self.step, self.since_s = line.removeprefix(STEP), time.monotonic()
 
 
 class _Ended(NamedTuple):
@@ -186,6 +220,14 @@ def _lines(file: IO[bytes]) -> list[str]:
 
 def _warn(model: ModelSettings, reason: str) -> None:
     log.warning("model %s: can't be compiled in a process of its own and is compiled here: %s", model.title, reason)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int | None:
+    """Returns the status of the process; None if it has not ended within POLL_S seconds."""
+    try:
+        return process.wait(POLL_S)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from xlaserve.config import Settings
 from xlaserve.errors import ModelFailed, XlaserveError
 from xlaserve.models import catalog, verification
-from xlaserve.models.preparer import DONE, STEP
+from xlaserve.models.preparer import DONE, FAILED, STEP
 from xlaserve.programs.cache.compile_cache import CompileCache
 from xlaserve.programs.tf import persistent_cache
 from xlaserve.programs.tf.device import configure
@@ -70,7 +70,11 @@ def _end_with_the_server() -> None:
 
 if __name__ == "__main__":
     try:
-        main()
+        try:
+            main()
+        except BaseException:  # also `sys.exit` in the model's code
+            _tell(FAILED)
+            raise
     except XlaserveError as error:
         sys.exit(str(error))
     except ValidationError as error:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,16 +14,16 @@ from xlaserve.config import ModelSettings, Settings
 from xlaserve.config.versions import VersionSet, grouped
 from xlaserve.engine.under_way import key_of
 from xlaserve.engine.warmup.ledger import Entry
-from xlaserve.errors import ModelFailed, ShuttingDown, XlaserveError
+from xlaserve.errors import LoadEnded, ModelFailed, ShuttingDown, XlaserveError
 from xlaserve.models.change_plan import change_of, ends_any, movable_labels
-from xlaserve.models.change_queue import ChangeQueue
+from xlaserve.models.change_queue import UNLOADED, ChangeQueue
 from xlaserve.models.configured_models import ConfiguredModels
 from xlaserve.models.directory import Directory
 from xlaserve.models.draining import drain, drain_and_free
 from xlaserve.models.listing import Ended, Listing, Listings, of_configured, of_versions
 from xlaserve.models.loader import Loader
 from xlaserve.models.requested_versions import NO_LABELS, check_labels, check_versions
-from xlaserve.models.version import State, Version, new_version
+from xlaserve.models.version import Served, State, Version, new_version
 from xlaserve.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ class Repository(Directory):
         super().__init__()
         self._configured = ConfiguredModels(self.read_models)
         self._changes = ChangeQueue()
+        self._loading: dict[str, asyncio.Task[Served]] = {}
+        """The load of each model that is under way."""
         self._announced: list[Version] | None = None
         """The versions that `load_all` still has to load; None until `announce`."""
         self._has_started = False
@@ -96,12 +99,21 @@ class Repository(Directory):
             if self._is_needed(version) and (crash := self._crash_of(version.settings)):
                 raise ModelFailed(f"model {version.title} failed: {crash}")
         versions, self._announced = self._announced or [], None
+        by_name: dict[str, list[Version]] = {}
         for version in versions:
-            try:
-                await self._changes.make(version.name, "start", partial(self._start, version))
-            except ModelFailed:
-                if self._is_needed(version):
-                    raise
+            by_name.setdefault(version.name, []).append(version)
+        starts: list[asyncio.Task[None]] = []
+        try:
+            for name, versions in by_name.items():
+                starts.append(start := asyncio.create_task(self._start(name, versions)))
+                await self.loader.turns.until_done_or_given_up(start)
+            await asyncio.gather(*starts)
+        except ModelFailed:
+            await self._changes.cancel()
+            raise
+        finally:
+            for start in starts:
+                start.cancel()
         self._has_started = True
 
     def listing(self) -> dict[str, Listing]:
@@ -151,9 +163,19 @@ class Repository(Directory):
             self._move_labels(name, labels)
 
     async def unload(self, name: str) -> None:
-        """Refuses new requests for a model, finishes the accepted ones, and frees it. Raises ModelNotFound."""
+        """Refuses new requests for a model, finishes the accepted ones, and frees it. Raises ModelNotFound.
+
+        Ends loads of the model that are under way, whose callers get LoadEnded: they may never end by themselves.
+        """
         self.find(name)
+        self.end_loads(name)
         await self._changes.make(name, "unload", partial(self._unload, name))
+
+    def end_loads(self, name: str) -> None:
+        """Ends the loads of a model that are under way or wait, as it is to be unloaded."""
+        self._changes.drop_loads(name)
+        if (loading := self._loading.get(name)) is not None:
+            loading.cancel()
 
     async def reconfigure(self, models: Iterable[ModelSettings], only: Collection[str] | None = None) -> list[str]:
         """Makes the server serve `models`, which are configured now; returns a sentence for each change.
@@ -249,9 +271,20 @@ class Repository(Directory):
         """Reads how a model is configured now; raises what `ConfiguredModels.find` raises."""
         return await self._configured.find(name)
 
-    async def _start(self, version: Version) -> None:
-        if version.state is State.LOADING and version in self._versions[version.name]:
-            await self._bring_up(version)  # else a client loaded or unloaded it meanwhile
+    async def _start(self, name: str, versions: Collection[Version]) -> None:
+        """Loads announced versions of a model. Raises ModelFailed where one that is needed fails."""
+        with suppress(LoadEnded):  # a client unloaded it meanwhile
+            await self._changes.make(name, "start", partial(self._load_announced, versions))
+
+    async def _load_announced(self, versions: Collection[Version]) -> None:
+        for version in versions:
+            if version.state is not State.LOADING or version not in self._versions[version.name]:
+                continue  # a client loaded or unloaded it meanwhile
+            try:
+                await self._bring_up(version)
+            except ModelFailed:
+                if self._is_needed(version):
+                    raise
 
     async def _load(self, name: str, *, again: bool) -> None:
         self.loader.stop.check()
@@ -332,14 +365,26 @@ class Repository(Directory):
         return version
 
     async def _bring_up(self, newcomer: Version) -> None:
-        """Makes `newcomer` serve, and ends the earlier loading of its version. Raises ModelFailed, ShuttingDown."""
+        """Makes `newcomer` serve, and ends the earlier loading of its version.
+
+        Raises ModelFailed, ShuttingDown, and LoadEnded where `end_loads` has ended it.
+        """
+        loading = asyncio.create_task(self.loader.load(newcomer, others_serve=self._is_serving))
+        self._loading[newcomer.name] = loading
         try:
-            await self.loader.load(newcomer, others_serve=self._is_serving)
+            await loading
         except ShuttingDown:
             raise
+        except asyncio.CancelledError:
+            newcomer.model = None  # not to be dismantled: a thread may still be at it
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            raise LoadEnded(UNLOADED.format(newcomer.title)) from None
         except Exception as error:
             newcomer.fail(error)
             raise ModelFailed(f"model {newcomer.title} failed: {newcomer.reason}") from error
+        finally:
+            del self._loading[newcomer.name]
         if not self._is_serving:  # else the garbage of both is collected when the old one is freed
             await asyncio.to_thread(gc.collect)
         newcomer.enter(State.READY)

@@ -28,6 +28,8 @@ class ConfigurationFollower:
         self._reconfigure = reconfigure
         self._is_due = asyncio.Event()
         """Set from a request to read the configuration again until that begins."""
+        self._applying: set[asyncio.Task[None]] = set()
+        """Changes under way: none waits for those before it, as a model may never end to load."""
 
     def request(self) -> None:
         """Has `follow` read the configuration again: at once, or as soon as it is called."""
@@ -38,27 +40,41 @@ class ConfigurationFollower:
     ) -> None:
         """Reads the configuration again for new versions and at each `request`, until `stopping` is set.
 
-        `on_reload` is called before a requested reading, `on_reloaded` once its changes were made or have failed.
+        `on_reload` is called before a requested reading, `on_reloaded` once the changes of all requested readings were
+        made or have failed.
         """
         async with asyncio.TaskGroup() as group:
             following = [group.create_task(self._poll()), group.create_task(self._answer(on_reload, on_reloaded))]
             await stopping.wait()
-            for task in following:
+            for task in (*following, *self._applying):
                 task.cancel()
 
     async def _answer(self, on_reload: Callable[[], None], on_reloaded: Callable[[], None]) -> None:
+        requested: set[asyncio.Task[None]] = set()
+
+        def end(applying: asyncio.Task[None]) -> None:
+            requested.remove(applying)
+            if not (requested or applying.cancelled()):
+                on_reloaded()
+
         while True:
             await self._is_due.wait()
             self._is_due.clear()
             log.info("reading the configuration again")
             on_reload()
-            await self._apply()
-            on_reloaded()
+            requested.add(applying := await self._begin())
+            applying.add_done_callback(end)
 
     async def _poll(self) -> None:
         if every_s := self._settings.poll_versions_s:
-            poll = Poll(lambda: self._read_settings().models, self._apply, every_s)
+            poll = Poll(lambda: self._read_settings().models, self._begin, every_s)
             await poll.follow(self._settings.models)
+
+    async def _begin(self, only: Collection[str] | None = None) -> asyncio.Task[None]:
+        applying = asyncio.create_task(self._apply(only))
+        self._applying.add(applying)
+        applying.add_done_callback(self._applying.discard)
+        return applying
 
     async def _apply(self, only: Collection[str] | None = None) -> None:
         """Reads the configuration and applies it to all models, or to `only` the named ones; logs any error."""

@@ -130,6 +130,8 @@ class EngineReplacement:
     async def unload(self, name: str) -> None:
         """Unloads a model; see `Repository.unload`."""
         self.repository.find(name)
+        self._changes.drop_loads(name)
+        self.repository.end_loads(name)  # now: a change that waits for them may hold up this one
         await self._changes.make(name, "unload", partial(self._unload, name))
 
     async def reconfigure(self, models: Iterable[ModelSettings], only: Collection[str] | None = None) -> list[str]:

@@ -19,6 +19,7 @@ from xlaserve.engine.niceness import NICE, Starvation
 from xlaserve.errors import ModelFailed, ShuttingDown
 from xlaserve.models import preparer, preparer_process
 from xlaserve.models.change_queue import Stop
+from xlaserve.models.load_turns import LoadTurns
 from xlaserve.models.networks import cached
 from xlaserve.models.preparer import Preparer, can_be_prepared
 from xlaserve.programs.cache.compile_cache import CompileCache
@@ -38,8 +39,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Prepa
     monkeypatch.setenv("TF_XLA_FLAGS", "")
     monkeypatch.setenv("XLA_FLAGS", "")
 
-    def make(script: str, kept: CompileCache | None = None) -> Preparer:
-        return Preparer(Settings(), DEVICE, Stop(), kept, (sys.executable, "-c", f"{READ}{script}{DONE}"))
+    def make(script: str, kept: CompileCache | None = None, turns: LoadTurns | None = None) -> Preparer:
+        process = (sys.executable, "-c", f"{READ}{script}{DONE}")
+        return Preparer(Settings(), DEVICE, Stop(), kept, process, turns=turns)
 
     return make
 
@@ -105,6 +107,21 @@ async def test_one_model_is_prepared_at_a_time(make: Callable[..., Preparer], tm
     assert await asyncio.gather(*(prepare() for _ in range(4))) == [True] * 4
 
 
+async def test_a_model_that_never_builds_does_not_keep_others_from_being_prepared(
+    make: Callable[..., Preparer], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = "\nprint('xlaserve is building the model', flush=True)\nimport time"
+    script = f"{step}; [m] = s['models']; time.sleep({PATIENCE_S} * (m['name'] == 'hung'))"
+    preparer = make(script, turns=LoadTurns(patience_s=0.05))
+    hung = asyncio.create_task(never_prepared(preparer, MODEL.model_copy(update={"name": "hung"})))
+    async with preparer.prepare(MODEL) as prepared:
+        assert prepared is not None
+    assert "model hung: " in caplog.text
+    hung.cancel()
+    await asyncio.wait([hung], timeout=PATIENCE_S)
+    assert hung.cancelled()
+
+
 @pytest.mark.parametrize("process", [("/nonexistent",), (sys.executable, "-c", "")])
 async def test_a_process_that_can_not_be_started_leaves_the_model_to_be_loaded_here(
     process: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -128,7 +145,7 @@ async def test_a_server_removes_what_killed_ones_left_and_not_what_another_of_it
     async with make("(f / 'made').touch()").prepare(MODEL) as prepared:
         assert prepared is not None
         another = make("")
-        await asyncio.to_thread(another._thread.shutdown)
+        await asyncio.to_thread(another._threads.shutdown)
         left = [prepared.root.name, "another", "xlaserve-prepared-file", "xlaserve-prepared-link"]
         assert names(tmp_path) == set(left)
         assert names(prepared.root) == {"made"}
@@ -190,11 +207,11 @@ def test_a_step_is_told_on_a_line_of_its_own(capsys: pytest.CaptureFixture[str])
     assert f"{preparer.STEP}{preparer.DONE}" in capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.parametrize("end", ["sys.exit()", "os._exit(0)"])
-async def test_a_process_that_a_library_ends_with_status_0_fails_the_model(
-    make: Callable[..., Preparer], end: str
+@pytest.mark.parametrize(("end", "status"), [("sys.exit()", 0), ("os._exit(0)", 0), ("os._exit(143)", 143)])
+async def test_a_process_that_a_library_ends_fails_the_model_whatever_its_status(
+    make: Callable[..., Preparer], end: str, status: int
 ) -> None:
-    with pytest.raises(ModelFailed, match=r"with status 0 while building the model$"):
+    with pytest.raises(ModelFailed, match=rf"with status {status} while building the model$"):
         async with make(f"print('xlaserve is building the model', flush=True); {end}").prepare(MODEL):
             pass
 
@@ -222,8 +239,8 @@ def wait_for(file: Path) -> None:
         time.sleep(0.01)
 
 
-async def never_prepared(preparer: Preparer) -> None:
-    async with preparer.prepare(MODEL):
+async def never_prepared(preparer: Preparer, model: ModelSettings = MODEL) -> None:
+    async with preparer.prepare(model):
         pytest.fail("it was prepared")
 
 
@@ -249,9 +266,8 @@ async def test_a_stop_ends_the_process(waiting: tuple[Preparer, asyncio.Task[Non
 async def test_a_load_that_is_cancelled_leaves_no_process_and_no_folder(
     waiting: tuple[Preparer, asyncio.Task[None], int], tmp_path: Path
 ) -> None:
-    preparer, preparing, pid = waiting
+    _, preparing, pid = waiting
     assert prepared_folders(tmp_path)
-    preparer._stop.set()
     preparing.cancel()
     await asyncio.wait([preparing], timeout=PATIENCE_S)
     assert preparing.cancelled()
@@ -304,7 +320,7 @@ async def test_a_thread_that_goes_on_after_its_load_was_cancelled_removes_its_fo
         assert preparing.cancelled()
     finally:
         may_go_on.set()
-        await asyncio.to_thread(preparer._thread.shutdown)
+        await asyncio.to_thread(preparer._threads.shutdown)
     assert not prepared_folders(tmp_path)
 
 

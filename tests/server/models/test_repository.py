@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from types import NoneType
 
 import pytest
-from tests.server.models.house import PATIENCE_S, House, model
+from tests.server.models.house import PATIENCE_S, Gate, GateAt, House, model
 
 from xlaserve.admission.caller import CURRENT, Caller, Role
 from xlaserve.config import BucketSettings, Mode
 from xlaserve.engine import under_way
-from xlaserve.errors import ConfigError, InvalidArgument, ModelFailed, ModelNotFound, ModelNotReady
+from xlaserve.errors import ConfigError, InvalidArgument, LoadEnded, ModelFailed, ModelNotFound, ModelNotReady
+from xlaserve.models.load_turns import LoadTurns
 from xlaserve.models.version import State
 
 
@@ -184,10 +186,64 @@ async def test_changes_of_one_model_come_one_after_the_other(house: House) -> No
     await house.repository.load_all()
     house.changes.clear()
     load, unload = house.repository.load, house.repository.unload
-    await asyncio.gather(load("a"), unload("a"), load("a"))
-    begin, end = [State.LOADING, State.COMPILING, State.READY], [State.DRAINING, State.UNLOADED]
-    assert house.changes == [("a", state) for state in (*begin, *end, *end, *begin)]
+    await asyncio.gather(unload("a"), load("a"))
+    end, begin = [State.DRAINING, State.UNLOADED], [State.LOADING, State.COMPILING, State.READY]
+    assert house.changes == [("a", state) for state in (*end, *begin)]
+    assert await house.ask() == [2]
+
+
+async def test_an_unload_ends_the_load_under_way_and_drops_those_that_wait(house: House) -> None:
+    await house.repository.load_all()
+    house.loading.close()
+    loads = [asyncio.create_task(house.repository.load("a"))]
+    await house.loading.reached()
+    loads.append(asyncio.create_task(house.repository.load("a")))
+    await asyncio.sleep(0)
+    await asyncio.wait_for(house.repository.unload("a"), PATIENCE_S / 2)
+    for load in loads:
+        with pytest.raises(LoadEnded):
+            await load
+    assert house.states() == [State.UNLOADED]
+    house.loading.open()
+    await house.repository.load("a")
+    assert house.compiled[4:] == house.compiled[:4], "what was ended compiled nothing"
     assert await house.ask() == [3]
+
+
+async def test_an_unload_at_the_start_lets_the_others_start(house: House) -> None:
+    house.configured = [model("a"), model("b")]
+    house.loading.close()
+    starting = asyncio.create_task(house.repository.load_all())
+    await house.loading.reached()
+    await house.repository.unload("a")
+    house.loading.open()
+    await starting
+    assert house.repository.serving() == {"a": False, "b": True}
+    assert house.repository.is_ready
+
+
+async def test_a_model_that_never_builds_does_not_keep_others_from_loading(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.configured = [model("a"), model("b"), model("c")]
+    house.loading = GateAt(1)
+    house.repository.loader.turns = LoadTurns(patience_s=0.05)
+    starting = asyncio.create_task(house.repository.load_all())
+    await house.loading.reached()
+    hung, house.loading = house.loading, Gate()
+    await house.sees(State.READY, "c")
+    assert house.repository.serving() == {"a": False, "b": True, "c": True}
+    assert "model a: building the model has taken 0 s so far" in caplog.text
+    await house.repository.unload("a")
+    await starting
+    assert house.repository.is_ready
+    hung.open()
+
+
+async def test_models_load_one_after_the_other_in_their_order(house: House) -> None:
+    house.configured = [model(name) for name in "abc"]
+    await house.repository.load_all()
+    assert house.changes[3:] == [(name, state) for name in "abc" for state in (State.COMPILING, State.READY)]
 
 
 async def test_loads_that_wait_are_one_and_outlive_those_who_asked(house: House) -> None:
@@ -221,8 +277,9 @@ async def test_a_load_that_everybody_gave_up_still_ends(house: House) -> None:
 async def test_a_load_that_is_asked_for_after_an_unload_comes_after_it(house: House) -> None:
     await house.repository.load_all()
     load, unload = house.repository.load, house.repository.unload
-    await asyncio.gather(load("a"), load("a"), unload("a"), load("a"), load("a"))
-    assert await house.ask() == [3]
+    ended = await asyncio.gather(load("a"), load("a"), unload("a"), load("a"), load("a"), return_exceptions=True)
+    assert [type(error) for error in ended] == [LoadEnded, LoadEnded, NoneType, NoneType, NoneType]
+    assert await house.ask() == [2]
 
 
 async def test_a_load_reads_the_configuration_away_from_the_event_loop(house: House) -> None:

@@ -60,3 +60,24 @@ async def test_a_configuration_that_can_t_be_read_changes_nothing(caplog: pytest
 async def test_an_unforeseen_error_ends_neither_the_reading_nor_the_server(caplog: pytest.LogCaptureFixture) -> None:
     assert await applied(lambda: NOW, KeyError("unforeseen")) == ["reload", (["cats", "dogs"], None), "reloaded"]
     assert "the configuration could not be read again" in caplog.text
+
+
+async def test_a_change_that_never_ends_does_not_hold_up_the_next_request() -> None:
+    asked, stopping = asyncio.Semaphore(0), asyncio.Event()
+    ended: list[object] = []
+
+    async def reconfigure(models: Iterable[ModelSettings], only: Collection[str] | None) -> list[str]:
+        asked.release()
+        await asyncio.Event().wait()
+        return []
+
+    follower = ConfigurationFollower(AT_START, lambda: NOW, reconfigure)
+    following = asyncio.create_task(
+        follower.follow(stopping, on_reload=lambda: None, on_reloaded=lambda: ended.append("reloaded"))
+    )
+    for _ in range(2):
+        follower.request()
+        await asyncio.wait_for(asked.acquire(), 30)
+    stopping.set()
+    await asyncio.wait_for(following, 30)
+    assert not ended

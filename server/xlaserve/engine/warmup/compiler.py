@@ -76,9 +76,12 @@ def warm_up(
     smallest_first = sorted(buckets, key=lambda bucket: (math.prod(bucket), bucket))
     wanted = [(mode, bucket) for mode in modes for bucket in smallest_first]
 
-    def compile_one(mode: Mode, bucket: Bucket) -> Compilation:
+    def check_stop() -> None:
         if stop.is_set():
             raise ShuttingDown(f"model {ledger.model}: warm-up was stopped")
+
+    def compile_one(mode: Mode, bucket: Bucket) -> Compilation:
+        check_stop()
         with at(f"compiling mode {mode}, bucket {bucket}"):
             return program.compile(mode, bucket)
 
@@ -90,6 +93,7 @@ def warm_up(
     for mode, bucket in wanted:
         if mode in left_out:
             continue
+        check_stop()
         try:
             compilation = early.get((mode, bucket)) or compile_one(mode, bucket)
             if isinstance(compilation, Exception):
