@@ -48,7 +48,7 @@ load = engine.Engine._load_model
 
 def load_model(self, settings, prepared=None):
     if settings.name == os.environ.get("DEADLY_LOAD"):
-        os._exit(0) if os.environ.get("DEADLY_END") == "exit" else ctypes.string_at(0)
+        os._exit(int(end)) if (end := os.environ.get("DEADLY_END")) else ctypes.string_at(0)
     return load(self, settings, prepared)
 
 engine.Engine._load_model = load_model
@@ -169,9 +169,10 @@ def test_a_model_whose_load_crashes_the_process_is_set_aside_at_the_start(
     assert client.ask(1) is Status.OK
 
 
+@pytest.mark.parametrize("status", [0, 128 + signal.SIGTERM])
 @pytest.mark.parametrize("fronts", [0, 1])
-def test_a_model_whose_load_ends_the_process_with_status_0_is_set_aside(
-    start_server: StartServer, tmp_path: Path, fronts: int
+def test_a_model_whose_load_ends_the_process_is_set_aside_whatever_the_status(
+    start_server: StartServer, tmp_path: Path, fronts: int, status: int
 ) -> None:
     deadly = {**NOOP, "name": "deadly"}
     server = start(
@@ -179,14 +180,14 @@ def test_a_model_whose_load_ends_the_process_with_status_0_is_set_aside(
         tmp_path,
         deadly,
         DEADLY_LOAD="deadly",
-        DEADLY_END="exit",
+        DEADLY_END=str(status),
         fronts=fronts,
         exit_on_model_failure=False,
     )
     client = NoopClient(server.grpc)
     assert states(client) == {"noop": "READY", "other": "READY", "deadly": "FAILED"}
     (failed,) = (one for one in index(client) if one.name == "deadly")
-    assert "status 0" in failed.reason
+    assert f"status {status} while" in failed.reason
     assert server.stop() == 0
 
 

@@ -64,11 +64,11 @@ class Crashes:
 
 
 def _is_crash(status: int) -> bool:
-    return -status in CRASHES or (status >= 0 and status not in AT_ONCE)
+    return -status in CRASHES or status >= 0
 
 
 def _is_failure(status: int) -> bool:
-    return status > 0 and status != NO_USE
+    return status > 0 and status != NO_USE and status not in AT_ONCE
 
 
 def _how(suspect: Suspect) -> str:

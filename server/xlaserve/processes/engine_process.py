@@ -76,7 +76,7 @@ class EngineProcess:
         self._priority = LowPriority()
         if orders.is_beside or orders.taken_over is not None:
             self._priority.begin()
-        self._stopping = Stopping()
+        self._stopping = Stopping(child.close)
         self._metrics = Metrics()
         self._tracing = Tracing.of(orders.settings)
         self._is_publication_due = False

@@ -51,7 +51,7 @@ class App:
         self._settings = settings
         self._on_loaded = on_loaded
         self._ready_file = ReadyFile(settings.ready_file, beginning.pid)
-        self._stopping = Stopping(self._ready_file.remove)
+        self._stopping = Stopping(partial(_end_at_once, self._ready_file, beginning))
         self._service_manager = beginning.service_manager
         self._metrics = Metrics()
         self._tracing = Tracing.of(settings)
@@ -159,3 +159,8 @@ class App:
 
     def _on_change(self) -> None:
         self._front.health.refresh()
+
+
+def _end_at_once(ready_file: ReadyFile, beginning: Beginning) -> None:
+    ready_file.remove()
+    beginning.end()

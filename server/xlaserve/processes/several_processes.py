@@ -305,7 +305,7 @@ class Server(Watcher):
             self._reloading.discard(role.name)
         if is_engine(role.name) and self._engines.ended(process, status):
             self._supervisor.forgive(role.name)
-        if status == AT_ONCE:
+        if status == AT_ONCE and self._is_stopping:
             self._at_once = status
         if number := self._fronts.numbers.get(role.name):
             self._usage.clear(number - 1)

@@ -92,8 +92,8 @@ def test_what_is_known_of_crashes_is_bounded_and_the_latest(files: tuple[int, in
         (NO_USE, True),
         (-signal.SIGKILL, False),
         (-signal.SIGTERM, False),
-        (128 + signal.SIGTERM, False),
-        (128 + signal.SIGINT, False),
+        (128 + signal.SIGTERM, True),
+        (128 + signal.SIGINT, True),
     ],
 )
 def test_other_ends_than_crashes_set_nothing_aside(status: int, has_said_so: bool, files: tuple[int, int]) -> None:
@@ -103,7 +103,7 @@ def test_other_ends_than_crashes_set_nothing_aside(status: int, has_said_so: boo
     assert crashes.set_aside == {}
 
 
-@pytest.mark.parametrize("status", [0, 1, NO_USE])
+@pytest.mark.parametrize("status", [0, 1, NO_USE, 128 + signal.SIGTERM, 128 + signal.SIGINT])
 def test_an_end_without_a_word_is_a_crash_whatever_its_status(status: int, files: tuple[int, int]) -> None:
     crashes = Crashes()
     with UnderWay(files[0]).loading(A) as load, load.at(STEP):
