@@ -10,6 +10,7 @@ they are all one.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import os
 import stat
@@ -185,13 +186,19 @@ class SharedMemory:
 
     @contextmanager
     def _open(self, key: str, where: str) -> Iterator[tuple[int, os.stat_result]]:
-        """Opens the file that a key names. Raises InvalidArgument where the client can't have been meant to name it."""
+        """Opens the file that a key names.
+
+        Raises InvalidArgument where the client can't have been meant to name it, and QueueFull where the server has no
+        file descriptor left.
+        """
         name = key.removeprefix("/")
         if not 1 <= len(name) <= MAX_NAME_LENGTH or "/" in name or "\0" in name or name in (".", ".."):
             raise InvalidArgument(where, "/NAME, the name of a file in /dev/shm", repr(key[:64]))
         try:
             file = os.open(self._folder / name, _FLAGS)
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise QueueFull("shared memory: the server has no file descriptor left") from None
             expected = "a regular file in /dev/shm that the server may read and write"
             raise InvalidArgument(where, expected, f"{key[:64]!r}, {error.strerror}") from None
         try:
@@ -207,13 +214,17 @@ class SharedMemory:
             os.close(file)
 
     def _forget_lost(self, regions: dict[str, Region]) -> None:
-        """Forgets regions whose files are gone: their clients ended without a word."""
+        """Forgets regions whose files are gone, or are others by now: their clients ended without a word."""
         for name, region in [*regions.items()]:
-            try:
-                with self._open_registered(region, "key"):
-                    pass
-            except InvalidArgument:
+            try:  # not by opening it, which can fail for a lack of descriptors
+                found = (self._folder / region.key.removeprefix("/")).lstat()
+            except FileNotFoundError:
                 del regions[name]
+            except OSError:  # nothing is known of it
+                continue
+            else:
+                if _identity(found) != region.identity or found.st_size < region.offset + region.size_bytes:
+                    del regions[name]
 
 
 def slot_of(parameters: Iterable[tuple[str, Any]], where: str) -> Slot | None:

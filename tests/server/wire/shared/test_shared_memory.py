@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -363,3 +364,26 @@ def test_a_slot_that_is_named_by_half_is_refused(parameters: dict[str, Any], fie
 )
 def test_only_peers_on_this_machine_are_local(peer: str, local: bool) -> None:
     assert is_local(peer) is local
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE])
+async def test_without_a_free_descriptor_no_region_is_taken_for_lost(
+    memory: SharedMemory, folder: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    (folder / "a").write_bytes(bytes(MAX_BYTES))
+    memory.register("a", "/a", 0, MAX_BYTES)
+    open_file, opened = os.open, 0
+
+    def few(*arguments: Any, **named: Any) -> int:
+        nonlocal opened
+        opened += 1
+        if opened > 1:
+            raise OSError(error, os.strerror(error))
+        return open_file(*arguments, **named)
+
+    monkeypatch.setattr(os, "open", few)
+    with pytest.raises(QueueFull, match="unregister others first"):
+        memory.register("b", "/a", 0, 1)
+    with pytest.raises(QueueFull, match="no file descriptor"):
+        memory.register("c", "/a", 0, 1)
+    assert memory.status("").keys() == {"a"}
