@@ -1,4 +1,4 @@
-"""Conditions that fail every run: errors and differing outputs, unless a condition of its own names the same figure."""
+"""Conditions that fail every run: errors and differing outputs, unless a condition limits the same figure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from xlaserve_loadtest.schedule.conditions import DIFFERING, ERRORS, Condition, 
 DEFAULTS: Final = tuple(parse(f"{metric}>0") for metric in (ERRORS, DIFFERING))
 OPTION: Final = "default --fail-if"
 """The name under which they are reported."""
+_LIMITS: Final = frozenset({">", ">=", "!="})
+"""Operators of conditions that more of a figure meets."""
 _OVERLOAD: Final = {Status.RESOURCE_EXHAUSTED.name, Status.DEADLINE_EXCEEDED.name, Status.UNAVAILABLE.name}
 """Statuses by which a server refuses more load than it can take."""
 
@@ -22,13 +24,14 @@ _OVERLOAD: Final = {Status.RESOURCE_EXHAUSTED.name, Status.DEADLINE_EXCEEDED.nam
 def judge_by_default(
     points: Sequence[Point], equalities: Sequence[Equality], named: Sequence[Condition]
 ) -> list[Judged]:
-    """Judges a run by the default conditions, without the arms for which one of `named` is about the same figure.
+    """Judges a run by the default conditions, without the arms for which one of `named` limits the same figure.
 
+    A condition that is met by less of it, such as `differing<1%`, limits nothing and stands beside the default.
     A search goes beyond what the target can take, so refusals of load don't count there. What can't be judged passes.
     """
     judged = []
     for default in DEFAULTS:
-        arms = {condition.arm for condition in named if condition.metric == default.metric}
+        arms = {one.arm for one in named if one.metric == default.metric and one.op in _LIMITS}
         if None in arms:
             continue
         own = [_without_overload(point) for point in points if point.arm not in arms]

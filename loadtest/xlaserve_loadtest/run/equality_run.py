@@ -10,7 +10,8 @@ import numpy as np
 
 from xlaserve_loadtest.record.lines import Arm, Equality
 from xlaserve_loadtest.schedule.payload import Request
-from xlaserve_loadtest.schedule.tensors import ANY, DTYPES
+from xlaserve_loadtest.schedule.tensors import ANY
+from xlaserve_loadtest.targets.answers import COMPARED
 from xlaserve_loadtest.targets.target import Array, ModelInfo
 from xlaserve_loadtest.targets.ties import in_order
 from xlaserve_loadtest.targets.tolerance import RELATIVE, are_alike, are_comparable, are_names, distances, slacks_of
@@ -24,8 +25,8 @@ def incomparable(own: Sequence[ModelInfo], other: Sequence[ModelInfo]) -> str:
 
 
 def _incomparable(own: ModelInfo, other: ModelInfo) -> str:
-    if own.outputs and not any(tensor.datatype in DTYPES for tensor in own.outputs):
-        return "they answer no numbers"
+    if own.outputs and not any(tensor.datatype in COMPARED for tensor in own.outputs):
+        return "they answer neither numbers nor strings"
     inputs = [[(tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in info.inputs] for info in (own, other)]
     if inputs[0] != inputs[1]:
         return f"they take {inputs[0]} and {inputs[1]}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -15,6 +17,8 @@ from xlaserve_loadtest.schedule.tensors import ANY, BYTES, DTYPES, LENGTH_BYTES
 from xlaserve_loadtest.targets.references import NONE, References
 from xlaserve_loadtest.targets.target import Array, ModelInfo, Reply, widened
 
+COMPARED: Final = frozenset({*DTYPES, BYTES})
+"""Types of the outputs that are compared."""
 _ITEM_BYTES: Final = {name: np.dtype(dtype).itemsize for name, dtype in DTYPES.items()}
 
 MAX_STAGE_S: Final = 1e9
@@ -38,6 +42,19 @@ class Output(NamedTuple):
     """Its elements as the binary tensor extension has them; None where they are `listed`."""
     listed: Sequence[Any] = ()
     """Its elements one by one, row after row."""
+
+    def compared(self) -> Array:
+        """Returns what is compared with other answers: the numbers, or of BYTES a fingerprint of each element.
+
+        Raises NoAnswer where other things are listed.
+        """
+        if self.datatype != BYTES:
+            return widened(self.values())
+        elements = _strings(self.raw) if self.raw is not None else map(_string, self.listed)
+        prints = [int.from_bytes(blake2b(own, digest_size=8).digest(), signed=True) for own in elements]
+        if len(prints) != math.prod(self.shape):
+            raise NoAnswer(f"output {self.name}, {self.datatype} {self.shape}, has {len(prints)} elements")
+        return np.array(prints, np.int64).reshape(self.shape)
 
     def values(self) -> NDArray[Any]:
         """Returns the numbers. Raises NoAnswer where other things are listed."""
@@ -106,8 +123,26 @@ class Checker(Generic[Wire]):
 
 
 def _outputs(answer: Answer, model: ModelInfo) -> list[Array]:
-    outputs = {out.name: widened(out.values()) for out in answer.outputs if out.datatype in DTYPES}
+    outputs = {out.name: out.compared() for out in answer.outputs if out.datatype in COMPARED}
     return [outputs[out.name] for out in model.outputs or answer.outputs if out.name in outputs]
+
+
+def _strings(raw: bytes) -> Iterator[bytes]:
+    """Yields the elements of BYTES in the binary tensor extension, each behind its length."""
+    place = 0
+    while place < len(raw):
+        end = place + LENGTH_BYTES + int.from_bytes(raw[place : place + LENGTH_BYTES], "little")
+        if end > len(raw):
+            raise NoAnswer("an element of BYTES is shorter than its length says")
+        yield raw[place + LENGTH_BYTES : end]
+        place = end
+
+
+def _string(listed: Any) -> bytes:
+    """Returns an element of BYTES that is listed: bytes, text, or as TensorFlow Serving writes bytes in JSON."""
+    if isinstance(listed, dict) and isinstance(listed.get("b64"), str):
+        return base64.b64decode(listed["b64"])
+    return listed if isinstance(listed, bytes) else str(listed).encode()
 
 
 def _fault(answer: Answer, request: Request, model: ModelInfo) -> str:

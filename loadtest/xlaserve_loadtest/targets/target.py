@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xlaserve_loadtest.targets.references import References  # which compares Arrays
 
 Array = NDArray[np.float64 | np.int64]
-"""Integers are names, such as a map's classes: they are compared for equality only."""
+"""Integers are names, such as a map's classes or fingerprints of strings: they are compared for equality only."""
 
 
 class TargetError(Exception):

@@ -69,9 +69,14 @@ def test_minus_infinity_is_the_logarithm_of_0_where_both_have_it(scores: Outputs
     assert not compare(scores, logarithms).is_equal
 
 
-def test_outputs_of_text_can_not_be_compared() -> None:
+def test_outputs_of_unknown_types_can_not_be_compared() -> None:
+    info = ModelInfo("words", None, (Tensor("text", "BF16", (-1, 1)),), {}, "foreign")
+    assert incomparable([info], [info]) == "they answer neither numbers nor strings"
+
+
+def test_outputs_of_strings_can_be_compared() -> None:
     info = ModelInfo("words", None, (Tensor("text", "BYTES", (-1, 1)),), {}, "foreign")
-    assert incomparable([info], [info]) == "they answer no numbers"
+    assert not incomparable([info], [info])
 
 
 def test_other_shapes_are_not_equal(scores: Outputs) -> None:

@@ -13,7 +13,7 @@ from xlaserve_loadtest.record.requests import STAGES, Status
 from xlaserve_loadtest.schedule.payload import Request
 from xlaserve_loadtest.schedule.tensors import Tensor
 from xlaserve_loadtest.targets import open_inference_rest, tensorflow_serving, tensorflow_serving_rest
-from xlaserve_loadtest.targets.answers import Checker, numbers_fault, stages_of
+from xlaserve_loadtest.targets.answers import Checker, NoAnswer, numbers_fault, stages_of
 from xlaserve_loadtest.targets.http_client import HttpAnswer
 from xlaserve_loadtest.targets.open_inference import read
 from xlaserve_loadtest.targets.target import ModelInfo, Reply
@@ -234,3 +234,37 @@ def test_outputs_come_out_as_numbers(model_info: ModelInfo) -> None:
     message.raw_output_contents[0] = np.arange(20, dtype="<f4").tobytes()
     (scores,) = checked_by([model_info]).outputs(message.SerializeToString(), REQUEST)
     np.testing.assert_array_equal(scores, np.arange(20.0).reshape(2, 10))
+
+
+def labelled(*labels: bytes, as_list: bool = False) -> bytes:
+    message = oip.ModelInferResponse(model_name="digits")
+    message.outputs.add(name="scores", datatype="FP32", shape=(2, 1))
+    message.outputs.add(name="labels", datatype="BYTES", shape=(2, 1))
+    if as_list:
+        message.outputs[0].contents.fp32_contents.extend([0.5, 0.5])
+        message.outputs[1].contents.bytes_contents.extend(labels)
+    else:
+        own = b"".join(len(label).to_bytes(4, "little") + label for label in labels)
+        message.raw_output_contents.extend([bytes(np.full(2, 0.5, "<f4")), own])
+    return message.SerializeToString()
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_strings_beside_numbers_are_compared_too(as_list: bool) -> None:
+    info = ModelInfo(
+        "digits", None, (Tensor("scores", "FP32", (-1, 1)), Tensor("labels", "BYTES", (-1, 1))), {}, "foreign"
+    )
+    checker = checked_by([info])
+    outputs = partial(checker.outputs, request=REQUEST)
+    scores, labels = outputs(labelled(b"cat", "schön".encode(), as_list=as_list))
+    assert (scores.dtype.kind, labels.dtype.kind, labels.shape) == ("f", "i", (2, 1))
+    assert np.array_equal(labels, outputs(labelled(b"cat", "schön".encode()))[1])
+    assert (labels != outputs(labelled(b"dog", "schön".encode(), as_list=as_list))[1]).tolist() == [[True], [False]]
+
+
+def test_strings_that_do_not_fill_their_shape_are_no_answer() -> None:
+    info = ModelInfo(
+        "digits", None, (Tensor("scores", "FP32", (-1, 1)), Tensor("labels", "BYTES", (-1, 1))), {}, "foreign"
+    )
+    with pytest.raises(NoAnswer, match="has 1 elements"):
+        checked_by([info]).outputs(labelled(b"cat and dog"), REQUEST)

@@ -1,0 +1,31 @@
+"""The conditions that fail every run, beside conditions of the user."""
+
+from __future__ import annotations
+
+import pytest
+
+from xlaserve_loadtest.analysis.defaults import judge_by_default
+from xlaserve_loadtest.record.lines import Equality
+from xlaserve_loadtest.schedule.conditions import parse
+
+DIFFERENT = Equality("xla", "graph", 64, 1.0, 1.0, 0.5, 1e-4, 1e-3, is_equal=False, differing=16)
+
+
+@pytest.mark.parametrize(
+    ("own", "fails"),
+    [
+        ("differing>50%", False),
+        ("differing>=32", False),
+        ("differing!=16", False),
+        ("xla:differing>50%", False),
+        ("openvino:differing>50%", True),
+        ("differing<1%", True),
+        ("differing<=16", True),
+        ("differing=3", True),
+        ("errors>1%", True),
+        ("p99>80ms", True),
+    ],
+)
+def test_a_default_condition_gives_way_only_to_one_that_limits_the_same_figure(own: str, fails: bool) -> None:
+    judged = judge_by_default([], [DIFFERENT], [parse(own)])
+    assert any(each.is_met for each in judged if each.condition.metric == "differing") is fails
