@@ -166,6 +166,13 @@ def test_an_answer_is_drawn_into_the_image_for_who_accepts_that_alone(server: Se
     assert (two.status, two.headers["content-type"]) == (400, "application/json")
 
 
+def test_a_misspelt_option_is_ignored_and_named_in_a_warning(server: Server, scans: dict[str, bytes]) -> None:
+    for path in ("/v1/models/digits:classify?topk=3", "/v1/models/digits:classify?toppings=3"):
+        reply = ask(server, "POST", path, scans["3"])
+        assert len(reply.json()["classifications"][0]["categories"]) == 5
+        assert ("'topk'" in reply.headers.get("xlaserve-warning", "")) is ("topk" in path)
+
+
 def test_every_endpoint_answers(server: Server) -> None:
     for path in (
         *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/v2/models/digits", "/docs"),

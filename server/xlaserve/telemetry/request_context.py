@@ -80,6 +80,10 @@ class RequestContext:
             headers = (*headers, (WARNING, self.warning))
         return headers if trace is None else (*headers, (TRACEPARENT, trace.traceparent))
 
+    def warn(self, warning: str) -> None:
+        """Adds a warning to the answer, in ASCII and on one line."""
+        self.warning = f"{self.warning}; {warning}" if self.warning else warning
+
     def succeed(self) -> None:
         """Marks the span as succeeded, where one is recorded."""
         if self.span is not None:

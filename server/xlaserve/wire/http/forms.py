@@ -18,6 +18,7 @@ from xlaserve.errors import InvalidArgument, shown
 from xlaserve.images.decoder import Encoded
 from xlaserve.wire.http.json_tensors import image, images
 from xlaserve.wire.http.message import JSON, HttpRequest, Json
+from xlaserve.wire.shared import slips
 from xlaserve.wire.shared.input_tensors import MAX_IMAGES
 
 FORM: Final = "multipart/form-data"
@@ -48,9 +49,17 @@ class Form:
     images: list[Encoded] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
     """By name; of forms and queries all are strings."""
+    known: set[str] = field(default_factory=set)
+    """Names of the options that were read."""
+
+    def warn_of_slips(self) -> None:
+        """Has the answer warn of an option that was not read, and is close to one that was."""
+        if unknown := self.options.keys() - self.known:
+            slips.warn(slips.slip_in(unknown, frozenset(self.known)))
 
     def text(self, name: str) -> str:
         """Returns an option, empty where there is none. Raises InvalidArgument, as the others do."""
+        self.known.add(name)
         value = self.options.get(name, "")
         if not isinstance(value, str):
             raise InvalidArgument(name, "a string", shown(value))
@@ -58,6 +67,7 @@ class Form:
 
     def count(self, name: str) -> int:
         """Returns an integer, 0 where there is none."""
+        self.known.add(name)
         value = self.options.get(name, 0)
         try:
             count = int(value) if _is_short(value) or type(value) is int else -1
@@ -69,6 +79,7 @@ class Form:
 
     def number(self, name: str, default: float) -> float:
         """Returns a number."""
+        self.known.add(name)
         if name not in self.options:
             return default
         value = self.options[name]
@@ -89,6 +100,7 @@ class Form:
 
     def flag(self, name: str) -> bool:
         """Returns a boolean, false where there is none."""
+        self.known.add(name)
         value = self.options.get(name, False)
         known = {"true": True, "1": True, "false": False, "0": False, "": False}
         if _is_short(value) and value.lower() in known:

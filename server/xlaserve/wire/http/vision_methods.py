@@ -77,7 +77,9 @@ class Vision:
                 raise InvalidArgument("image", f"at most {MAX_IMAGES}", len(images))
             until = min(call.deadline, call.began + form.timeout_s())
             priority = check_priority(form.count("priority"), "priority")
-            answer = await call.run(Request(form.text("mode"), images, until, rendered, priority))
+            mode = form.text("mode")
+            form.warn_of_slips()
+            answer = await call.run(Request(mode, images, until, rendered, priority))
             timings = call.end(answer)
             if is_picture:
                 return HttpAnswer(answer.rendered, media_type=pictures.PNG)

@@ -231,7 +231,7 @@ class Call:
         else:
             answer = await self._calls.pipeline.run(self.served, request)
         if answer.warning and (current := request_context.current()) is not None:
-            current.warning = answer.warning
+            current.warn(answer.warning)
         if (shadows := self._calls.shadows) is not None and self.served.settings.shadow is not None:
             shadows.offer(self.served, request.images, answer.mode)
         return answer

@@ -21,6 +21,7 @@ from xlaserve.images.decoder import Encoded
 from xlaserve.models.task import Classification, Task, TensorSpec
 from xlaserve.models.version import Served
 from xlaserve.pipeline import Pending
+from xlaserve.wire.shared import slips
 from xlaserve.wire.shared.input_tensors import bounded, check_unknown
 
 CLASSIFICATION: Final = "classification"
@@ -30,6 +31,7 @@ SEQUENCE: Final = ("sequence_id", "sequence_start", "sequence_end")
 NO_SEQUENCE: Final = (0, "", False)
 """Values of those that ask for nothing."""
 PARAMETERS: Final = "mode, pixel_range, timeout or priority"
+NAMES: Final = frozenset({"mode", "pixel_range", "timeout", "priority"})
 INT64_END: Final = 2**63
 MAX_INLINE_US: Final = 1000.0
 """Responses that take up to this long, by the times below, are made on the event loop; others on threads."""
@@ -47,16 +49,19 @@ class Parameters(NamedTuple):
     unknown: str | None = None
     """Name of one that is not ours; models with `strict_parameters` refuse it, others ignore it."""
     priority: int = DEFAULT_PRIORITY
+    slip: str = ""
+    """Warning of an unknown one that is close to one of ours."""
 
     def check_unknown(self, *, is_strict: bool) -> None:
-        """Raises InvalidArgument for an unknown parameter where those are refused."""
+        """Raises InvalidArgument for an unknown parameter where those are refused; else the answer warns of a slip."""
         if is_strict and self.unknown is not None:
             raise InvalidArgument("parameters", PARAMETERS, repr(self.unknown[:64]))
+        slips.warn(self.slip)
 
 
 def check_parameters(parameters: Iterable[tuple[str, object]]) -> Parameters:
     """Returns what a request's parameters ask for. Raises InvalidArgument or UnsupportedFeature."""
-    mode, timeout_s, pixel_range, unknown, priority = Parameters()
+    mode, timeout_s, pixel_range, unknown, priority, slip = Parameters()
     for key, value in bounded(parameters, "parameters"):
         if key == "mode":
             if not isinstance(value, str):
@@ -76,7 +81,8 @@ def check_parameters(parameters: Iterable[tuple[str, object]]) -> Parameters:
                 raise InvalidArgument(f"parameters.{key}", "a boolean", shown(value))
         else:
             unknown = key
-    return Parameters(mode, timeout_s, pixel_range, unknown, priority)
+            slip = slip or slips.slip_in([key], NAMES)
+    return Parameters(mode, timeout_s, pixel_range, unknown, priority, slip)
 
 
 def check_priority(value: object, field: str) -> int:
