@@ -16,7 +16,7 @@ from xlaserve.commands import arguments, subject
 from xlaserve.commands.command import EXECUTION, Command, Invocation
 from xlaserve.config import Mode
 from xlaserve.errors import ConfigError
-from xlaserve.inspection import dump, graph, html_page
+from xlaserve.inspection import dump, html_page
 from xlaserve.inspection.explanation import GROUP_COLUMNS, Explanation, Row, amount, seconds
 from xlaserve.programs.tf.device import check_temporary_folder
 from xlaserve.telemetry import console
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from xlaserve.inspection.compile_and_explain import Explained
     from xlaserve.inspection.layers import LayersExplained
 
-STAGES: Final = ("hlo", "optimized_hlo", "stablehlo", "dot")
+STAGES: Final = ("hlo", "optimized_hlo", "stablehlo")
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def run(invocation: Invocation) -> int:
         _write(own.out, explained)
     if own.stage is not None:
         programs = explained.programs
-        texts = (programs.hlo, programs.optimized_hlo, explained.stablehlo, explained.dot)
+        texts = (programs.hlo, programs.optimized_hlo, explained.stablehlo)
         sys.stdout.write(dict(zip(STAGES, texts, strict=True))[own.stage])
     elif own.json:
         console.print_json(explained.explanation.json())
@@ -65,7 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     mode_help = "xla, or openvino: what each layer takes there (%(default)s)"
     parser.add_argument("--mode", type=Mode, choices=(Mode.XLA, Mode.OPENVINO), default=Mode.XLA, help=mode_help)
     parser.add_argument("--stage", choices=STAGES, help="print this program instead of the explanation")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write programs, graph and explain.html there")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write programs and explain.html there")
     parser.add_argument("--json", action="store_true", help="print JSON")
     top_help = "instructions to list (%(default)s)"
     parser.add_argument("--top", type=arguments.count, default=10, metavar="N", help=top_help)
@@ -114,10 +114,7 @@ def _write(folder: Path, explained: Explained) -> None:
     (folder / "stablehlo.mlir").write_text(explained.stablehlo)
     (folder / "buffer_assignment.txt").write_text(programs.buffer_assignment)
     (folder / "explain.json").write_text(json.dumps(explanation.json(), indent=2))
-    (folder / "graph.dot").write_text(explained.dot)
-    drawing = folder / "graph.svg"
-    is_drawn = graph.draw(explained.dot, drawing)
-    (folder / "explain.html").write_text(html_page.render(explanation, drawing.read_text() if is_drawn else ""))
+    (folder / "explain.html").write_text(html_page.render(explanation))
     log.info("written: %s", folder / "explain.html")
 
 

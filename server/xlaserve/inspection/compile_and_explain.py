@@ -14,7 +14,7 @@ from xlaserve.engine.program import Compilation, Executable
 from xlaserve.engine.warmup.compiler import measure as measure_run
 from xlaserve.engine.warmup.compiler import noise
 from xlaserve.errors import ModelFailed
-from xlaserve.inspection import buffers, dump, explanation, graph, hlo, roofline
+from xlaserve.inspection import buffers, dump, explanation, hlo, roofline
 from xlaserve.inspection.dump import Programs
 from xlaserve.inspection.explanation import Explanation
 from xlaserve.models.catalog import Model
@@ -34,8 +34,6 @@ class Explained:
     programs: Programs
     stablehlo: str
     """The program as TensorFlow gave it to XLA, in the portable dialect."""
-    dot: str
-    """The optimised program as a graph for Graphviz."""
 
 
 def explain(
@@ -77,7 +75,7 @@ def explain(
         compile_s=compilation.compile_s,
         measured_s=measured_s,
     )
-    return Explained(explained, programs, stablehlo(compilation.executable), graph.dot(after, explained))
+    return Explained(explained, programs, stablehlo(compilation.executable))
 
 
 def _trace(executable: Executable, bucket: Bucket) -> dict[str, float]:

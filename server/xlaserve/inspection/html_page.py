@@ -26,8 +26,6 @@ th, td { text-align: right; padding: .15rem .7rem; border-bottom: 1px solid var(
 th { position: sticky; top: 0; background: Canvas; }
 .text { text-align: left; }
 .scroll { overflow: auto; max-height: 46rem; border: 1px solid var(--line); }
-.graph { background: white; }
-.graph svg { display: block; margin: auto; }
 .chart text { font: 12px system-ui, sans-serif; fill: CanvasText; }
 .took { fill: var(--took); }
 .bound { fill: var(--bound); }
@@ -39,15 +37,14 @@ _BAR_PX: Final = 560
 _ROW_PX: Final = 22
 
 
-def render(explanation: Explanation, graph_svg: str = "") -> str:
-    """Returns the page; `graph_svg` is the drawn graph, empty where Graphviz is not installed."""
+def render(explanation: Explanation) -> str:
+    """Returns the page."""
     title = f"{explanation.model} {explanation.bucket}"
     subtitle = f"{explanation.source} · {explanation.device} · {explanation.versions}"
     sections = [
         ("Where the time goes", _bars(explanation) + _html_table(GROUP_COLUMNS, explanation.group_cells())),
         ("The roofline", _roofline(explanation)),
         ("Memory", _memory(explanation)),
-        ("The program", _graph(graph_svg)),
         ("Every instruction", _table(explanation.rows)),
     ]
     body = "".join(f"<section><h2>{escape(name)}</h2>{content}</section>" for name, content in sections)
@@ -142,12 +139,6 @@ def _memory(explanation: Explanation) -> str:
     return _html_table(("what", "size"), lines) + (
         f'<p class="soft">Weights are there once; each concurrent run takes another {amount(memory.run, "B")}.</p>'
     )
-
-
-def _graph(svg: str) -> str:
-    if not svg:
-        return "<p>Graphviz is not installed, so the graph is not drawn; graph.dot holds it.</p>"
-    return f'<div class="scroll graph">{svg[svg.index("<svg") :]}</div>'
 
 
 def _roofline(explanation: Explanation) -> str:

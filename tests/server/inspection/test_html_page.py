@@ -36,13 +36,6 @@ def test_the_page_holds_every_instruction_and_loads_nothing(explained: Explanati
         assert row.name in tags.text
     assert "stem <1>" in tags.text, "a name is text, not markup"
     assert tags.circles == 3, "one for each that computes and was traced"
-    assert "Graphviz is not installed" in tags.text
-
-
-def test_the_drawn_graph_is_part_of_the_page(explained: Explanation) -> None:
-    html = html_page.render(explained, '<?xml version="1.0"?><!DOCTYPE svg><svg><text>drawn</text></svg>')
-    assert "<svg><text>drawn</text></svg>" in html
-    assert "<?xml" not in html
 
 
 def test_a_program_that_was_not_traced_has_a_page_as_well(explained: Explanation) -> None:
