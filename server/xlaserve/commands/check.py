@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -54,8 +53,8 @@ def _run(invocation: Invocation) -> int:
     alone = {"performance_hint": PerformanceHint.LATENCY, "lanes": None, "threads_per_lane": None, "tf32": False}
     server = settings.model_copy(update=alone)
     known = {model.name: model for model in _before(own)}
-    for file in filter(None, (own.json, own.markdown)):
-        record.check_writable(file)  # said before the work, and not after
+    if own.json:
+        record.check_writable(own.json)  # said before the work, and not after
     # What failed before comes last: each sitting of a long run begins with what is new.
     for number, model in sorted(enumerate(asked, start=1), key=lambda numbered: numbered[1].name in known):
         progress = f"{number} of {len(asked)}: {model.name}"
@@ -76,9 +75,6 @@ def _run(invocation: Invocation) -> int:
             log.error("%s", line)
         if own.json:
             record.write(own.json, known.values())
-    if own.markdown:
-        command = f"xlaserve {shlex.join(sys.argv[1:])}"
-        record.write_text(own.markdown, tables.markdown(tuple(known.values()), command))
     found = [known[model.name] for model in asked]
     console.stdout(WIDE).print(tables.rich_table(found))
     for line in tables.failures(found):
@@ -107,7 +103,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="try XLA without each lowering of the model as well (see disable_lowerings)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the records, after each model")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a page such as docs/zoo.md")
     parser.add_argument(
         "--resume",
         action="store_true",

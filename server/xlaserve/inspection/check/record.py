@@ -134,21 +134,16 @@ def write(file: Path, checked: Iterable[Checked]) -> None:
 
     Raises ConfigError.
     """
-    write_text(file, json.dumps(_records.dump_python(tuple(checked), mode="json"), indent=1) + "\n")
-
-
-def check_writable(file: Path) -> None:
-    """Raises ConfigError where `write_text` could not write `file`."""
-    if not file.parent.is_dir() or not os.access(file.parent, os.W_OK) or file.is_dir():
-        raise ConfigError(f"expected a file in a folder that can be written, got {file}")
-
-
-def write_text(file: Path, text: str) -> None:
-    """Replaces the content of `file` by `text` atomically. Raises ConfigError."""
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text)
+        partial.write_text(json.dumps(_records.dump_python(tuple(checked), mode="json"), indent=1) + "\n")
         partial.replace(file)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise ConfigError(f"{file} can't be written: {error.strerror}") from None
+
+
+def check_writable(file: Path) -> None:
+    """Raises ConfigError where `write` could not write `file`."""
+    if not file.parent.is_dir() or not os.access(file.parent, os.W_OK) or file.is_dir():
+        raise ConfigError(f"expected a file in a folder that can be written, got {file}")

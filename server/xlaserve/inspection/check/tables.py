@@ -1,10 +1,8 @@
-"""The results of a check, as a table for a terminal and as Markdown."""
+"""The results of a check, as a table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations
-from statistics import geometric_mean
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from rich.table import Table
@@ -18,7 +16,7 @@ NOTHING: Final = "-"
 def grid(checked: Sequence[Checked]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Returns a header and a row for each model, with a column of milliseconds for each arm and batch that any model
     has."""
-    columns = _columns(checked)
+    arms = columns(checked)
     header = (
         "model",
         "input",
@@ -26,14 +24,14 @@ def grid(checked: Sequence[Checked]) -> tuple[tuple[str, ...], list[tuple[str, .
         "load s",
         "trace s",
         "compile s",
-        *(f"{arm} {batch} ms" for arm, batch in columns),
+        *(f"{arm} {batch} ms" for arm, batch in arms),
         "difference",
         "lowered",
         "weights MiB",
         "temporaries MiB",
         "peak MiB",
     )
-    return header, [_row(model, columns) for model in checked]
+    return header, [_row(model, arms) for model in checked]
 
 
 def rich_table(checked: Sequence[Checked]) -> Table:
@@ -57,78 +55,14 @@ def failures(checked: Iterable[Checked]) -> list[str]:
     return lines
 
 
-def markdown(checked: Sequence[Checked], command: str) -> str:
-    """Returns the page that documents a check; `command` is the command line that made it."""
-    failed = [model for model in checked if model.has_failed]
-    machines = list(dict.fromkeys(str(model.machine) for model in checked if model.machine))
-    days = sorted({model.at[:10] for model in checked})
-    lines = [
-        "# The zoo",
-        "",
-        f"{len(checked)} models, {len(checked) - len(failed)} of them in order in every mode tried. Made by",
-        "",
-        f"    {command}",
-        "",
-        f"on {' to '.join(dict.fromkeys((days[0], days[-1]))) if days else 'no day'}, with",
-        "",
-        *(f"- {machine}" for machine in machines),
-        "",
-        *_comparison(checked),
-        *_LEGEND,
-        "",
-    ]
-    header, rows = grid(checked)
-    lines += _table(header, rows, left=3)
-    if failed:
-        lines += ["", "## What is not in order", "", *(f"- {line}" for line in failures(failed))]
-    return "\n".join(lines) + "\n"
-
-
-_LEGEND: Final = (
-    "Each model is checked in a process of its own, one after the other, with one lane that has all cores. *ms* is",
-    "the median of at most five runs of a batch. *trace s* and *compile s* are the sums over all programs of a model;",
-    "Python walks the model once for all of them. *difference* is the largest of any mode's float32 outputs from",
-    f"eager's, over the largest magnitude of that output; above {DIFFERENCE_LIMIT:g} the model is not in order. Of a",
-    "detector only scores are compared, since of two almost equal boxes either may come first; of integers (classes,",
-    "class maps) the share that differs is given; there is none where a detector with random weights finds nothing.",
-    "*lowered* says what XLA runs in another form, and how often. *weights* and *temporaries* are what XLA",
-    "assigns to the weights and to one run of the largest batch, *peak* what the process grew by, at most, while one",
-    "program was made and run. Weights are random where nothing else is said: speed and memory do not depend on them.",
-)
-
-
-def _comparison(checked: Sequence[Checked]) -> Iterator[str]:
-    """Yields the lines of a table that compares the modes among which `auto` chooses, over all models; no line where
-    fewer than two of them ran."""
-    columns = _columns(checked)
-    pairs = list(combinations([mode for mode in Mode.AUTO.traits.choice if mode in {arm for arm, _ in columns}], 2))
-    if not pairs:
-        return
-    batches = sorted({batch for _, batch in columns})
-    yield "Images/s of one mode over those of another: the geometric mean over the models that both run, and in how"
-    yield "many of them the first is faster."
-    yield ""
-    rows = [(f"{one} / {other}", *(_faster(checked, one, other, batch) for batch in batches)) for one, other in pairs]
-    yield from _table(["", *(f"batch {batch}" for batch in batches)], rows, left=1)
-    yield ""
-
-
-def _faster(checked: Iterable[Checked], one: Mode, other: Mode, batch: int) -> str:
-    programs = ((model.find(one, batch), model.find(other, batch)) for model in checked)
-    times = [(first.run_ms, second.run_ms) for first, second in programs if first and second]
-    ratios = [second_ms / first_ms for first_ms, second_ms in times if first_ms and second_ms]
-    if not ratios:
-        return NOTHING
-    return f"{geometric_mean(ratios):.2f}, {sum(ratio > 1 for ratio in ratios)} of {len(ratios)}"
-
-
-def _columns(checked: Iterable[Checked]) -> list[tuple[str, int]]:
+def columns(checked: Iterable[Checked]) -> list[tuple[str, int]]:
+    """Returns the arms and batches that any model has, in the order of the modes."""
     found = {(program.arm, program.batch) for model in checked for program in model.programs}
     modes = list(Mode)
     return sorted(found, key=lambda column: (modes.index(Mode(column[0].partition(" ")[0])), *column))
 
 
-def _row(model: Checked, columns: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+def _row(model: Checked, arms: Iterable[tuple[str, int]]) -> tuple[str, ...]:
     programs = model.programs
     differences = [program.difference for program in programs if program.difference is not None]
     disagreements = [program.disagreement for program in programs if program.disagreement is not None]
@@ -141,7 +75,7 @@ def _row(model: Checked, columns: Iterable[tuple[str, int]]) -> tuple[str, ...]:
         _number(model.load_s, ".1f"),
         _number(_sum(program.trace_s for program in programs), ".1f"),
         _number(_sum(program.compile_s for program in programs), ".1f"),
-        *(_milliseconds(model.find(arm, batch)) for arm, batch in columns),
+        *(_milliseconds(model.find(arm, batch)) for arm, batch in arms),
         ", ".join(apart) or NOTHING,
         model.lowered or NOTHING,
         *(
@@ -184,14 +118,3 @@ def _largest(values: Iterable[int | None]) -> int | None:
 def _sum(values: Iterable[float | None]) -> float | None:
     present = [value for value in values if value is not None]
     return sum(present) if present else None
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> Iterator[str]:
-    """Yields the lines of a table, whose first `left` columns are text and the others numbers."""
-    yield _cells(header)
-    yield _cells(["---" if index < left else "--:" for index in range(len(header))])
-    yield from map(_cells, rows)
-
-
-def _cells(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"

@@ -36,8 +36,8 @@ def test_a_model_that_xla_refuses_is_explained_and_the_others_are_checked_all_th
     layers = [keras.Input((16, 16, 3)), keras.layers.Resizing(4, 4, "bicubic", name="shrink"), keras.layers.Flatten()]
     file = tmp_path / "bicubic.keras"
     keras.Sequential(layers).save(file)
-    records, page = tmp_path / "check.json", tmp_path / "zoo.md"
-    assert check(file, "builtin:digits", "--batches", "1,2", "--json", records, "--markdown", page) == 1
+    records = tmp_path / "check.json"
+    assert check(file, "builtin:digits", "--batches", "1,2", "--json", records) == 1
     refused, fine = record.read(records)
     for batch in (1, 2):
         program = refused.find(Mode.XLA, batch)
@@ -57,7 +57,6 @@ def test_a_model_that_xla_refuses_is_explained_and_the_others_are_checked_all_th
         assert program.arm == Mode.EAGER or (program.difference or 0.0) < 1e-5
         assert (program.parameter_bytes is None) is (program.arm != Mode.XLA)
     assert "XLA has no kernel for ResizeBicubic" in capsys.readouterr().out
-    assert "| builtin:digits | 32x32 | yes |" in page.read_text()
 
 
 def test_a_run_that_is_resumed_checks_only_what_is_missing(tmp_path: Path) -> None:
@@ -102,13 +101,12 @@ def test_records_are_not_overwritten_by_accident(tmp_path: Path) -> None:
 
 
 def test_records_of_other_models_stay_in_the_file_of_a_resumed_run(tmp_path: Path) -> None:
-    records, page = tmp_path / "check.json", tmp_path / "zoo.md"
+    records = tmp_path / "check.json"
     check("builtin:noop", "--batches", "1", "--modes", "xla", "--json", records)
     settings = Settings(models=(ModelSettings(name="a", source="builtin:noop"),))
-    options = ("--batches", "1", "--modes", "xla", "--json", records, "--resume", "--markdown", page)
+    options = ("--batches", "1", "--modes", "xla", "--json", records, "--resume")
     assert check(*options, settings=settings) == 0
     assert [model.name for model in record.read(records)] == ["builtin:noop", "a"]
-    assert "2 models" in page.read_text()
 
 
 @pytest.mark.parametrize(
@@ -121,7 +119,6 @@ def test_records_of_other_models_stay_in_the_file_of_a_resumed_run(tmp_path: Pat
         (("--all", "digits"), "--all: expected no MODEL with it, got digits"),
         (("--resume",), "--resume: expected --json FILE with it"),
         (("--json", "/nonexistent/x.json"), "expected a file in a folder that can be written, got /nonexistent/x.json"),
-        (("--markdown", "/tmp"), "expected a file in a folder that can be written, got /tmp"),
     ],
 )
 def test_what_can_not_be_meant_is_said(arguments: tuple[str, ...], says: str) -> None:

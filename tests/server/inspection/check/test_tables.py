@@ -48,46 +48,6 @@ def test_what_fails_is_told_with_the_operation_and_the_line(checked: Make) -> No
     ]
 
 
-def test_the_page_names_the_command_the_machine_and_the_day(checked: Make) -> None:
-    page = tables.markdown([checked("a|b", PROGRAMS[1:])], "xlaserve check --all")
-    assert "1 models, 1 of them in order" in page
-    assert "    xlaserve check --all" in page
-    assert "- CPU, 2 cores, Python 3.11, keras 3" in page
-    assert "on 2026-11-21" in page
-    assert "| a&#124;b |" in page
-    assert "not in order\n" not in page
-    assert "## What is not in order" in tables.markdown([checked("a", PROGRAMS)], "x")
-
-
-def test_the_page_compares_every_two_modes_over_the_models_that_both_run(checked: Make) -> None:
-    def programs(graph_ms: float, xla_ms: float | None, batch: int = 1) -> list[CheckedProgram]:
-        return [
-            CheckedProgram(arm=Mode.EAGER, batch=batch, run_ms=100.0),
-            CheckedProgram(arm=Mode.GRAPH, batch=batch, run_ms=graph_ms),
-            CheckedProgram(arm=Mode.XLA, batch=batch, run_ms=xla_ms),
-            CheckedProgram(arm="xla without depthwise", batch=batch, run_ms=50.0),
-            CheckedProgram(arm=Mode.OPENVINO, batch=batch, refusal=Refusal(message="not known")),
-        ]
-
-    models = [
-        checked("a", [*programs(8.0, 2.0), *programs(8.0, None, batch=8)]),
-        checked("b", programs(1.0, 1.0)),
-        checked("c", programs(2.0, None)),
-        checked("d", failure="not built"),
-    ]
-    page = tables.markdown(models, "x")
-    begin = page.index("|  | batch 1 | batch 8 |")
-    assert page[begin:].split("\n\n")[0].splitlines() == [
-        *("|  | batch 1 | batch 8 |", "| --- | --: | --: |"),
-        "| xla / graph | 2.00, 1 of 2 | - |",
-        *("| xla / openvino | - | - |", "| graph / openvino | - | - |"),
-    ]
-
-
-def test_the_page_of_a_single_mode_compares_nothing(checked: Make) -> None:
-    assert "geometric mean" not in tables.markdown([checked("a", PROGRAMS[1:3])], "x")
-
-
 def test_the_terminal_gets_the_same_cells(checked: Make) -> None:
     console = Console(width=200)
     model = checked("model-a", PROGRAMS)
