@@ -46,7 +46,6 @@ from xlaserve_client import cli as client_cli
 from xlaserve_fleet import cli as fleet_cli
 from xlaserve_fleet.settings import FleetSettings
 from xlaserve_loadtest import cli as loadtest_cli
-from xlaserve_loadtest.reports import prometheus as loadtest_metrics
 from xlaserve_loadtest.run.watch import Watch
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -293,8 +292,6 @@ def metrics_page() -> Iterator[str]:
     )
     yield _metrics([each for each in shown if each not in ours])
     yield "## loadtest"
-    yield "What `loadtest report RUN --push-file FILE` writes."
-    yield _metrics(_collected(lambda: loadtest_metrics.render([])))
     yield "What `loadtest --live-port PORT` serves while it runs."
     yield _metrics(_collected(lambda: CollectorRegistry().register(Watch())))
 

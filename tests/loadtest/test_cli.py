@@ -615,7 +615,7 @@ def test_an_unreachable_target_and_an_unknown_model_are_said_in_one_line(
 
 
 def test_no_result_of_an_earlier_run_survives_one_that_comes_to_nothing(loadtest: Loadtest, tmp_path: Path) -> None:
-    results = {name: tmp_path / name for name in ("junit", "json", "csv", "push-file", "markdown", "record")}
+    results = {name: tmp_path / name for name in ("junit", "json", "csv", "markdown", "record")}
     for path in (*results.values(), tmp_path / "record.html"):
         path.write_text("of an earlier run")
     words = [word for name, path in results.items() for word in (f"--{name}", str(path))]

@@ -33,7 +33,7 @@ CODE: Final = ("packages.xlaserve", "git_revision")
 """The differences that two runs are usually compared for: the code under test."""
 
 _MACHINE: Final = ("cpu", "cores", "gpus")
-_WRITTEN: Final = ("record", "html", "markdown", "csv", "json", "push_file", "fail_if", "output", "save_arrivals")
+_WRITTEN: Final = ("record", "html", "markdown", "csv", "json", "fail_if", "output", "save_arrivals")
 """Options about what is written; every run has names of its own."""
 _HARMLESS: Final = (
     *("models", "modes", "baseline", "has_control", "loops", "scenario", "find_max", "slo"),  # only what is measured

@@ -22,7 +22,7 @@ from xlaserve_loadtest.files import naming
 from xlaserve_loadtest.parser import Parser, checked, file_to_write
 from xlaserve_loadtest.printable import one_line, printable
 from xlaserve_loadtest.record.run_file import RunFileError, read_run
-from xlaserve_loadtest.reports import csv_rows, html, junit, markdown, prometheus
+from xlaserve_loadtest.reports import csv_rows, html, junit, markdown
 from xlaserve_loadtest.reports.terminal import show
 from xlaserve_loadtest.schedule.conditions import Condition, parse
 
@@ -49,7 +49,6 @@ _FORMATS: Final[Mapping[str, Callable[[Sequence[Summary], _Judged], str]]] = {
     "markdown": markdown.render_all,
     "csv": lambda summaries, _: csv_rows.render(summaries),
     "json": lambda summaries, judged: json.dumps(to_json(summaries, judged), indent=2, allow_nan=False) + "\n",
-    "push_file": prometheus.render,
     "junit": lambda summaries, judged: junit.render(map(junit.suite, summaries, judged)),
 }
 
@@ -90,7 +89,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--html", type=file_to_write, metavar="FILE", help="a page that needs nothing else")
     group.add_argument("--csv", type=file_to_write, metavar="FILE", help="a row for each arm and load")
     group.add_argument("--json", type=file_to_write, metavar="FILE", help="everything, for programs")
-    group.add_argument("--push-file", type=file_to_write, metavar="FILE", help="Prometheus's text format")
     add_check_options(
         group,
         parse,

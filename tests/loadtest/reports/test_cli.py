@@ -12,12 +12,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from tests.loadtest.reports.pages import samples
 from tests.loadtest.reports.published import DIFFERENT
 from tests.loadtest.run_files import NewRun
-from tests.required import required
 
 from xlaserve_loadtest.analysis import completeness
 from xlaserve_loadtest.analysis.summary import summarize
@@ -46,7 +44,7 @@ def test_every_format_is_written_from_the_file_alone(
     compared: NewRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = compared(control_ms=20).write()
-    names = {"--html": "r.html", "--markdown": "r.md", "--csv": "r.csv", "--json": "r.json", "--push-file": "r.prom"}
+    names = {"--html": "r.html", "--markdown": "r.md", "--csv": "r.csv", "--json": "r.json"}
     assert (
         report.main([str(path), *(word for pair in names.items() for word in (pair[0], str(tmp_path / pair[1])))]) == 0
     )
@@ -61,9 +59,6 @@ def test_every_format_is_written_from_the_file_alone(
     document = json.loads((tmp_path / "r.json").read_text())
     assert document["schema"] == report.SCHEMA
     assert document["runs"][0]["verdict"] == summary.verdict
-    families = {family.name: family for family in text_string_to_metric_families((tmp_path / "r.prom").read_text())}
-    assert families["loadtest_images_per_second"].samples[0].value == required(summary.points[0].images_per_s).value
-    assert {sample.labels["bound"] for sample in families["loadtest_ratio"].samples} == {"value", "low", "high"}
     assert (tmp_path / "r.md").read_text().startswith("**xla is faster than graph")
     assert summary.verdict in (tmp_path / "r.html").read_text()
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted(["a.run.jsonl.gz", *names.values()])
@@ -243,12 +238,11 @@ def test_an_incomplete_run_ends_with_a_status_and_is_marked_in_every_format(
 ) -> None:
     path = compared().write()
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 9 // 10])
-    out = {name: tmp_path / name for name in ("junit", "markdown", "json", "csv", "push-file", "html")}
+    out = {name: tmp_path / name for name in ("junit", "markdown", "json", "csv", "html")}
     words = [word for name, file in out.items() for word in (f"--{name}", str(file))]
     if command == "report":
         assert report.main([str(path), *words]) == 1
         assert [row["is_run_complete"] for row in csv.DictReader(io.StringIO(out["csv"].read_text()))] == ["False"] * 2
-        assert "loadtest_run_complete 0.0" in out["push-file"].read_text()
         run = json.loads(out["json"].read_text())["runs"][0]
         assert (run["is_complete"], run["missing"][0].partition(":")[0]) == (False, "The file was cut off")
         assert completeness.MARK in out["html"].read_text()
@@ -268,7 +262,7 @@ def test_no_file_of_an_earlier_report_survives_a_run_that_can_not_be_read(
 ) -> None:
     steps = tmp_path / "steps"
     monkeypatch.setenv(report.STEP_SUMMARY, str(steps))
-    names = ("junit", "markdown") if command == "compare" else ("junit", "json", "csv", "push-file", "html")
+    names = ("junit", "markdown") if command == "compare" else ("junit", "json", "csv", "html")
     out = {name: tmp_path / name for name in names}
     for path in (*out.values(), steps):
         path.write_text("of an earlier run")

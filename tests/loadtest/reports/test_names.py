@@ -10,14 +10,13 @@ from xml.etree import ElementTree
 
 import pytest
 from markdown_it import MarkdownIt
-from prometheus_client.parser import text_string_to_metric_families
 from rich.cells import cell_len
 from rich.console import Console
 from tests.loadtest.reports.pages import samples
 
 from xlaserve_loadtest.analysis.conditions import judge
 from xlaserve_loadtest.printable import one_line
-from xlaserve_loadtest.reports import cli, csv_rows, html, junit, markdown, prometheus
+from xlaserve_loadtest.reports import cli, csv_rows, html, junit, markdown
 from xlaserve_loadtest.reports.chart import short_names
 from xlaserve_loadtest.reports.terminal import show
 from xlaserve_loadtest.schedule.conditions import parse
@@ -85,15 +84,12 @@ def test_a_terminal_shows_any_name_in_its_place(width: int) -> None:
         assert name[:40] in text
 
 
-def test_junit_prometheus_csv_and_json_give_any_name_back() -> None:
+def test_junit_csv_and_json_give_any_name_back() -> None:
     root = ElementTree.fromstring(junit.render(map(junit.suite, [SUMMARY], JUDGED)))
     assert [case.attrib["name"] for case in root.iter("testcase")] == [
         *(each.text for each in CONDITIONS),
         junit.COMPLETE,
     ]
-    families = text_string_to_metric_families(prometheus.render([SUMMARY], JUDGED))
-    arms = {sample.labels["arm"] for family in families for sample in family.samples if "arm" in sample.labels}
-    assert arms == set(samples.HOSTILE)
     rows = list(csv.DictReader(io.StringIO(csv_rows.render([SUMMARY]))))
     assert {row["arm"].removeprefix("'") for row in rows} == set(SHOWN)
     assert not [cell for row in rows for cell in row.values() if cell.startswith(("=", "+", "@"))]
