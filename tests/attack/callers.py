@@ -140,7 +140,7 @@ def names_with_control_characters(round: Round) -> None:
 @attack(allowed={OK, "closed"}, site="own", is_short=False)
 def strangers_who_fill_the_log(round: Round) -> None:
     """Hundreds of calls of each kind that strangers can make: none has a traceback, and few have a line."""
-    server = _start(round, channelz=True)
+    server = _start(round)
     kinds: dict[str, tuple[str, dict[str, str]]] = {
         "Health/List": (f"{HEALTH}List", {}),
         "no such method": (f"{HEALTH}Nope", {}),
@@ -148,7 +148,6 @@ def strangers_who_fill_the_log(round: Round) -> None:
         "not implemented": (f"{INFERENCE}CudaSharedMemoryStatus", {}),
         "unauthenticated": (f"{INFERENCE}ModelInfer", {}),
         "for administrators": (f"{INFERENCE}RepositoryModelLoad", {}),
-        "channelz": ("/grpc.channelz.v1.Channelz/GetServers", {}),
         "reflection": ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", {}),
         "an encoding that is none": (f"{HEALTH}Check", {"grpc_encoding": "nope"}),
         "a timeout that is none": (f"{HEALTH}Check", {"grpc_timeout": "x"}),

@@ -34,7 +34,6 @@ SHARED: Final[dict[str, Any]] = {
     "max_message_bytes": 24 * MIB,
     "max_queue_images": 512,
     "model_control": True,
-    "channelz": True,
 }
 
 

@@ -1,4 +1,4 @@
-"""Health, reflection and channelz over a real socket."""
+"""Health and reflection over a real socket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
-from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
@@ -163,7 +162,7 @@ def test_a_watcher_that_never_reads_keeps_nobody_else_from_knowing_nor_the_serve
         assert server.wait() == 0
 
 
-# Reflection and channelz.
+# Reflection.
 
 
 def test_reflection_lists_and_describes_the_services(channel: grpc.Channel) -> None:
@@ -217,27 +216,14 @@ def test_what_is_no_question_to_reflection_is_refused(start_server: StartServer,
     assert "Traceback" not in server.stderr
 
 
-def test_channelz_is_absent_unless_asked_for(channel: grpc.Channel) -> None:
-    with pytest.raises(grpc.RpcError) as caught:
-        channelz_pb2_grpc.ChannelzStub(channel).GetServers(channelz_pb2.GetServersRequest())
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-def test_channelz_shows_the_calls_when_asked_for_and_reflection_hides_when_asked_to(start_server: StartServer) -> None:
+def test_reflection_hides_when_asked_to(start_server: StartServer) -> None:
     # With every warning an error: none comes from how the libraries are used.
-    server = start_server({**NOOP, "channelz": True, "reflection": False}, env={"PYTHONWARNINGS": "error"})
+    server = start_server({**NOOP, "reflection": False}, env={"PYTHONWARNINGS": "error"})
     with grpc.insecure_channel(server.grpc) as channel:
         oip = oip_grpc.GRPCInferenceServiceStub(channel)
         for _ in range(3):
             assert oip.ServerLive(oip_pb2.ServerLiveRequest()).live
-        channelz = channelz_pb2_grpc.ChannelzStub(channel)
-        (found,) = channelz.GetServers(channelz_pb2.GetServersRequest()).server
-        with pytest.raises(grpc.RpcError) as refused:
-            channelz.GetSocket(channelz_pb2.GetSocketRequest(socket_id=-1))
-        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
         assert "ERROR" not in server.stderr
-        assert found.data.calls_started >= 3
-        assert found.data.calls_succeeded >= 3
         with pytest.raises(grpc.RpcError) as caught:
             ProtoReflectionDescriptorDatabase(channel).get_services()
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -269,7 +269,7 @@ all_settings = st.builds(
     host=st.sampled_from(["127.0.0.1", "0.0.0.0", "::1"]),
     grpc_port=st.integers(0, 65_535).filter(lambda port: port not in (8000, 8002)),
     ready_file=st.sampled_from([None, Path("/run/ready.json")]),
-    channelz=st.booleans(),
+    upgrades=st.booleans(),
     performance_hint=st.sampled_from(PerformanceHint),
     lanes=st.none() | st.integers(1, 256),
     drain_timeout_s=st.floats(0, 3600),
@@ -287,8 +287,8 @@ def test_what_is_dumped_loads_to_the_same_settings(settings: Settings) -> None:
 def test_off_is_a_value_and_switches_off(write: Write) -> None:
     assert load_model(write, "verification: off").verification == "off"
     for no, yes in (("no", "yes"), ("off", "on"), ("false", "true")):
-        settings = load(write(f"{{reflection: {no}, channelz: {yes}, model_control: {no}}}"), environ=NOTHING)
-        assert (settings.reflection, settings.channelz, settings.model_control) == (False, True, False)
+        settings = load(write(f"{{reflection: {no}, upgrades: {yes}, model_control: {no}}}"), environ=NOTHING)
+        assert (settings.reflection, settings.upgrades, settings.model_control) == (False, True, False)
 
 
 def test_a_dump_is_a_configuration_file(write: Write) -> None:

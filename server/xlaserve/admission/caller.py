@@ -25,7 +25,7 @@ class Role(StrEnum):
     INFER = "infer"
     """Ask models, and read what a client must know of them."""
     OBSERVE = "observe"
-    """Read metadata, statistics, metrics and what debugging shows."""
+    """Read metadata, statistics, metrics and reflection."""
     ADMIN = "admin"
     """Load and unload models, record profiles, share memory, change what is logged."""
 

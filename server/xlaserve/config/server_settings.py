@@ -72,8 +72,6 @@ class Settings(Frozen):
     The file of another server that runs is left alone. A start ends where it can't be written."""
     reflection: bool = True
     """Serve gRPC reflection, for tools such as grpcurl."""
-    channelz: bool = False
-    """Serve grpc.channelz.v1, for debugging connections."""
     model_control: bool = True
     """Let clients load and unload models: those with the role `admin`, or on loopback without `access` all."""
     shared_memory: bool = False

@@ -29,7 +29,7 @@ from xlaserve.admission.caller import (
 from xlaserve.admission.calls import Admissions
 from xlaserve.admission.message_memory import MessageMemory
 from xlaserve.errors import PermissionDenied, Unauthenticated
-from xlaserve.wire.grpc import debugging, handlers
+from xlaserve.wire.grpc import handlers, reflection_service
 from xlaserve.wire.grpc.method_guard import ROLES, MethodGuard
 from xlaserve.wire.http import routes
 from xlaserve.wire.http.operation import Operation
@@ -41,8 +41,7 @@ SERVICES: list[ServiceDescriptor] = [
         for file in (open_inference_pb2, vision_pb2, admin_pb2, health_pb2, tensorflow_serving_pb2)
         for service in file.DESCRIPTOR.services_by_name.values()
     ),
-    *debugging.REFLECTIONS,
-    cast(Any, debugging.CHANNELZ),
+    *reflection_service.REFLECTIONS,
 ]
 METHODS = {f"{service.full_name}/{method.name}" for service in SERVICES for method in service.methods}
 OPEN = {
@@ -300,7 +299,7 @@ async def test_strangers_are_refused_before_their_message_is_read(
     monkeypatch.setattr(MessageMemory, "is_crowded", crowded)
     settings: Any = SimpleNamespace(max_concurrent_calls=9, max_calls_per_address=None, max_transfer_s=9.0)
     parsers = {method.input_type.name: refuse_all for method in service.methods}
-    servicer = debugging.Channelz() if "channelz" in service.full_name else SimpleNamespace()
+    servicer = SimpleNamespace()
     for method in service.methods:
         setattr(servicer, method.name, None)
     handlers.add(

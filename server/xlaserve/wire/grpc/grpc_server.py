@@ -21,7 +21,7 @@ from xlaserve.errors import ConfigError
 from xlaserve.telemetry.http import taken_port
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.tracing import Tracer
-from xlaserve.wire.grpc import debugging, handlers, serving_messages, vision_messages
+from xlaserve.wire.grpc import handlers, reflection_service, serving_messages, vision_messages
 from xlaserve.wire.grpc.admin import Admin
 from xlaserve.wire.grpc.ending import RPC_TASK
 from xlaserve.wire.grpc.health_service import Health
@@ -82,7 +82,7 @@ class Services(NamedTuple):
 
 
 class GrpcServer:
-    """Serves `services`, health and perhaps `admin`; reflection and channelz as `settings` say.
+    """Serves `services`, health and perhaps `admin`; reflection as `settings` say.
 
     `on_crash` is called where grpcio's server has ended and none can listen again.
     """
@@ -163,13 +163,11 @@ class GrpcServer:
             on_failed=self._on_failed,
         )
         add(health, _HEALTH)
-        if settings.channelz:
-            add(debugging.Channelz(), debugging.CHANNELZ)  # type: ignore[arg-type]
         if settings.reflection:
             services = [service.full_name for service, _ in [*servicers, (_HEALTH, health)]]
-            reflection = debugging.Reflection(services)
-            for version in debugging.REFLECTIONS:
-                add(reflection, version, parsers=debugging.PARSERS)
+            reflection = reflection_service.Reflection(services)
+            for version in reflection_service.REFLECTIONS:
+                add(reflection, version, parsers=reflection_service.PARSERS)
         return server
 
     async def start(self) -> None:
@@ -303,7 +301,7 @@ def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
         ("grpc.max_send_message_length", -1),
         # Two servers on one port would share its connections unseen; fronts of one server do.
         ("grpc.so_reuseport", int(settings.front_processes > 0)),
-        ("grpc.enable_channelz", int(settings.channelz)),
+        ("grpc.enable_channelz", 0),
         # Who connects, and stays.
         ("grpc.max_allowed_incoming_connections", settings.max_connections),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),

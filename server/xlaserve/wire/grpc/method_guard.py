@@ -38,15 +38,6 @@ ROLES: Final[dict[str, dict[str, Sequence[Role]]]] = {
     "grpc.health.v1.Health": {"Check": ANYONE, "List": ANYONE, "Watch": ANYONE},
     "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": READ},
     "grpc.reflection.v1.ServerReflection": {"ServerReflectionInfo": READ},
-    "grpc.channelz.v1.Channelz": {
-        "GetTopChannels": OBSERVE,
-        "GetServers": OBSERVE,
-        "GetServer": OBSERVE,
-        "GetServerSockets": OBSERVE,
-        "GetChannel": OBSERVE,
-        "GetSubchannel": OBSERVE,
-        "GetSocket": OBSERVE,
-    },
 }
 """Who may call which method: one of these roles is needed, where there are any. What is not here is for ADMIN."""
 

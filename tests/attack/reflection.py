@@ -1,27 +1,24 @@
-"""Reflection and channelz: what they answer is made of what clients ask."""
+"""Reflection: what it answers is made of what clients ask."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Final
 
 from google.protobuf.message import Message
-from grpc_channelz.v1 import channelz_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from tests.attack import samples
 from tests.attack.client import LOST, Client, leak
 from tests.attack.connections import check_serving, serving
-from tests.attack.fuzz import ALLOWED, Window
+from tests.attack.fuzz import ALLOWED
 from tests.attack.registry import BUSY, OK, Round, attack
 
 REFLECTION: Final = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-CHANNELZ: Final = "/grpc.channelz.v1.Channelz/"
 NAMES: Final = (
-    *("xlaserve.v1.Vision", "inference.GRPCInferenceService", "grpc.health.v1.Health", "grpc.channelz.v1.Channelz"),
+    *("xlaserve.v1.Vision", "inference.GRPCInferenceService", "grpc.health.v1.Health"),
     *("inference.ModelInferRequest", "open_inference.proto", "vision.proto", "google/protobuf/descriptor.proto"),
     *("", ".", "..", "/etc/passwd", "../../etc/passwd", "nope", "a.b.c.d", "xlaserve.v1.Vision.Nope", "\0", "é"),
 )
-NUMBERS: Final = (0, 1, 2, 3, 7, 100, -1, 2**31, 2**63 - 1, -(2**63))
 FLOOD: Final = 500
 
 
@@ -53,25 +50,6 @@ def reflection_floods(round: Round) -> None:
             check_serving(round, client)
             for each in floods:
                 each.result()
-
-
-@attack(allowed=ALLOWED)
-def channelz(round: Round) -> None:
-    """Random, damaged and large requests for servers, sockets and channels that do and do not exist."""
-    service = channelz_pb2.DESCRIPTOR.services_by_name["Channelz"]
-    with serving(round) as client:
-        window, number = Window(round), 0
-        while round.has_time:
-            number += 1
-            method = round.random.choice(service.methods)
-            message: Any = getattr(channelz_pb2, method.input_type.name)()
-            for field in method.input_type.fields:
-                if round.random.random() < 0.8:
-                    setattr(message, field.name, round.random.choice(NUMBERS))
-            window.add(client.send(CHANNELZ + method.name, _bytes(round, message)), f"{number}: {method.name}")
-            if number % 50 == 0:
-                check_serving(round, client)
-        window.finish()
 
 
 def _reflection(round: Round) -> bytes:

@@ -1,19 +1,17 @@
-"""Reflection and channelz, as grpcio answers them, with messages that are counted and bounded as all others are."""
+"""Reflection, as grpcio answers it, with messages that are counted and bounded as all others are."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final
 
 from google.protobuf import descriptor_pool, text_format
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message import DecodeError
-from grpc import StatusCode
-from grpc_channelz.v1 import channelz, channelz_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from xlaserve.errors import InvalidArgument, NotFound
+from xlaserve.errors import InvalidArgument
 from xlaserve.wire.grpc.context import Context
 from xlaserve.wire.grpc.reader import Parser
 from xlaserve.wire.grpc.refused_call import no_message
@@ -21,8 +19,6 @@ from xlaserve.wire.grpc.streaming import Messages
 
 MAX_REQUEST_BYTES: Final = 16 * 1024
 """Of a reflection request, whose answer repeats it; it holds a name or two."""
-
-CHANNELZ: Final = channelz_pb2.DESCRIPTOR.services_by_name["Channelz"]
 
 
 def _as_v1(v1alpha: Any) -> FileDescriptor:
@@ -38,26 +34,6 @@ REFLECTIONS: Final[tuple[Any, ...]] = tuple(
     file.services_by_name["ServerReflection"] for file in (_as_v1(reflection_pb2.DESCRIPTOR), reflection_pb2.DESCRIPTOR)
 )
 """The versions of reflection: older clients ask for v1alpha alone. Their messages are the same on the wire."""
-
-
-class Channelz:
-    """Describes servers, channels and sockets. Raises NotFound for those that do not exist.
-
-    Raises RuntimeError, which is logged and answered INTERNAL, where grpcio can't describe them.
-    """
-
-    def __getattr__(self, name: str) -> Callable[[Any, Context], Awaitable[Any]]:
-        method = getattr(channelz.aio.ChannelzServicer, name)
-
-        async def answer(request: Any, context: Context) -> Any:
-            response = await method(request, context)
-            if response is None:  # with a status that is set, but not sent
-                if context.code() is StatusCode.NOT_FOUND:
-                    raise NotFound("no such server, channel or socket")
-                raise RuntimeError(f"channelz: {context.details()}")
-            return response
-
-        return answer
 
 
 class Reflection:
