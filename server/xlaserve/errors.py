@@ -7,7 +7,7 @@ The status that each protocol's clients get is in `STATUS`.
 from __future__ import annotations
 
 import logging
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,13 @@ class InvalidArgument(RequestError):
     def __init__(self, field: str, expected: str, got: object) -> None:
         super().__init__(f"{field}: expected {expected}, got {got}")
         self.field = field
+
+    @classmethod
+    def with_message(cls, field: str, message: str) -> Self:
+        """Returns an error whose message is there already, as another process has raised it."""
+        error = cls(field, "", "")
+        error.args = (message,)
+        return error
 
 
 class InvalidImage(RequestError):

@@ -108,8 +108,8 @@ async def _serve(child: Child, orders: FrontOrders) -> int:
             supervisor=os.getppid(),
             is_supervised=lambda: child.is_supervised,
         )
-        engines.calls = front.calls
-        mirror.on_change = front.health.refresh
+        engines.serve(front.calls)
+        mirror.follow(front.health.refresh)
         child.follow_supervision(front.health.refresh)
         if orders.waits and not await _until(mirror.ready(), stopping.begun):
             return 0
@@ -136,7 +136,7 @@ async def _serve(child: Child, orders: FrontOrders) -> int:
                 await front.leave(stopping.begun, leaving_s(settings))
         finally:
             is_serving = mirror.is_ready and not stopping.has_crashed and not stopping.leaving.is_set()
-            mirror.is_stopping = True
+            mirror.stop()
             await front.drain(stopping.draining, settings.shutdown_delay_s if is_serving else 0)
             await _end(following)  # requests that have not finished in time fail with the link to the engine
             await changes.close()

@@ -27,21 +27,17 @@ class RemoteModelEngine(ModelEngine, Protocol):
 
 
 class Mirror(Directory):
-    """Shows the last catalogue of an engine, and after the engine's end that its models are lost. On the event loop.
+    """Shows the last catalogue of an engine, and after the engine's end that its models are lost. On the event loop."""
 
-    `on_change` is called whenever the directory has changed.
-    """
-
-    def __init__(self, metrics: Metrics, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, metrics: Metrics) -> None:
         super().__init__()
-        self.on_change = on_change
+        self._on_change: list[Callable[[], object]] = []
         self._metrics = metrics
         self._loadings: dict[int, tuple[bytes, Version]] = {}
         """By the number of a loading, its pickled facts and the version made of them."""
         self._is_ready = False
         self._has_become_ready = asyncio.Event()
-        self.is_stopping = False
-        """Set once this process is to end: from then on, nothing is ready, whatever the engine publishes."""
+        self._is_stopping = False
         self._lost: set[str] = set()
         """Names of the models whose engine has ended, until the next engine has loaded them or failed to."""
         self._retiring: dict[int, asyncio.Task[None]] = {}
@@ -50,7 +46,15 @@ class Mirror(Directory):
     @property
     def is_ready(self) -> bool:
         """Whether models serve and this process does not end."""
-        return self._is_ready and not self.is_stopping
+        return self._is_ready and not self._is_stopping
+
+    def stop(self) -> None:
+        """Notes that this process is to end: from now on, nothing is ready, whatever the engine publishes."""
+        self._is_stopping = True
+
+    def follow(self, on_change: Callable[[], object]) -> None:
+        """Has `on_change` called whenever the directory has changed."""
+        self._on_change.append(on_change)
 
     async def ready(self) -> None:
         """Returns once an engine has been ready."""
@@ -90,7 +94,7 @@ class Mirror(Directory):
             if number not in self._loadings or self._loadings[number][1].state is State.READY:
                 self._retiring.pop(number).cancel()
         self.see_versions()
-        self.on_change()
+        self._changed()
 
     def in_use(self) -> list[Served]:
         """Returns all versions that requests may use, or still use."""
@@ -123,7 +127,11 @@ class Mirror(Directory):
         for version in self.index():
             if version.state is not State.FAILED:
                 version.state, version.reason = State.LOADING, LOST
-        self.on_change()
+        self._changed()
+
+    def _changed(self) -> None:
+        for on_change in self._on_change:
+            on_change()
 
     def _taken(self, loading: Loading, engine: RemoteModelEngine | None) -> tuple[bytes, Version]:
         facts, version = self._loadings.get(loading.number, (b"", None))

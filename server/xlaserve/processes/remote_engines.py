@@ -59,7 +59,7 @@ class RemoteEngines:
         self._usage = usage or SharedCounts()
         self._changes_under_way = self._usage.amount(Kind.CHANGES)
         self._metrics = metrics
-        self.calls: Calls | None = None
+        self._calls: Calls | None = None
         """The calls of this front, in flight and failed; None until the front is built, which needs this backend."""
         self._own_in_flight = 0
         """Requests in flight at this front when its counts were last taken."""
@@ -111,6 +111,10 @@ class RemoteEngines:
         """Bytes of memory that are shared with engines and not in use, kept for the next requests."""
         links = chain((engine.linked for engine in self._engines_there.values()), self._leaving.values())
         return sum(linked.arena.spare_bytes for linked in links)
+
+    def serve(self, calls: Calls) -> None:
+        """Counts the calls of this front, and changes of models among those in flight, from now on."""
+        self._calls = calls
 
     async def known(self) -> None:
         """Returns once an engine has published its models."""
@@ -194,7 +198,7 @@ class RemoteEngines:
 
     def _own_tally(self, number: int) -> object:
         """Returns the counts of this front as plain data, with the numbers that an engine gives to loadings."""
-        calls = self.calls
+        calls = self._calls
         self._own_in_flight = 0 if calls is None else calls.in_flight
         numbered, numbers = self.directory.numbered(), self._merger.numbers.get(number, {})
         here = {there: numbered[shown] for there, shown in numbers.items() if shown in numbered}
@@ -251,7 +255,7 @@ class RemoteEngines:
             if stage is Upgrade.DONE:
                 break
             await asyncio.sleep(UPGRADE_LOOK_S)
-        with nullcontext() if self.calls is None else self.calls.awaited():
+        with nullcontext() if self._calls is None else self._calls.awaited():
             await self._pass_on(question, {"name": name, **arguments})
 
     async def _change_all(self, name: str, question: str, **arguments: object) -> None:

@@ -10,7 +10,6 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, Literal
 
-from xlaserve.admission.caller import CURRENT
 from xlaserve.admission.log_lines import LineBound, shown
 from xlaserve.config import Mode
 from xlaserve.engine.timings import STAGES, Timings
@@ -45,12 +44,15 @@ class AccessLog:
         self._least_level = logging.ERROR if lines == "off" else logging.INFO
         self._bounds = {level: LineBound(log, level, "failures", clock) for level in (logging.INFO, *LEVELS.values())}
 
-    def answered(self, method: str, model: str, version: str, mode: Mode, *, images: int, timings: Timings) -> None:
-        """Writes a line for a request that succeeded."""
+    def answered(
+        self, method: str, model: str, version: str, mode: Mode, *, images: int, timings: Timings, caller: str = ""
+    ) -> None:
+        """Writes a line for a request of `caller` that succeeded."""
         fields, text = _answered(method, model, version, mode)
         seconds = _seconds_of(timings)
         text = f"{text} images={images} {_STAGES_TEXT % seconds}"
-        _write(logging.INFO, {**fields, "images": images, **dict(zip(STAGES, seconds, strict=True))}, text)
+        fields = {**fields, "images": images, **dict(zip(STAGES, seconds, strict=True))}
+        _write(logging.INFO, fields, text, caller)
 
     def failed(
         self,
@@ -58,18 +60,19 @@ class AccessLog:
         status: str,
         reason: str,
         *,
+        caller: str = "",
         model: str = "",
         version: str = "",
         seconds: float | None = None,
     ) -> None:
-        """Writes a line for a request that failed, with the `version` and the `seconds` if they are known."""
+        """Writes a line for a request that failed, with the caller, version and seconds as far as they are known."""
         level = LEVELS.get(status, logging.INFO)
         if level < self._least_level or not log.isEnabledFor(level) or not self._bounds[level].admits(status):
             return
         timed = {} if seconds is None else {"total_s": seconds}
         call = {"method": method, "status": status, "model": model[:MAX_TEXT_LENGTH], "version": version}
         fields = {name: value for name, value in (call | timed | {"reason": reason}).items() if value != ""}
-        _write(level, fields, _text(fields))
+        _write(level, fields, _text(fields), caller)
 
     def flush(self) -> None:
         """Logs now how many lines the limits left out."""
@@ -91,12 +94,12 @@ def _caller(name: str) -> tuple[str, str]:
     return name, f" caller={shown(name)}" if name else ""
 
 
-def _write(level: int, about: Mapping[str, object], text: str) -> None:
+def _write(level: int, about: Mapping[str, object], text: str, caller: str) -> None:
     """Writes the line `text`, of the fields `about`, with the caller and the ids of the request."""
     if not log.isEnabledFor(level):
         return
-    name, caller = _caller(CURRENT.get().name)
-    text += caller
+    name, shown_caller = _caller(caller)
+    text += shown_caller
     fields = dict(about)
     if name:
         fields["caller"] = name

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from heapq import merge
 from typing import Final, NamedTuple
 
-from xlaserve.admission.caller import CURRENT
 from xlaserve.telemetry import request_context
 from xlaserve.telemetry.access_log import LEVELS, MAX_TEXT_LENGTH
 
@@ -52,8 +51,10 @@ class Failures:
         """Failures of the server, then failures caused by clients; in each list the newest last."""
         return [*self._of_server], [*self._of_clients]
 
-    def note(self, method: str, status: str, reason: str, *, model: str = "", seconds: float | None = None) -> None:
-        """Adds a failure of the call that the current task answers."""
+    def note(
+        self, method: str, status: str, reason: str, *, caller: str = "", model: str = "", seconds: float | None = None
+    ) -> None:
+        """Adds a failure of the call of `caller` that the current task answers."""
         request = request_context.current()
         kept = self._of_server if status in LEVELS else self._of_clients
         kept.append(
@@ -63,7 +64,7 @@ class Failures:
                 status,
                 reason[:MAX_REASON_LENGTH],
                 model[:MAX_TEXT_LENGTH],
-                CURRENT.get().name[:MAX_TEXT_LENGTH],
+                caller[:MAX_TEXT_LENGTH],
                 "" if request is None else request.id,
                 seconds,
             )

@@ -11,7 +11,7 @@ from random import getrandbits
 from typing import Any, Final
 
 from xlaserve.engine.trace_context import TRACEPARENT, TRACESTATE, TraceContext, parse
-from xlaserve.telemetry.tracing import Endpoint, Span, Tracer
+from xlaserve.telemetry.tracing import Endpoint, Span, SpanFailure, Tracer
 
 REQUEST_ID: Final = "x-request-id"
 WARNING: Final = "xlaserve-warning"
@@ -30,7 +30,18 @@ class RequestContext:
     """Id, trace and warning of one call, or of one message of a stream. `stream` is the context of the stream's
     call."""
 
-    __slots__ = ("_id", "_task", "endpoint", "given_id", "message_id", "parent", "span", "tracer", "warning")
+    __slots__ = (
+        "_has_failed",
+        "_id",
+        "_task",
+        "endpoint",
+        "given_id",
+        "message_id",
+        "parent",
+        "span",
+        "tracer",
+        "warning",
+    )
 
     def __init__(
         self, endpoint: Endpoint, headers: Iterable[tuple[str, Any]] = (), *, stream: RequestContext | None = None
@@ -48,6 +59,7 @@ class RequestContext:
         """The request id that the client sent; empty where it sent none."""
         self.warning = ""
         """The warning in the answer, in ASCII and on one line; empty where there is none."""
+        self._has_failed = False
         self._id = "" if stream is None else stream.id
         task = asyncio.current_task()
         self._task = None if task is None else weakref.ref(task)  # a strong one would be a cycle
@@ -83,6 +95,15 @@ class RequestContext:
     def warn(self, warning: str) -> None:
         """Adds a warning to the answer, in ASCII and on one line."""
         self.warning = f"{self.warning}; {warning}" if self.warning else warning
+
+    def fail(self, failure: SpanFailure) -> bool:
+        """Notes that it failed, in the span too where one is recorded. Returns False where that was noted before."""
+        if self._has_failed:
+            return False
+        self._has_failed = True
+        if self.span is not None:
+            self.span.fail(failure)
+        return True
 
     def succeed(self) -> None:
         """Marks the span as succeeded, where one is recorded."""

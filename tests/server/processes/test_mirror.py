@@ -38,7 +38,8 @@ class World:
         self.house = house
         self.metrics = Metrics()
         self.changes = 0
-        self.mirror = Mirror(self.metrics, self._changed)
+        self.mirror = Mirror(self.metrics)
+        self.mirror.follow(self._changed)
         self.engines: dict[int, Engine] = {}
         """By the numbers of loadings."""
         self._publisher = Publisher(house.repository)

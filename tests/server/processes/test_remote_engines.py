@@ -175,7 +175,7 @@ async def test_once_another_server_serves_it_makes_the_changes() -> None:
 
     usage.upgrade = Upgrade.STARTING
     engines = linked(engine, usage=usage, pass_on=pass_on)
-    engines.calls = calls
+    engines.serve(calls)
     loading = asyncio.create_task(engines.load("m"))
     await asyncio.sleep(600)
     assert not passed

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import pytest
 
-from xlaserve.admission.caller import CURRENT, Caller
 from xlaserve.admission.log_lines import BURST_LINES, LEFT_OUT_S, LINES_PER_S
 from xlaserve.config import Mode
 from xlaserve.engine.timings import Timings
@@ -24,7 +23,7 @@ def _all_levels(caplog: pytest.LogCaptureFixture) -> None:
 
 def answer(log: AccessLog) -> None:
     if log.has_answers:
-        log.answered("ModelInfer", "digits", "2", Mode.XLA, images=3, timings=TIMINGS)
+        log.answered("ModelInfer", "digits", "2", Mode.XLA, images=3, timings=TIMINGS, caller="shop")
 
 
 @pytest.mark.parametrize(
@@ -46,9 +45,10 @@ async def test_the_setting_says_which_requests_have_lines(
 
 
 async def test_a_line_of_a_failure_has_all_that_is_known_of_it(caplog: pytest.LogCaptureFixture) -> None:
-    CURRENT.set(Caller("shop", frozenset()))
     request_context.begin(Endpoint("service/Method", {}), [("x-request-id", "7")])
-    AccessLog().failed("ModelInfer", "NOT_FOUND", "no model 'cat'", model="cat", version="2", seconds=0.00025)
+    AccessLog().failed(
+        "ModelInfer", "NOT_FOUND", "no model 'cat'", caller="shop", model="cat", version="2", seconds=0.00025
+    )
     (record,) = caplog.records
     assert record.getMessage() == (
         "method=ModelInfer status=NOT_FOUND model=cat version=2 total_s=0.000250 reason=\"no model 'cat'\" caller=shop"
@@ -64,14 +64,15 @@ async def test_a_line_of_an_answer_has_its_stages(caplog: pytest.LogCaptureFixtu
     (record,) = caplog.records
     assert record.getMessage() == (
         "method=ModelInfer status=OK model=digits version=2 mode=xla images=3 decode_s=0.000000 queue_s=0.001000 "
-        "gather_s=0.000000 execute_s=0.002000 encode_s=0.000000 total_s=0.003500 caller=anybody"
+        "gather_s=0.000000 execute_s=0.002000 encode_s=0.000000 total_s=0.003500 caller=shop"
     )
 
 
 async def test_a_client_can_forge_no_field(caplog: pytest.LogCaptureFixture) -> None:
     async def answer_message() -> None:
         request_context.begin_message('1 caller=root "')
-        AccessLog().failed("ModelInfer", "NOT_FOUND", 'x" status=OK', model="m status=OK\ncaller=root" + "y" * 1000)
+        model = "m status=OK\ncaller=root" + "y" * 1000
+        AccessLog().failed("ModelInfer", "NOT_FOUND", 'x" status=OK', caller="shop", model=model)
 
     request_context.begin(Endpoint("service/Method", {}), ())
     await asyncio.create_task(answer_message())
@@ -79,7 +80,7 @@ async def test_a_client_can_forge_no_field(caplog: pytest.LogCaptureFixture) -> 
     message = record.getMessage()
     assert len(message) < 500
     assert message.startswith(r'method=ModelInfer status=NOT_FOUND model="m status=OK\ncaller=rootyy')
-    assert message.endswith(r'reason="x\" status=OK" caller=anybody message_id="1 caller=root \""')
+    assert message.endswith(r'reason="x\" status=OK" caller=shop message_id="1 caller=root \""')
 
 
 async def test_a_flood_is_bounded_and_counted(caplog: pytest.LogCaptureFixture, virtual_time: Any) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from tests.fakes import Clock
 
-from xlaserve.admission.caller import CURRENT, Caller
 from xlaserve.telemetry import request_context
 from xlaserve.telemetry.access_log import MAX_TEXT_LENGTH
 from xlaserve.telemetry.failures import KEPT, MAX_REASON_LENGTH, Failures
@@ -10,10 +9,9 @@ from xlaserve.telemetry.tracing import Endpoint
 
 
 async def test_a_failure_is_kept_with_all_that_names_its_call() -> None:
-    CURRENT.set(Caller("shop", frozenset()))
     request_context.begin(Endpoint("service/Method", {}), [("x-request-id", "7")])
     failures = Failures(Clock(3.0))
-    failures.note("classify", "NOT_FOUND", "no model 'cat'", model="cat", seconds=0.5)
+    failures.note("classify", "NOT_FOUND", "no model 'cat'", caller="shop", model="cat", seconds=0.5)
     (kept,) = failures
     assert (kept.at_s, kept.method, kept.status, kept.reason) == (3.0, "classify", "NOT_FOUND", "no model 'cat'")
     assert (kept.model, kept.caller, kept.request_id, kept.total_s) == ("cat", "shop", "7", 0.5)

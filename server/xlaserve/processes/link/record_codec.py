@@ -206,10 +206,9 @@ def unpack_error(tail: bytes) -> XlaserveError:
     """Returns the error that `pack_error` was given; ExecutionFailed for a class that is unknown here."""
     (retry_after_s,) = _RETRY.unpack_from(tail)
     name, field, message = tail[_RETRY.size :].decode(errors="replace").split("\0", 2)
-    kind = getattr(errors, name, ExecutionFailed)
-    error: XlaserveError = kind.__new__(kind, message)
-    if isinstance(error, InvalidArgument):
-        error.field = field
-    elif isinstance(error, OverloadError):
-        error.retry_after_s = None if retry_after_s == _NO_RETRY else retry_after_s
-    return error
+    kind: type[XlaserveError] = getattr(errors, name, ExecutionFailed)
+    if issubclass(kind, InvalidArgument):
+        return kind.with_message(field, message)
+    if issubclass(kind, OverloadError):
+        return kind(message, None if retry_after_s == _NO_RETRY else retry_after_s)
+    return kind(message)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Self
 
 from xlaserve.admission.caller import CURRENT
 from xlaserve.admission.calls import CallAdmission, current_call
@@ -32,9 +32,6 @@ from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.tracing import CANCELLED, Answered, Span, SpanFailure
 from xlaserve.wire.shared.loop_time import LoopTime
 from xlaserve.wire.shared.shadow import Shadows
-
-REPORTED: Final = "reported_in"
-"""The attribute of an error that names the call whose failure it was, once the log has a line of it."""
 
 
 def shutting_down() -> ShuttingDown:
@@ -170,14 +167,12 @@ class Calls:
     ) -> None:
         """Leaves a line of a failure in the log and keeps it: one, though several parts of its call may see it."""
         request = request_context.current()
-        if request is not None and vars(error).get(REPORTED) is request:
-            return
-        vars(error)[REPORTED] = request
         status, reason = outcome(error)
-        if request is not None and request.span is not None:
-            request.span.fail(SpanFailure(type(error).__name__, status, reason))
-        self.access_log.failed(method, status, reason, model=model, version=version, seconds=seconds)
-        self.failures.note(method, status, reason, model=model, seconds=seconds)
+        if request is not None and not request.fail(SpanFailure(type(error).__name__, status, reason)):
+            return
+        caller = CURRENT.get().name
+        self.access_log.failed(method, status, reason, caller=caller, model=model, version=version, seconds=seconds)
+        self.failures.note(method, status, reason, caller=caller, model=model, seconds=seconds)
 
 
 def outcome(error: BaseException) -> tuple[str, str]:
@@ -256,7 +251,8 @@ class Call:
             self.served.version.telemetry.request_answered(self._method, answer.mode, answer.images, answer.timings)
             if (log := self._calls.access_log).has_answers:
                 name, version = self.served.settings.name, self.served.settings.version
-                log.answered(self._method, name, version, answer.mode, images=answer.images, timings=answer.timings)
+                caller, images, timings = CURRENT.get().name, answer.images, answer.timings
+                log.answered(self._method, name, version, answer.mode, images=images, timings=timings, caller=caller)
 
     def _describe(self, span: Span) -> None:
         settings, answer = self.served.settings, self._answer
