@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from xlaserve.admission.image_memory import ImageMemory
 from xlaserve.admission.shared_counts import SharedCounts
 from xlaserve.config import Mode, PixelRange, Settings
 from xlaserve.engine.model_engine import Ticket
@@ -24,7 +25,7 @@ from xlaserve.engine.trace_context import TraceContext, TracedBatch
 from xlaserve.errors import InvalidArgument, RequestError
 from xlaserve.images.decoder import Encoded, ImageLimits, Place, check_pixels, decode, of_images
 from xlaserve.images.frame import Frame, whole, within
-from xlaserve.images.threads import DecodingThreads, Memory
+from xlaserve.images.threads import DecodingThreads
 from xlaserve.models.version import Served
 from xlaserve.programs.tf.device import usable_cores
 
@@ -163,7 +164,7 @@ class Pipeline:
         usage = usage or SharedCounts()
         threads = settings.decode_threads or usable_cores()
         self._limits = ImageLimits.of(settings)
-        self.memory = Memory(settings.max_decode_bytes, usage)
+        self.memory = ImageMemory(settings.max_decode_bytes, usage)
         self._threads = DecodingThreads(lambda: max(1, threads // usage.serving), clock)
         self.clock = clock
 

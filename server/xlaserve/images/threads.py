@@ -16,68 +16,19 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-from xlaserve.admission.shared_counts import Kind, SharedCounts
 from xlaserve.engine import gil
 from xlaserve.engine.wait_margin import WaitMargin
 from xlaserve.errors import DeadlineExceeded
 
 Made = TypeVar("Made")
 
-LOOK_S: Final = 0.002
-"""Seconds between checks, while an image waits, whether another front has freed memory."""
 FRESH: Final = 0.1
 """Weight of the latest image in the expected time of a model's next one."""
-
-
-class Memory:
-    """Bytes that may be in use at a time, at all fronts together.
-
-    One holder is always let in, however much it asks for.
-    """
-
-    def __init__(self, max_bytes: int, usage: SharedCounts | None = None) -> None:
-        usage = usage or SharedCounts()
-        self.max_bytes = max_bytes
-        """May change at any time."""
-        self._used_bytes = usage.amount(Kind.DECODE_BYTES)
-        self._waits_since = usage.amount(Kind.DECODE_WAITS_SINCE)
-        self._is_next = threading.Lock()
-        self._freed = threading.Condition()
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes in use now, at all fronts."""
-        return self._used_bytes.total
-
-    @contextmanager
-    def hold(self, size_bytes: int) -> Iterator[None]:
-        """Waits until `size_bytes` fit beside the bytes that others hold. While a caller waits, later ones wait behind
-        it."""
-        since = time.monotonic_ns()
-        with self._is_next, self._freed:
-            while not self._has_room(size_bytes, since):
-                self._waits_since.own = since
-                # Other fronts do not notify this one of memory that they free.
-                self._freed.wait(LOOK_S if self._waits_since.elsewhere else None)
-            self._waits_since.own = 0
-            self._used_bytes.own += size_bytes
-        try:
-            yield
-        finally:
-            with self._freed:
-                self._used_bytes.own -= size_bytes
-                self._freed.notify()
-
-    def _has_room(self, size_bytes: int, since: int) -> bool:
-        used_bytes = self._used_bytes.total
-        if used_bytes and used_bytes + size_bytes > self.max_bytes:
-            return False
-        return not any(0 < other < since for other in self._waits_since.elsewhere)
 
 
 class Rows:

@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from xlaserve.admission.image_memory import ImageMemory
 from xlaserve.admission.message_memory import MessageMemory
 from xlaserve.config import Settings
 from xlaserve.engine.control_groups import MemoryLimit, memory_limits
 from xlaserve.engine.memory import machine_memory_bytes
-from xlaserve.images.threads import Memory
 from xlaserve.programs.tf.device import usable_cores
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class MemoryBounds:
         self,
         settings: Settings,
         message_memory: MessageMemory,
-        decoding: Memory,
+        decoding: ImageMemory,
         read: Callable[[], Sequence[MemoryLimit]] = memory_limits,
         cores: Callable[[], int] = usable_cores,
     ) -> None:

@@ -19,11 +19,11 @@ from tests.fakes import Clock
 from xlaserve.admission import shared_counts
 from xlaserve.admission.caller import Caller, Limit, Origin, Role
 from xlaserve.admission.calls import STALL_CHECK_S, CallAdmission, CallTask
+from xlaserve.admission.image_memory import ImageMemory
 from xlaserve.admission.limits import Limiter
 from xlaserve.admission.message_memory import MessageMemory
 from xlaserve.admission.shared_counts import Kind, SharedCounts
 from xlaserve.errors import LimitExceeded, QueueFull
-from xlaserve.images.threads import Memory
 from xlaserve.planning.virtual_time import VirtualTimeLoop
 
 FRONTS = 3
@@ -318,7 +318,7 @@ async def test_calls_of_an_address_are_bounded_at_all_fronts_together(
 
 
 def test_decoding_at_one_front_waits_for_the_memory_of_another_in_turn(fronts: list[SharedCounts]) -> None:
-    memories = [Memory(100, front) for front in fronts]
+    memories = [ImageMemory(100, front) for front in fronts]
     order: list[int] = []
     ready = [threading.Event() for _ in fronts]
 

@@ -8,10 +8,10 @@ import math
 
 import pytest
 
+from xlaserve.admission.image_memory import ImageMemory
 from xlaserve.admission.message_memory import MessageMemory
 from xlaserve.config import Settings
 from xlaserve.engine.control_groups import MemoryLimit
-from xlaserve.images.threads import Memory
 from xlaserve.processes import memory_bounds
 from xlaserve.processes.memory_bounds import LOOK_S, LOOKS, MemoryBounds, left_bytes
 
@@ -26,7 +26,7 @@ class World:
         self.limits = [*limits]
         self.cores = 4
         self.settings = Settings(**settings)
-        self.decoding = Memory(self.settings.max_decode_bytes)
+        self.decoding = ImageMemory(self.settings.max_decode_bytes)
         self.message_memory = MessageMemory(
             self.settings.max_inflight_bytes, self.settings.max_message_bytes, MACHINE_BYTES
         )

@@ -17,13 +17,13 @@ from urllib.parse import parse_qsl
 from starlette.types import Receive, Scope, Send
 
 from xlaserve.admission.authenticator import OPEN, Authenticator
-from xlaserve.admission.caller import ADMIN, CURRENT, STRANGER, Role
+from xlaserve.admission.caller import ADMIN, Role
 from xlaserve.admission.calls import Admissions, CallAdmission, CallTask, current_call
 from xlaserve.admission.message_memory import MessageMemory
+from xlaserve.admission.method_access import MethodAccess
 from xlaserve.errors import (
     RETRY_AFTER,
     InvalidArgument,
-    PermissionDenied,
     QueueFull,
     ShuttingDown,
     Unauthenticated,
@@ -95,7 +95,9 @@ class CallsIn:
         """
         admission = self.admissions.probes if is_probe else self.admissions.calls
         tracer = None if is_probe else self.tracer
-        return HttpCalls(self, name, _endpoint(name, route), method, roles, admission, tracer)
+        access = MethodAccess(self.authenticator, roles, name)
+        is_awaited = roles is not ADMIN  # a load ends with the models
+        return HttpCalls(self, name, _endpoint(name, route), method, access, admission, tracer, is_awaited=is_awaited)
 
 
 @dataclass(eq=False)
@@ -106,15 +108,17 @@ class HttpCalls:
     name: str
     endpoint: Endpoint
     method: Method
-    roles: Sequence[Role]
+    access: MethodAccess
     admission: CallAdmission
     tracer: Tracer | None
+    is_awaited: bool = True
+    """Whether a server that ends lets its requests be answered before."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request."""
         connection: Connection = scope["extensions"][CONNECTION]
         task = connection.call = current_call()
-        connection.is_awaited = self.roles is not ADMIN  # a load ends with the models
+        connection.is_awaited = self.is_awaited
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         request = request_context.begin(self.endpoint, headers.items(), self.tracer)
         if request.span is not None:
@@ -160,21 +164,12 @@ class HttpCalls:
 
     def _recognise(self, headers: Mapping[str, str], connection: Connection) -> None:
         """Notes who calls. Raises Unauthenticated or PermissionDenied."""
-        authenticator = self.all.authenticator
-        if not authenticator.is_locked:
+        access = self.access
+        if access.is_open:
             return
-        CURRENT.set(STRANGER)
-        if not self.roles:
-            return
-        try:
-            caller = authenticator.by_headers(headers) or authenticator.by_connection(
-                connection.certificate_names(), connection.address
-            )
-            CURRENT.set(caller)
-            caller.check_role(*self.roles)
-        except (Unauthenticated, PermissionDenied) as error:
-            authenticator.refusals.note(self.name, self.roles, error)
-            raise
+        access.check_headers(headers)
+        if access.asks_connection:
+            access.check_connection(connection.certificate_names(), connection.address)
 
     async def _receive(
         self, task: CallTask, scope: Scope, headers: Mapping[str, str], receive: Receive, held: _Held

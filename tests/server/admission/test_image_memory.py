@@ -6,13 +6,13 @@ import threading
 import time
 from contextlib import ExitStack
 
-from xlaserve.images.threads import Memory
+from xlaserve.admission.image_memory import ImageMemory
 
 PATIENCE_S = 20
 
 
 def test_bytes_wait_for_room_and_one_holder_is_always_let_in() -> None:
-    memory = Memory(100)
+    memory = ImageMemory(100)
     peak = used = 0
     lock = threading.Lock()
 
@@ -38,7 +38,7 @@ def test_bytes_wait_for_room_and_one_holder_is_always_let_in() -> None:
 
 
 def test_a_large_holder_is_not_passed_for_ever_by_small_ones() -> None:
-    memory = Memory(100)
+    memory = ImageMemory(100)
     held = threading.Event()
 
     def hold_large() -> None:
