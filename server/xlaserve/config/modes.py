@@ -27,6 +27,8 @@ class Mode(StrEnum):
     """How a model is run. What the server knows of a mode is its row in `TRAITS`, and mypy asks for its programs in
     `programs.tf.tensorflow_program`; CONTRIBUTING.md says what else names it."""
 
+    __hash__ = str.__hash__  # that of Enum is a function in Python, and each request looks up its mode
+
     EAGER = "eager"
     """Operation by operation, from Python."""
     GRAPH = "graph"

@@ -34,8 +34,8 @@ class EngineRequest(NamedTuple):
     @property
     def shape(self) -> Shape:
         """Mode, height and width."""
-        _, height, width, _ = self.rows.shape
-        return self.mode, height, width
+        shape = self.rows.shape
+        return self.mode, shape[1], shape[2]
 
 
 class EncodedRequest(NamedTuple):

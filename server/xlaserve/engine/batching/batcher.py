@@ -291,21 +291,24 @@ class Batcher:
 class BatcherTicket:
     """A `Ticket` for a request that `batcher` admitted."""
 
-    __slots__ = ("_admission", "_images", "_size_bytes", "open", "run")
+    __slots__ = ("_batcher", "_images", "_size_bytes", "run")
 
     def __init__(self, batcher: Batcher, images: int, size_bytes: int) -> None:
         self._images = images
         self._size_bytes = size_bytes
-        self._admission = batcher.admission
+        self._batcher = batcher
         self.run = batcher.run
-        self.open = batcher.open
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._admission.leave(self._images, self._size_bytes)
+        self._batcher.admission.leave(self._images, self._size_bytes)
 
     def buffer(self, shape: tuple[int, int, int, int]) -> Images:
         """Returns memory for pixels `[n, height, width, 3]`, with any content."""
         return np.empty(shape, np.uint8)
+
+    async def open(self, resolution: Resolution, mode: Mode) -> Mode:
+        """Makes the model ready for a resolution; see `Ticket.open`."""
+        return await self._batcher.open(resolution, mode)

@@ -26,7 +26,7 @@ class Garbled(Exception):
 class Submit(NamedTuple):
     """A job: an `EngineRequest` to a model, with its rows at the beginning of an extent, whose rest is for the outputs.
 
-    `record_codec.pack_request` makes the fields from `images` on.
+    See `record_codec.pack_request`.
     """
 
     job: int

@@ -46,7 +46,7 @@ MAX_ASK_BYTES: Final = 1024 * 1024
 MAX_TALLY_BYTES: Final = 16 * 2**20
 """Bound of a front's counts: some 2 KB for each version of a model that was used, and 7 KB for each shadow."""
 _NO_TRACE: Final = bytes(16)
-_NO_SPAN: Final = bytes(8)
+_NOT_TRACED: Final = (False, _NO_TRACE, bytes(8))
 _NO_RETRY: Final = -1.0
 
 HELLO: Final = Struct("=8sQI")
@@ -176,14 +176,34 @@ def unpack_hello(data: bytes) -> Hello:
     return hello
 
 
-def pack_request(request: EngineRequest) -> tuple[int, int, int, int, float, int, bool, bytes, bytes]:
-    """Returns the values of `Submit` from `images` on. The state that vendors add to a trace is left out."""
+def pack_request(
+    request: EngineRequest, job: int, model: int, offset: int, size_bytes: int, *, when_idle: bool = False
+) -> Submit:
+    """Returns the record of a job: a request to a model, whose rows lie in an extent at `offset`.
+
+    The state that vendors add to a trace is left out.
+    """
     rows, mode, deadline, priority, trace = request
     images, height, width, _ = rows.shape
-    if trace is None:
-        return images, height, width, MODES.index(mode), deadline, priority, False, _NO_TRACE, _NO_SPAN
-    trace_id, span_id = bytes.fromhex(trace.trace_id), bytes.fromhex(trace.span_id)
-    return images, height, width, MODES.index(mode), deadline, priority, trace.is_sampled, trace_id, span_id
+    is_sampled, trace_id, span_id = _NOT_TRACED
+    if trace is not None:
+        is_sampled, trace_id, span_id = trace.is_sampled, bytes.fromhex(trace.trace_id), bytes.fromhex(trace.span_id)
+    return Submit(
+        job,
+        model,
+        offset,
+        size_bytes,
+        when_idle,
+        images,
+        height,
+        width,
+        MODES.index(mode),
+        deadline,
+        priority,
+        is_sampled,
+        trace_id,
+        span_id,
+    )
 
 
 def unpack_request(submit: Submit, rows: Images) -> EngineRequest:

@@ -197,7 +197,7 @@ class RawFront:
     def submit(self, job: int, model: int) -> Submit:
         offset, self.used_bytes = self.used_bytes, self.used_bytes + 4096
         request = EngineRequest(pictures(1), Mode.XLA, FAR)
-        return Submit(job, model, offset, 4096, False, *pack_request(request))
+        return pack_request(request, job, model, offset, 4096)
 
     async def is_hung_up_on(self) -> bool:
         def read() -> bool:

@@ -49,7 +49,7 @@ from xlaserve.processes.link.record_codec import (
 
 ROWS = np.zeros((1, 224, 224, 3), np.uint8)
 REQUEST = EngineRequest(ROWS, Mode.XLA, 12.5, 1)
-SUBMIT = Submit(1, 3, 4096, 150_528, False, *pack_request(REQUEST))
+SUBMIT = pack_request(REQUEST, 1, 3, 4096, 150_528)
 FROM_FRONTS: list[Record] = [
     SUBMIT,
     Cancel(2**64 - 1),
@@ -177,7 +177,7 @@ def test_a_long_message_is_cut_and_an_unknown_error_is_one_of_the_model() -> Non
 @pytest.mark.parametrize("trace", [None, TraceContext("12" * 16, "ab" * 8, True, "vendor=1")])
 def test_a_request_travels_as_it_is_but_for_the_vendors_part_of_its_trace(trace: TraceContext | None) -> None:
     request = REQUEST._replace(trace=trace)
-    (submit,) = RecordReader.from_front().feed(pack(Submit(1, 3, 4096, 150_528, False, *pack_request(request))))
+    (submit,) = RecordReader.from_front().feed(pack(pack_request(request, 1, 3, 4096, 150_528)))
     assert isinstance(submit, Submit)
     assert (submit.images, submit.height, submit.width) == (1, 224, 224)
     rows, *others = unpack_request(submit, ROWS)

@@ -17,7 +17,7 @@ from xlaserve.engine.timings import Timings
 from xlaserve.engine.trace_context import TracedBatch
 from xlaserve.errors import EngineLost, QueueFull
 from xlaserve.processes.link.arena import MAX_INLINE_BYTES, Arena, Extent, Layout, aligned, outputs_in
-from xlaserve.processes.link.link_records import Ask, Cancel, Garbled, Record, Settled, Submit
+from xlaserve.processes.link.link_records import Ask, Cancel, Garbled, Record, Settled
 from xlaserve.processes.link.record_codec import pack_request, unpack_error
 
 
@@ -72,7 +72,7 @@ class EngineCalls:
         number = self._next_number()
         settled: asyncio.Future[Result] = self._loop.create_future()
         self._jobs[number] = _Job(settled, extent, len(request.rows), aligned(request.rows.nbytes))
-        self.send(Submit(number, model, extent.offset, len(extent.memory), when_idle, *pack_request(request)))
+        self.send(pack_request(request, number, model, extent.offset, len(extent.memory), when_idle=when_idle))
         try:
             return await settled
         except asyncio.CancelledError:
