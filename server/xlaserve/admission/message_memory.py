@@ -73,14 +73,18 @@ class MessageMemory:
         """Messages that gRPC receives here by itself, and that have not arrived."""
         return self._expected.own
 
-    @expected.setter
-    def expected(self, messages: int) -> None:
-        self._expected.own = messages
-
     @property
     def is_crowded(self) -> bool:
         """Whether a message is to be asked for by `receive`, so that it can be refused while it arrives."""
         return self._all_arriving.total >= self._room
+
+    def expect(self, messages: int = 1) -> None:
+        """Counts messages that gRPC receives by itself, each until `end_expecting`."""
+        self._expected.own += messages
+
+    def end_expecting(self, messages: int = 1) -> None:
+        """Counts messages that have arrived, or will not."""
+        self._expected.own -= messages
 
     async def receive(self, read: Callable[[], Awaitable[R]]) -> R:
         """Returns what `read` does, the current call's next message. Raises QueueFull."""

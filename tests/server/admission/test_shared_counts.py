@@ -255,9 +255,9 @@ async def test_messages_of_all_fronts_are_bounded_together(fronts: list[SharedCo
     fronts[2].clear(0)
     other.take(300)
     other.release(400)
-    other.expected += 4
+    other.expect(4)
     assert one.is_crowded
-    other.expected -= 1
+    other.end_expecting()
     assert not one.is_crowded
 
 

@@ -36,7 +36,7 @@ class ReceivedCall(grpc.RpcMethodHandler):  # type: ignore[type-arg] # generic f
         self._on_unreceived = on_unreceived
         self._message_memory = message_memory
         self._has_arrived = False
-        message_memory.expected += 1
+        message_memory.expect()
         current_call().add_done_callback(self._end)
 
     async def unary_unary(  # type: ignore[override] # as grpc.aio calls it
@@ -44,14 +44,14 @@ class ReceivedCall(grpc.RpcMethodHandler):  # type: ignore[type-arg] # generic f
     ) -> bytes:
         """Answers the call."""
         self._has_arrived = True
-        self._message_memory.expected -= 1
+        self._message_memory.end_expecting()
         answered = self._answer(data, context)
         del data  # abort's traceback holds this frame
         return await answered
 
     def _end(self, _: object) -> None:
         if not self._has_arrived:
-            self._message_memory.expected -= 1
+            self._message_memory.end_expecting()
             self._on_unreceived()
 
 

@@ -92,7 +92,7 @@ class Context:
 def message_memory(request: pytest.FixtureRequest) -> MessageMemory:
     """While many messages arrive, a handler asks for its own; else gRPC receives it before it calls the handler."""
     message_memory = MessageMemory(max_bytes=1_000_000, max_message_bytes=100_000, max_resident_bytes=10**12)
-    message_memory.expected = 10 if request.param == "asked for" else 0
+    message_memory.expect(10 if request.param == "asked for" else 0)
     return message_memory
 
 
@@ -421,7 +421,7 @@ class Method:
 @pytest.mark.parametrize("expected", [0, 10], ids=["received", "asked for"])
 async def test_a_call_whose_message_never_arrives_is_told_of(expected: int) -> None:
     message_memory = MessageMemory(max_bytes=1_000_000, max_message_bytes=100_000, max_resident_bytes=10**12)
-    message_memory.expected = expected
+    message_memory.expect(expected)
     unreceived: list[str] = []
     method = Method("ModelReady", message_memory, on_unreceived=unreceived.append)
     _, arrives, arriving = await method.begin(b"")
