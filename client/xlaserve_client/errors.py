@@ -44,7 +44,7 @@ class ServerError(ClientError):
         self.target = target
         self.status = status
         self.message = message
-        """The server's message; gRPC's own where the server was not reached."""
+        """The server's message; gRPC's own, or ours, where the server was not reached."""
         self.retry_after_s = retry_after_s
         """Seconds after which the server asks to try again; None where it does not."""
 
@@ -81,6 +81,8 @@ class DeadlineExceeded(ServerError):
     """No answer in time."""
 
 
+_HTTP1: Final = "Trying to connect an http1.x server"
+"""Part of gRPC's text where a port answers HTTP/1."""
 _BY_STATUS: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.NOT_FOUND: ModelNotFound,
@@ -93,11 +95,21 @@ _BY_STATUS: Final = {
 }
 
 
+def reason_of(details: str | None) -> str:
+    """Returns why a call failed, by what gRPC says of it."""
+    if details and _HTTP1 in details:
+        return (
+            "this port speaks HTTP/1, as those of the HTTP API (8000 by default) and of metrics (8002) do;"
+            " the gRPC port is grpc_port, 8001 by default"
+        )
+    return details or "no message"
+
+
 def from_call(target: str, call: Any) -> ServerError:
     """Returns the error for a failed call of gRPC, of its synchronous or asyncio API."""
     status = call.code()
     retry_after_s = _retry_after_s(call.trailing_metadata() or ())
-    return _BY_STATUS.get(status, ServerError)(target, status, call.details() or "no message", retry_after_s)
+    return _BY_STATUS.get(status, ServerError)(target, status, reason_of(call.details()), retry_after_s)
 
 
 def _retry_after_s(metadata: Iterable[tuple[str, Any]]) -> float | None:

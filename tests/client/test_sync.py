@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -345,3 +347,29 @@ def test_nothing_is_sent_when_the_arguments_are_wrong(client: VisionClient, pupp
     with pytest.raises(TypeError, match="int"):
         client.infer(1, model="digits")  # type: ignore[arg-type]
     assert puppet.seen == []
+
+
+def test_the_port_of_http_is_named() -> None:
+    is_over = threading.Event()
+
+    def answer(listener: socket.socket) -> None:
+        while not is_over.is_set():
+            with suppress(OSError):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(1024)
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.1)
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        target = f"127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            with VisionClient(target, deadline_s=20) as client, pytest.raises(Unavailable) as raised:
+                client.models()
+        finally:
+            is_over.set()
+            thread.join()
+    assert "this port speaks HTTP/1" in raised.value.message
+    assert "grpc_port" in raised.value.message

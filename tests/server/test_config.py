@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -829,3 +830,9 @@ def test_several_engines_need_fronts() -> None:
     assert Settings(engines=2).fronts == "auto", "which is several processes on a GPU"
     with pytest.raises(ValidationError, match="engines: expected fronts: 1 or more as well, got engines: 2 alone"):
         Settings(fronts=0, engines=2)
+
+
+def test_a_pipe_is_refused_as_it_can_not_be_read_again(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "access")
+    with pytest.raises(ConfigError, match=r"access: expected a file, which can be read again"):
+        check_files(Settings(access=tmp_path / "access"))

@@ -22,6 +22,8 @@ from xlaserve_loadtest.targets.references import NONE, References
 from xlaserve_loadtest.targets.target import Array, Connection, ModelInfo, Reply, RequestError, TargetError
 
 _METADATA_DEADLINE_S: Final = 10.0
+_HTTP1: Final = "Trying to connect an http1.x server"
+"""Part of gRPC's text where a port answers HTTP/1."""
 _CONNECT_TIMEOUT_S: Final = 2.0
 
 
@@ -107,4 +109,7 @@ async def ask(address: str, transport: Transport, method: Any, request: Any) -> 
     try:
         return await method(request, timeout=_METADATA_DEADLINE_S, metadata=transport.headers)
     except grpc.aio.AioRpcError as error:
-        raise TargetError(f"{address}: {error.code().name}: {shortened(error.details() or '')}") from None
+        reason = shortened(error.details() or "")
+        if _HTTP1 in (error.details() or ""):
+            reason = f"this port speaks HTTP/1: name the gRPC port, or http://{address} to measure over HTTP"
+        raise TargetError(f"{address}: {error.code().name}: {reason}") from None

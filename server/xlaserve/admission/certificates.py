@@ -14,7 +14,16 @@ from typing import Any, Final, NamedTuple
 from xlaserve.admission.watch import Watch
 from xlaserve.errors import ConfigError
 
-_UNUSABLE: Final = {"KEY_VALUES_MISMATCH": "another certificate's", "NO_START_LINE": "a file without any"}
+_UNUSABLE: Final = {
+    "KEY_VALUES_MISMATCH": "another certificate's",
+    "NO_CERTIFICATE_ASSIGNED": "another certificate's",  # it is of another algorithm
+    "NO_START_LINE": "a file without any",
+    "NO_CERTIFICATE_OR_CRL_FOUND": "a file without any",
+    "BAD_END_LINE": "one that is cut off",
+    "EE_KEY_TOO_SMALL": "one whose key is too small",
+    "CA_KEY_TOO_SMALL": "one of an authority whose key is too small",
+    "CA_MD_TOO_WEAK": "one with too weak a signature",
+}
 """OpenSSL's reasons in plain words."""
 REMEMBERED: Final = 1024
 """Certificates of clients whose names are remembered."""
@@ -100,6 +109,7 @@ class Certificates:
         context = self._bare_context()
         with _usable("tls_certificate", "a certificate in PEM", certificate):
             certificate_pem, expiry_s = certificate.read_bytes(), _expiry_s(certificate)
+            _check_chain(certificate)
         with _usable("tls_key", "the private key of tls_certificate in PEM, without a password", key):
             pem = Pem(key.read_bytes(), certificate_pem, None, expiry_s)
             context.load_cert_chain(certificate, key, password=_no_password)
@@ -131,6 +141,18 @@ def _expiry_s(certificate: Path) -> float:
     # Python shows a certificate's dates only of the other side of a connection.
     decoded: dict[str, str] = _ssl._test_decode_cert(str(certificate))  # type: ignore[attr-defined]
     return ssl.cert_time_to_seconds(decoded["notAfter"])
+
+
+def _check_chain(certificate: Path) -> None:
+    """Raises ssl.SSLError where OpenSSL can't use the certificates of a file, whatever the key."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:  # OpenSSL takes both from one file as well, the certificates first
+        context.load_cert_chain(certificate, password=_no_password)
+    except ssl.SSLError as error:
+        if "PEM lib" not in str(error) and error.reason != "KEY_VALUES_MISMATCH":  # the file has no key, or another one
+            raise
+    except ValueError:  # a key with a password
+        pass
 
 
 def _no_password() -> bytes:

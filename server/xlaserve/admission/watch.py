@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from threading import Event, Thread
 from typing import Final
@@ -30,6 +32,9 @@ class Watch:
         self._files = (*files,)
         self._read_files = read
         self._failure = ""
+        self._stamp: Sequence[Stamp | None] = ()
+        self._content: Sequence[bytes] | None = None
+        """Digests of the files, while a change might not show in their stamps; else None."""
         self._on_read: Callable[[], None] = lambda: None
         self._read()
 
@@ -44,7 +49,7 @@ class Watch:
     def look(self) -> None:
         """Reads the files again where they have changed."""
         try:
-            if self._stamps() != self._stamp:
+            if self._stamps() != self._stamp or self._has_other_content():
                 self._read()
                 log.info("%s: read again", self._name)
                 self._on_read()
@@ -64,14 +69,42 @@ class Watch:
 
     def _read(self) -> None:
         while True:
-            files, stamp = self._files, self._stamps()  # before they are read: what is written meanwhile is a change
+            # Before they are read: what is written meanwhile is a change.
+            files, now_ns, stamp = self._files, time.time_ns(), self._stamps()
+            content = None if _is_settled(stamp, now_ns) else self._digests()
             self._files = (*self._read_files(),)
-            self._stamp = stamp
+            self._stamp, self._content = stamp, content
             if self._files == files:
                 return
 
-    def _stamps(self) -> object:
+    def _has_other_content(self) -> bool:
+        """Whether files were changed so soon after a change before that their stamps do not show it."""
+        if self._content is None:
+            return False
+        now_ns = time.time_ns()
+        if self._digests() != self._content:
+            return True
+        if _is_settled(self._stamp, now_ns):
+            self._content = None
+        return False
+
+    def _stamps(self) -> Sequence[Stamp | None]:
         return [*map(_stamp, self._files)]
+
+    def _digests(self) -> Sequence[bytes]:
+        return [*map(_digest, self._files)]
+
+
+def _is_settled(stamps: Sequence[Stamp | None], now_ns: int) -> bool:
+    """Whether each change after `now_ns` gives one of the files another stamp."""
+    return all(stamp is None or stamp.shows_changes_after(now_ns) for stamp in stamps)
+
+
+def _digest(file: Path) -> bytes:
+    try:
+        return blake2b(file.read_bytes()).digest()
+    except OSError:
+        return b""
 
 
 def _stamp(file: Path) -> Stamp | None:

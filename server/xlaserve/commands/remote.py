@@ -14,6 +14,7 @@ from xlaserve.config import Settings
 from xlaserve.config.authority import authority
 from xlaserve.errors import ModelNotFound, XlaserveError
 from xlaserve_client.connection import call_metadata
+from xlaserve_client.errors import reason_of
 from xlaserve_proto import vision_pb2 as pb
 from xlaserve_proto import vision_pb2_grpc
 
@@ -71,7 +72,7 @@ def channel(server: str, needs: str = "it is no xlaserve, or of another version"
         with _connect(server) as connected:
             yield connected
     except grpc.RpcError as error:
-        status = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
+        status = f"{error.code().name}: {reason_of(error.details())}" if isinstance(error, grpc.Call) else str(error)
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
             status = f"{needs} ({error.details()})"
         raise XlaserveError(f"server {server}: {status}") from None

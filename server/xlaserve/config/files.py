@@ -143,7 +143,14 @@ def _missing_files(named: Iterable[tuple[str, Path]]) -> Iterator[tuple[str, str
     """Yields each field and path of `named` at which there is no file, with what was expected between them."""
     for field, path in named:
         if not path.is_file():
-            yield field, "a file" if path.exists() else "an existing path", path
+            yield field, _expected_at(path), path
+
+
+def _expected_at(path: Path) -> str:
+    """Returns what was expected at a path where there is no file."""
+    if not path.exists():
+        return "an existing path"
+    return "a file" if path.is_dir() else "a file, which can be read again (no pipe and no device)"
 
 
 def _files_of_server(settings: Settings) -> Iterator[tuple[str, Path]]:

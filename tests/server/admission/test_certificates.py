@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
+    NoEncryption,
     PrivateFormat,
     load_pem_private_key,
 )
@@ -186,6 +190,31 @@ def test_a_key_of_another_certificate_is_refused(files: Files) -> None:
     with pytest.raises(
         ConfigError, match=r"^tls_key: expected the private key of tls_certificate .*, got another certificate's: "
     ):
+        files.read()
+
+
+def test_a_key_of_another_algorithm_is_refused(files: Files) -> None:
+    key = rsa.generate_private_key(65537, 2048)
+    files.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()))
+    with pytest.raises(ConfigError, match=r"^tls_key: .*, got another certificate's: "):
+        files.read()
+
+
+def test_a_certificate_that_leads_on_and_is_broken_is_no_fault_of_the_key(files: Files) -> None:
+    whole = files.certificate.read_bytes()
+    files.certificate.write_bytes(whole + whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match=r"^tls_certificate: expected .*, got one that is cut off: "):
+        files.read()
+
+
+def test_a_certificate_with_too_small_a_key_is_no_fault_of_the_key_file(files: Files) -> None:
+    key = rsa.generate_private_key(65537, 1024)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(days=1))
+    files.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()))
+    files.certificate.write_bytes(builder.sign(key, SHA256()).public_bytes(Encoding.PEM))
+    with pytest.raises(ConfigError, match=r"^tls_certificate: .*, got one whose key is too small: "):
         files.read()
 
 

@@ -25,6 +25,9 @@ SERVER: Final = (
 LIVENESS: Final = "liveness"
 """The service that serves for as long as the event loop answers and all processes work, while models compile and while
 the server drains: for supervisors that restart what does not."""
+RESERVED: Final = frozenset({*SERVER, LIVENESS})
+MODEL: Final = "model:"
+"""Prefix with which any model can be asked for, and one that is called as a reserved service only so."""
 STATUS: Final = {
     True: pb.HealthCheckResponse.SERVING,
     False: pb.HealthCheckResponse.NOT_SERVING,
@@ -33,7 +36,7 @@ STATUS: Final = {
 
 
 class Health(pb_grpc.HealthServicer):
-    """Shows what the repository says. Each model's name is a service of its own.
+    """Shows what the repository says. Each model's name is a service of its own, unless it is reserved.
 
     `is_ready` says whether the server is; `models` which models serve; each watch is one of `streams`; `is_live`
     whether no process that this one depends on hangs. Not grpcio's own servicer, in which a client that watches and
@@ -53,14 +56,16 @@ class Health(pb_grpc.HealthServicer):
         self._is_live = is_live
         self._has_stopped = False
         self._serves: dict[str, bool] = {}
+        """The reserved services, and whether they serve."""
+        self._serving_models: dict[str, bool] = {}
         self._changed = asyncio.Event()
         self.refresh()
 
     def refresh(self) -> None:
         """Updates all states from `is_ready`, `models` and `is_live`."""
-        services = {**dict.fromkeys(SERVER, self._is_ready()), **self._models()}
-        self._serves = {name: serves and not self._has_stopped for name, serves in services.items()}
-        self._serves[LIVENESS] = self._is_live()
+        is_open = not self._has_stopped
+        self._serves = {**dict.fromkeys(SERVER, self._is_ready() and is_open), LIVENESS: self._is_live()}
+        self._serving_models = {name: serves and is_open for name, serves in self._models().items()}
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -77,7 +82,8 @@ class Health(pb_grpc.HealthServicer):
 
     async def List(self, request: Any, context: Context) -> Any:  # the published types lack its messages
         """Says how each service is that the caller may know of."""
-        seen = {service: self._seen(service) for service in self._serves}
+        models = (f"{MODEL}{name}" if name in RESERVED else name for name in self._serving_models)
+        seen = {service: self._seen(service) for service in (*self._serves, *models)}
         shown = {service: serves for service, serves in seen.items() if serves is not None}
         return pb.HealthListResponse(  # type: ignore[attr-defined]
             statuses={service: pb.HealthCheckResponse(status=STATUS[serves]) for service, serves in shown.items()}
@@ -97,5 +103,7 @@ class Health(pb_grpc.HealthServicer):
 
     def _seen(self, service: str) -> bool | None:
         """Returns whether a service serves, None where there is none that the caller may know of."""
-        is_known = service in (*SERVER, LIVENESS) or CURRENT.get().may_use(service)
-        return self._serves.get(service) if is_known else None
+        if service in RESERVED:
+            return self._serves[service]
+        name = service.removeprefix(MODEL)
+        return self._serving_models.get(name) if CURRENT.get().may_use(name) else None

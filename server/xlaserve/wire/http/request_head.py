@@ -36,6 +36,7 @@ _UNREADABLE: Final = {
     "Duplicate Content-Length": "content-length: expected one, got two",  # equal ones too: RFC 9110, 8.6, allows either
     "can't be present with": "content-length and transfer-encoding: expected one of them, got both",
     "Pause on PRI": "expected HTTP/1.1, got HTTP/2, as gRPC speaks it: that is for the port grpc_port",
+    "Content-Length overflow": "content-length: expected less than 2^64 bytes, got more",
     "Content-Length": "content-length: expected a number of bytes, got another text",
 }
 """Messages for clients, by a part of llhttp's message."""

@@ -68,6 +68,15 @@ async def test_liveness_ends_where_the_server_can_not_replace_what_ends(world: W
     assert await world.check(LIVENESS) == SERVING
 
 
+async def test_a_model_that_is_called_as_a_service_is_asked_for_with_a_prefix(world: World) -> None:
+    world.is_ready, world.models = True, {LIVENESS: False, SERVER[1]: False, "digits": True}
+    world.health.refresh()
+    assert [await world.check(service) for service in (LIVENESS, SERVER[1])] == [SERVING] * 2
+    asked = [await world.check(f"model:{name}") for name in (LIVENESS, SERVER[1], "digits")]
+    assert asked == [NOT_SERVING, NOT_SERVING, SERVING]
+    assert (await world.list()).keys() == {*SERVER, LIVENESS, f"model:{LIVENESS}", f"model:{SERVER[1]}", "digits"}
+
+
 async def test_an_unknown_service_is_not_found(world: World) -> None:
     with pytest.raises(NotFound, match="no such service"):
         await world.check("nope")
