@@ -54,8 +54,8 @@ def parser() -> argparse.ArgumentParser:
         "--service",
         default="",
         metavar="NAME",
-        help="a model, as NAME or model:NAME, or `liveness`: whether the server answers, ready or not; by default whether it"
-        " is ready",
+        help="a model, as NAME or model:NAME, or `liveness`: whether the server answers, ready or not; by default"
+        " whether it is ready",
     )
     found.add_argument("--timeout", type=float, default=TIMEOUT_S, metavar="S", help="seconds in all (%(default)g)")
     found.add_argument("--tls-ca", type=Path, metavar="FILE", help="certificates that are trusted, PEM; speaks TLS")

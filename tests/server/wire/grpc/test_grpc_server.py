@@ -41,7 +41,7 @@ def make(on_crash: Mock) -> GrpcServer:
         Mock(),
         Mock(),
         None,
-        message_memory=Mock(),
+        message_memory=Mock(own_resident_bytes=10**15),
         admissions=Mock(),
         authenticator=Authenticator(None),
         certificates=None,
