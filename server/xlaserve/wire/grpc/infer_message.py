@@ -6,16 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from xlaserve.wire.grpc import wire_format
+from xlaserve.wire.grpc.packed_lists import ListField
 from xlaserve.wire.grpc.wire_format import LARGE_BYTES
 from xlaserve.wire.shared.inference import Parameters
 from xlaserve.wire.shared.input_tensors import MAX_SHOWN, PIXELS, SHARED_MEMORY
 from xlaserve_proto import open_inference_pb2 as pb
 
 RAW: Final = "raw_input_contents"
-TYPED: Final = {"UINT8": "uint_contents", "INT32": "int_contents", "FP32": "fp32_contents"}
+TYPED: Final = {
+    "UINT8": ListField("uint_contents", np.uint32),
+    "INT32": ListField("int_contents", np.int32),
+    "FP32": ListField("fp32_contents", np.float32),
+}
 """By datatype: the field of `contents` that holds it."""
 BYTES: Final = "bytes_contents"
 
@@ -31,7 +37,7 @@ SHARED_PREFIX: Final = b"shared_memory_"
 
 _UNKNOWN: Final[tuple[bytes, CachedHeader | None]] = (b"", None)
 _LISTS: Final = pb.InferTensorContents.DESCRIPTOR.fields_by_name
-_CONTENTS: Final = {_LISTS[name].number: name for name in (*TYPED.values(), BYTES)}
+_CONTENTS: Final = {_LISTS[name].number: name for name in (*(field.name for field in TYPED.values()), BYTES)}
 _FIELDS: Final[wire_format.Fields] = {
     pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER: RAW,
     pb.ModelInferRequest.INPUTS_FIELD_NUMBER: {

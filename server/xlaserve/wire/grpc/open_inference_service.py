@@ -4,41 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
-from typing import Final, NamedTuple
-
-import numpy as np
+from typing import Final
 
 from xlaserve.config import Mode
-from xlaserve.engine.program import Images
 from xlaserve.engine.timings import STAGES, Timings
 from xlaserve.errors import XlaserveError, explain, retry_after_s
-from xlaserve.images.decoder import Encoded
-from xlaserve.models.task import Classification, Task
 from xlaserve.models.version import Served
-from xlaserve.pipeline import Answer, Pending, Render, Rendering, Request
+from xlaserve.pipeline import Answer
 from xlaserve.telemetry import request_context
-from xlaserve.wire.grpc import open_inference_tensors, wire_format
+from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.grpc.context import Context, deadline
-from xlaserve.wire.grpc.infer_message import InferMessage, parameter_items
+from xlaserve.wire.grpc.infer_message import InferMessage
 from xlaserve.wire.grpc.open_inference_models import OpenInferenceModels
+from xlaserve.wire.grpc.open_inference_tensors import (
+    LISTING,
+    infer_request,
+    learn_shape,
+    output_parts,
+    shared_output_parts,
+)
 from xlaserve.wire.grpc.open_streams import OpenStreams
 from xlaserve.wire.grpc.refused_call import no_message
 from xlaserve.wire.grpc.shared_memory_tensors import SharedTensors, for_peer
 from xlaserve.wire.grpc.streaming import Messages
 from xlaserve.wire.grpc.wire_format import Wire
-from xlaserve.wire.shared.call import Call, Calls
-from xlaserve.wire.shared.inference import Wanted, all_outputs, categories, check_outputs, check_parameters, fits_inline
+from xlaserve.wire.shared import inference
+from xlaserve.wire.shared.call import Calls
 from xlaserve.wire.shared.models import Models
+from xlaserve.wire.shared.output_tensors import OutputTensor, output_tensors
 from xlaserve.wire.shared.shared_memory import SharedMemory
 from xlaserve_proto import open_inference_pb2 as pb
 
-MAX_INLINE_OUTPUT_VALUES: Final = 2**14
-"""Values of typed outputs that are written on the event loop: integers take 0.1 us each, floats far less."""
 STREAM_WINDOW: Final = 64
 """Requests of one stream that are worked on at a time."""
 
@@ -129,9 +130,11 @@ class OpenInference(OpenInferenceModels):
             if message.head.has_shared:
                 shared = SharedTensors(for_peer(self.shared_memory, context), message)
                 message = await shared.fill(message)
-            request, wanted = _parse(message, call)
+            request, wanted = inference.parse(infer_request(message), call, LISTING)
+            learn_shape(message, request.images)
             answer = await call.run(request)
-            wire = _respond(message, wanted, call.served, answer, shared)
+            tensors = output_tensors(wanted, call.served, answer, LISTING)
+            wire = _respond(head.id, tensors, call.served, answer, shared)
             if shared is not None:
                 await shared.write()
             wire.append(_stamp(call.end(answer)))
@@ -157,95 +160,18 @@ class OpenInference(OpenInferenceModels):
             return [response.SerializeToString()]
 
 
-def _parse(message: InferMessage, call: Call) -> tuple[Request, Wanted]:
-    """Raises InvalidArgument or UnsupportedFeature."""
-    head, served = message.head, call.served
-    if (parameters := head.known_parameters) is None:
-        head.known_parameters = parameters = check_parameters(parameter_items(head.fields.parameters))
-    task, settings = served.model.task, served.settings
-    is_strict = settings.strict_parameters
-    parameters.check_unknown(is_strict=is_strict)
-    if head.has_outputs:
-        outputs = ((output.name, parameter_items(output.parameters)) for output in head.fields.outputs)
-        wanted = check_outputs(outputs, task, settings.output_name, is_strict=is_strict)
-    else:
-        wanted = all_outputs(task, settings.output_name)
-    ranges = settings.pixel_range, parameters.pixel_range
-    images = open_inference_tensors.read_images(message, *ranges, input_name=settings.input_name, is_strict=is_strict)
-    until = min(call.deadline, call.began + parameters.timeout_s)
-    rendering = _rendering(message, wanted, served, images)
-    return Request(parameters.mode, images, until, rendering, parameters.priority), wanted
-
-
-class Classes(NamedTuple):
-    """Renders an image's part of the `classification` extension's tensor."""
-
-    k: int
-    as_raw: bool
-
-    def renderer(self, task: Classification) -> Render:
-        """Returns what gives it as bytes."""
-        return lambda outputs, frame: open_inference_tensors.piece_of_bytes(
-            categories(task, outputs, self.k)[0], self.as_raw
-        )
-
-
-class TypedValues(NamedTuple):
-    """Renders an image's part of each of some outputs, by their indices."""
-
-    outputs: Sequence[int]
-
-    def renderer(self, task: Task) -> Render:
-        """Returns what gives a list of bytes."""
-        return lambda outputs, frame: [open_inference_tensors.piece_of_values(outputs[index]) for index in self.outputs]
-
-
-def _rendering(
-    message: InferMessage, wanted: Wanted, served: Served, images: Images | Pending | Sequence[Encoded]
-) -> Rendering | None:
-    """Returns what renders each image's part of the response on a thread; None where the event loop can do it."""
-    as_raw = message.wants_raw
-    if wanted.classes:
-        ((_, scores),) = wanted.outputs
-        return None if fits_inline(images, wanted.classes, scores.shape[1]) else Classes(wanted.classes, as_raw)
-    if as_raw or wanted.count_values(served, images) <= MAX_INLINE_OUTPUT_VALUES:
-        return None
-    return TypedValues([index for index, _ in wanted.outputs])
-
-
 def _respond(
-    message: InferMessage, wanted: Wanted, served: Served, answer: Answer, shared: SharedTensors | None = None
+    id_: str, tensors: Iterable[OutputTensor], served: Served, answer: Answer, shared: SharedTensors | None = None
 ) -> Wire:
     """Returns the response without the parameters of `_stamp`, and without what `shared` keeps of the outputs."""
-    head, task = message.head, served.model.task
     wire: Wire = [_opening(served.settings.name, served.settings.version, answer.mode, answer.warning)]
-    if head.id:
-        wire += wire_format.record(_ID, head.id.encode())
-    as_raw = message.wants_raw
-    for place, (index, output) in enumerate(wanted.outputs):
-        values = answer.outputs[index]
-        if wanted.classes:
-            assert isinstance(task, Classification)
-            spec = (output.name, "BYTES", (answer.images, wanted.classes))
-            pieces = answer.rendered or [
-                open_inference_tensors.piece_of_bytes(row, as_raw)
-                for row in categories(task, answer.outputs, wanted.classes)
-            ]
-        elif as_raw and shared is None:
-            wire += open_inference_tensors.raw_output_parts(output.name, values)
-            continue
-        elif as_raw:
-            spec = (output.name, open_inference_tensors.OUTPUT_FIELDS[values.dtype][0], values.shape)
-            pieces = [np.ascontiguousarray(values).data.cast("B")]
+    if id_:
+        wire += wire_format.record(_ID, id_.encode())
+    for tensor in tensors:
+        if shared is not None and (slot := shared.keep(tensor)):
+            wire += shared_output_parts(tensor, slot)
         else:
-            spec = (output.name, open_inference_tensors.OUTPUT_FIELDS[values.dtype][0], values.shape)
-            pieces = [rendered[place] for rendered in answer.rendered] or [
-                open_inference_tensors.piece_of_values(values)
-            ]
-        if shared is not None and (slot := shared.keep(output.name, pieces, wire_format.wire_bytes(pieces))):
-            wire += open_inference_tensors.shared_output_parts(spec, slot)
-        else:
-            wire += open_inference_tensors.output_parts(spec, pieces, as_raw)
+            wire += output_parts(tensor)
     return wire
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import islice
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -10,21 +10,19 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from google.protobuf.message import DecodeError
 from google.protobuf.wrappers_pb2 import Int64Value
 
-from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import InvalidArgument, UnsupportedFeature
 from xlaserve.images.decoder import Encoded
-from xlaserve.images.frame import Frame
-from xlaserve.models.task import Classification, Task
+from xlaserve.models.task import Category
 from xlaserve.models.version import Served
-from xlaserve.pipeline import Answer, Pending, Render, Request
+from xlaserve.pipeline import Answer, Request
 from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.grpc.reader import Parser
-from xlaserve.wire.grpc.tensor_protos import VIEWED, TensorInput, output_parts, piece_of_integers
+from xlaserve.wire.grpc.tensor_protos import VIEWED, TensorInput, output_parts
 from xlaserve.wire.grpc.wire_format import LARGE_BYTES, Wire
-from xlaserve.wire.shared.inference import Wanted, check_outputs, fits_inline
-from xlaserve.wire.shared.input_tensors import MAX_IMAGES, MAX_SHOWN, images_of
-from xlaserve.wire.shared.objects import DEFAULT_TOP_K, task_of
-from xlaserve.wire.shared.tensorflow_serving_models import SIGNATURE, check_regression
+from xlaserve.wire.shared.inference import InferRequest, RequestedOutput
+from xlaserve.wire.shared.input_tensors import MAX_IMAGES, MAX_SHOWN
+from xlaserve.wire.shared.output_tensors import OutputTensor
+from xlaserve.wire.shared.tensorflow_serving_models import SIGNATURE, check_regression, classified, classify
 from xlaserve_proto import tensorflow_messages_pb2 as pb
 
 MessageT = TypeVar(
@@ -33,8 +31,6 @@ MessageT = TypeVar(
 
 FEATURES: Final = ("image", "image/encoded")
 """Names of the feature that holds an example's image."""
-MAX_INLINE_INTEGERS: Final = 2**14
-"""Integers of outputs that are written on the event loop, at 0.1 us each."""
 BYTES_LIST: Final = "bytes_list"
 INPUT: Final = "input"
 
@@ -96,79 +92,37 @@ def _answered_by(number: int, model: str, version: str) -> bytes:
     return b"".join(wire_format.record(number, spec.SerializeToString()))
 
 
-def parse_predict(
-    message: ServingMessage[pb.PredictRequest], served: Served, deadline: float
-) -> tuple[Request, Wanted]:
-    """Returns what a request asks for. Raises InvalidArgument."""
-    fields, settings = message.fields, served.settings
-    wanted = check_outputs(((name, ()) for name in fields.output_filter), served.model.task, settings.output_name)
-    given = islice(fields.inputs.items(), MAX_SHOWN)
+def infer_request(message: ServingMessage[pb.PredictRequest]) -> InferRequest:
+    """Returns a request to predict as plain data, views of the message."""
+    given = islice(message.fields.inputs.items(), MAX_SHOWN)
     inputs = [TensorInput(name, tensor, message.views) for name, tensor in given]
-    images = images_of(inputs, settings.pixel_range, input_name=settings.input_name)
-    return Request("", images, deadline, _integers(wanted, served, images)), wanted
+    return InferRequest(inputs, [*map(RequestedOutput, message.fields.output_filter)])
 
 
-class ListedIntegers(NamedTuple):
-    """Renders an image's part of each of some outputs, by their indices."""
-
-    outputs: Sequence[int]
-
-    def renderer(self, task: Task) -> Render:
-        """Returns what gives a list of bytes."""
-        return lambda outputs, frame: [piece_of_integers(outputs[index]) for index in self.outputs]
-
-
-def _integers(wanted: Wanted, served: Served, images: Images | Pending | Sequence[Encoded]) -> ListedIntegers | None:
-    """Returns what renders integers on a thread; None where the event loop can do it."""
-    integers = Wanted([one for one in wanted.outputs if one[1].datatype != "FP32"])
-    if integers.count_values(served, images) <= MAX_INLINE_INTEGERS:
-        return None
-    return ListedIntegers([index for index, _ in integers.outputs])
-
-
-def respond_predict(wanted: Wanted, served: Served, answer: Answer) -> Wire:
+def respond_predict(tensors: Iterable[OutputTensor], served: Served) -> Wire:
     """Returns a PredictResponse."""
     settings = served.settings
     wire: Wire = [_answered_by(pb.PredictResponse.MODEL_SPEC_FIELD_NUMBER, settings.name, settings.version)]
-    rendered = zip(*answer.rendered, strict=True)
-    for index, spec in wanted.outputs:
-        is_rendered = answer.rendered and spec.datatype != "FP32"
-        wire += output_parts(spec.name, answer.outputs[index], next(rendered) if is_rendered else ())
+    for tensor in tensors:
+        wire += output_parts(tensor)
     return wire
 
 
 def parse_classify(message: ServingMessage[pb.ClassificationRequest], served: Served, deadline: float) -> Request:
     """Returns the request for an image of each example. Raises InvalidArgument or UnsupportedFeature."""
-    task = task_of(served, Classification)
-    images = _images(message)
-    k = min(DEFAULT_TOP_K, task.classes)
-    return Request("", images, deadline, None if fits_inline(images, k, task.classes) else Likeliest(k))
+    return classify(_images(message), served, deadline, _classifications)
 
 
-class Likeliest(NamedTuple):
-    """Renders classifications."""
-
-    k: int
-
-    def renderer(self, task: Classification) -> Render:
-        """Returns what gives one as it stands in a ClassificationResult."""
-
-        def render(outputs: Outputs, frame: Frame | None) -> bytes:
-            (row,) = task.top(outputs, self.k)
-            classes = [pb.Class(label=one.label, score=one.score) for one in row]
-            number = pb.ClassificationResult.CLASSIFICATIONS_FIELD_NUMBER
-            return b"".join(wire_format.record(number, pb.Classifications(classes=classes).SerializeToString()))
-
-        return render
+def _classifications(row: Sequence[Category]) -> bytes:
+    """Returns an image's likeliest classes as they stand in a ClassificationResult."""
+    classes = [pb.Class(label=one.label, score=one.score) for one in row]
+    number = pb.ClassificationResult.CLASSIFICATIONS_FIELD_NUMBER
+    return b"".join(wire_format.record(number, pb.Classifications(classes=classes).SerializeToString()))
 
 
 def respond_classify(served: Served, answer: Answer) -> Wire:
     """Returns a ClassificationResponse."""
-    settings, pieces = served.settings, answer.rendered
-    if not pieces:
-        render = Likeliest(DEFAULT_TOP_K).renderer(task_of(served, Classification))
-        rows = [tuple(output[row : row + 1] for output in answer.outputs) for row in range(answer.images)]
-        pieces = [render(row, frame) for row, frame in zip(rows, answer.frames, strict=True)]
+    settings, pieces = served.settings, classified(served, answer, _classifications)
     return [
         *wire_format.record(pb.ClassificationResponse.RESULT_FIELD_NUMBER, *pieces),
         _answered_by(pb.ClassificationResponse.MODEL_SPEC_FIELD_NUMBER, settings.name, settings.version),

@@ -8,8 +8,9 @@ from itertools import islice
 from xlaserve.errors import InvalidArgument, UnsupportedFeature
 from xlaserve.wire.grpc.context import Context
 from xlaserve.wire.grpc.infer_message import InferMessage, parameter_items
-from xlaserve.wire.grpc.wire_format import Part
 from xlaserve.wire.shared.input_tensors import MAX_SHOWN
+from xlaserve.wire.shared.output_tensors import OutputTensor
+from xlaserve.wire.shared.parts import Part, wire_bytes
 from xlaserve.wire.shared.shared_memory import SharedMemory, Slot, is_local, slot_of
 
 
@@ -48,13 +49,13 @@ class SharedTensors:
             raise InvalidArgument(where, "no contents alongside shared memory", "both")
         return message._replace(raw=(memoryview(await self._memory.read(slot, where)),))
 
-    def keep(self, name: str, pieces: Sequence[Part], size_bytes: int) -> Slot | None:
+    def keep(self, tensor: OutputTensor) -> Slot | None:
         """Keeps an output for `write`, and returns where it will lie; None for one that goes into the response."""
-        slot = self._outputs.get(name)
+        slot = self._outputs.get(tensor.name)
         if slot is None:
             return None
-        self._kept.append((f"outputs.{name}", slot, pieces))
-        return slot._replace(size_bytes=size_bytes)
+        self._kept.append((f"outputs.{tensor.name}", slot, tensor.values))
+        return slot._replace(size_bytes=wire_bytes(tensor.values))
 
     async def write(self) -> None:
         """Writes the kept outputs. Raises InvalidArgument where one does not fit."""

@@ -6,39 +6,47 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve.engine.program import Value
 from xlaserve.errors import InvalidArgument
 from xlaserve.images.decoder import Encoded
 from xlaserve.pipeline import Readable
 from xlaserve.wire.grpc import wire_format
-from xlaserve.wire.grpc.open_inference_tensors import FLOAT_FIELDS, MAX_COPIED_BYTES, PackedIntegers, packed_list
+from xlaserve.wire.grpc.packed_lists import ListField, PackedListing, numbers_of, pixels_of
 from xlaserve.wire.shared.input_tensors import check_count
+from xlaserve.wire.shared.output_tensors import OutputTensor
 from xlaserve.wire.shared.tensorflow_serving_models import DTYPES
 from xlaserve_proto import tensorflow_messages_pb2 as pb
 
 CONTENT: Final = "tensor_content"
 STRINGS: Final = "string_val"
-LISTS: Final = {"UINT8": "int_val", "INT32": "int_val", "FP32": "float_val", "FP16": "half_val"}
+LISTS: Final = {
+    "UINT8": ListField("int_val", np.int32),
+    "INT32": ListField("int_val", np.int32),
+    "FP32": ListField("float_val", np.float32),
+    "FP16": ListField("half_val", np.int32),
+}
 """By datatype: the field that lists its values."""
 VIEWED: Final[wire_format.Fields] = {
-    pb.TensorProto.DESCRIPTOR.fields_by_name[name].number: name for name in {CONTENT, STRINGS, *LISTS.values()}
+    pb.TensorProto.DESCRIPTOR.fields_by_name[name].number: name
+    for name in {CONTENT, STRINGS, *(field.name for field in LISTS.values())}
 }
 """Fields of a tensor that are viewed where a message is large."""
-MAX_INLINE_VALUES: Final = 2**15
-"""Listed pixels that become an array on the event loop, at up to twenty nanoseconds each."""
+LISTING: Final = PackedListing(
+    {
+        "FP32": pb.TensorProto.FLOAT_VAL_FIELD_NUMBER,
+        "INT32": pb.TensorProto.INT_VAL_FIELD_NUMBER,
+        "UINT8": pb.TensorProto.INT_VAL_FIELD_NUMBER,
+    },
+    elements_field=pb.TensorProto.STRING_VAL_FIELD_NUMBER,
+)
+"""The fields of a tensor in a response."""
 MAX_DIMENSIONS: Final = 16
 
 _DATATYPES: Final = {pb.DataType.Value(dtype): datatype for datatype, dtype in DTYPES.items()}
-_OUTPUT_DTYPES: Final = {
-    np.dtype(np.float32): pb.DT_FLOAT,
-    np.dtype(np.int32): pb.DT_INT32,
-    np.dtype(np.uint8): pb.DT_UINT8,
-}
 _OUTPUTS: Final = pb.PredictResponse.OUTPUTS_FIELD_NUMBER
 _KEY, _VALUE = 1, 2
 """Fields of a map's entry."""
@@ -75,74 +83,28 @@ class TensorInput:
     def values(self, shape: tuple[int, ...]) -> NDArray[Any] | Readable:
         """Returns the listed pixels, their last one repeated where they are too few."""
         field = LISTS[self.datatype]
-        numbers: NDArray[Any] | PackedIntegers
-        listed = getattr(self._tensor, field)
-        if views := self._views.get(field):
-            octets, count = packed_list(field, views, has_others=bool(listed), raw_field=CONTENT)
-            numbers = octets.view("<f4") if field in FLOAT_FIELDS else PackedIntegers(field, octets, (count,))
-        else:
-            numbers, count = np.array(listed, np.float32 if field in FLOAT_FIELDS else np.int32), len(listed)
-        if not 1 <= count <= math.prod(shape):
-            check_count(count, shape, field)
-        pixels = ListedPixels(field, numbers, shape)
-        return np.asarray(pixels) if math.prod(shape) <= MAX_INLINE_VALUES else pixels
+        listed, views = getattr(self._tensor, field.name), self._views.get(field.name, ())
+        numbers = numbers_of(field, listed, views, field.name, CONTENT)
+        if not 1 <= len(numbers) <= math.prod(shape):
+            check_count(len(numbers), shape, field.name)
+        return pixels_of(numbers, shape, is_half=self.datatype == "FP16")
 
     def elements(self) -> list[Encoded]:
         """Returns the listed images."""
         return [*self._tensor.string_val, *self._views.get(STRINGS, ())]
 
 
-class ListedPixels(NamedTuple):
-    """Pixels as a list of a tensor has them, for `pipeline.Pending`."""
-
-    field: str
-    numbers: NDArray[Any] | PackedIntegers
-    """The numbers that were sent, at least one."""
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the array."""
-        return math.prod(self.shape) * 4
-
-    def __array__(self, dtype: object = None, copy: object = None) -> NDArray[Any]:
-        """Returns int32, float32 or float16. Raises InvalidArgument."""
-        numbers = np.asarray(self.numbers)
-        if self.field == "half_val":
-            numbers = numbers.astype(np.uint16).view(np.float16)
-        missing = math.prod(self.shape) - len(numbers)
-        if missing:
-            numbers = np.concatenate([numbers, np.full(missing, numbers[-1])])
-        return numbers.reshape(self.shape)
-
-
-def piece_of_integers(values: NDArray[Value]) -> bytes:
-    """Returns a part of a tensor's list of integers, as it stands in a response."""
-    return b"".join(wire_format.record(pb.TensorProto.INT_VAL_FIELD_NUMBER, wire_format.packed(values)))
-
-
-def output_parts(name: str, values: NDArray[Value], pieces: Iterable[wire_format.Part] = ()) -> wire_format.Wire:
-    """Returns the parts of a PredictResponse that hold an output; `pieces` are its values where they are rendered."""
-    listed: Iterable[wire_format.Part] = pieces
-    if values.dtype == np.float32:
-        listed = wire_format.record(pb.TensorProto.FLOAT_VAL_FIELD_NUMBER, _as_bytes(values))
-    elif not pieces:
-        listed = [piece_of_integers(values)]
-    tensor = wire_format.record(_VALUE, _head(values.dtype, values.shape), *listed)
-    return wire_format.record(_OUTPUTS, *chain(wire_format.record(_KEY, name.encode()), tensor))
-
-
-def _as_bytes(values: NDArray[Value]) -> wire_format.Part:
-    if values.nbytes <= MAX_COPIED_BYTES:
-        return values.tobytes()
-    return np.ascontiguousarray(values).data.cast("B")
+def output_parts(tensor: OutputTensor) -> wire_format.Wire:
+    """Returns the parts of a PredictResponse that hold an output."""
+    value = wire_format.record(_VALUE, _head(tensor.datatype, tensor.shape), *tensor.values)
+    return wire_format.record(_OUTPUTS, *chain(wire_format.record(_KEY, tensor.name.encode()), value))
 
 
 @lru_cache(maxsize=1024)
-def _head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+def _head(datatype: str, shape: tuple[int, ...]) -> bytes:
     """Returns a tensor without its values."""
     dims = [pb.TensorShapeProto.Dim(size=size) for size in shape]
-    tensor = pb.TensorProto(dtype=_OUTPUT_DTYPES[dtype], tensor_shape=pb.TensorShapeProto(dim=dims))
+    tensor = pb.TensorProto(dtype=pb.DataType.Value(DTYPES[datatype]), tensor_shape=pb.TensorShapeProto(dim=dims))
     data: bytes = tensor.SerializeToString()
     return data
 

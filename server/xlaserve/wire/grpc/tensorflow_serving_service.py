@@ -18,11 +18,13 @@ from xlaserve.pipeline import Answer, Request
 from xlaserve.wire.grpc import serving_messages as messages
 from xlaserve.wire.grpc.context import Context, deadline
 from xlaserve.wire.grpc.serving_messages import ServingMessage, version_of
+from xlaserve.wire.grpc.tensor_protos import LISTING
 from xlaserve.wire.grpc.wire_format import Wire
-from xlaserve.wire.shared import tensorflow_serving_models
+from xlaserve.wire.shared import inference, tensorflow_serving_models
 from xlaserve.wire.shared.call import Calls
 from xlaserve.wire.shared.input_tensors import MAX_SHOWN
 from xlaserve.wire.shared.models import Models
+from xlaserve.wire.shared.output_tensors import output_tensors
 from xlaserve.wire.shared.tensorflow_serving_models import SIGNATURE_DEF, check_label, check_signature
 from xlaserve_proto import tensorflow_messages_pb2 as pb
 
@@ -48,9 +50,9 @@ class PredictionService:
         with self.calls.enter("Predict", spec.name, version_of(spec), until) as call:
             check_label(spec.version_label)
             check_signature(spec.signature_name)
-            parsed, wanted = messages.parse_predict(request, call.served, until)
+            parsed, wanted = inference.parse(messages.infer_request(request), call, LISTING)
             answer = await call.run(parsed)
-            wire = messages.respond_predict(wanted, call.served, answer)
+            wire = messages.respond_predict(output_tensors(wanted, call.served, answer, LISTING), call.served)
             call.end(answer)
             return wire
 

@@ -23,9 +23,11 @@ from xlaserve.models.version import Served
 from xlaserve.pipeline import CHANNELS, Answer, Render, Request
 from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.grpc.wire_format import LARGE_BYTES
-from xlaserve.wire.shared.inference import MAX_INLINE_US, check_priority, fits_inline
+from xlaserve.wire.shared.inference import check_priority
 from xlaserve.wire.shared.input_tensors import MAX_IMAGES
 from xlaserve.wire.shared.objects import DEFAULT_TOP_K, METHODS, in_original, task_of, within
+from xlaserve.wire.shared.output_tensors import MAX_INLINE_US, fits_inline
+from xlaserve.wire.shared.parts import Part
 from xlaserve_proto import vision_pb2 as pb
 
 FieldsT = TypeVar("FieldsT", pb.ClassifyRequest, pb.DetectRequest, pb.SegmentRequest, pb.EmbedRequest)
@@ -69,7 +71,7 @@ class Response(NamedTuple):
 
     fields: InferenceResponse
     """Its small fields."""
-    pieces: Sequence[wire_format.Part]
+    pieces: Sequence[Part]
     """The others, as they stand on the wire."""
 
 

@@ -18,6 +18,8 @@ from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
 from xlaserve.errors import InvalidArgument
+from xlaserve.wire.shared import parts
+from xlaserve.wire.shared.parts import Part
 
 LARGE_BYTES: Final = 16 * 1024
 """Messages from here on are taken apart."""
@@ -40,12 +42,9 @@ _SHIFTS: Final = np.arange(0, 64, 7, dtype=np.uint64)
 _STEP: Final = 1 << 16
 _COPY_BYTES: Final = 1 << 20
 
-
-Part = bytes | memoryview
-"""A part of a message on the wire."""
-
 Wire = list[Part]
 """A message as it stands on the wire, in parts. Whole fields may stand in any order, but for those of one list."""
+wire_bytes: Final = parts.wire_bytes
 
 
 class Split(NamedTuple):
@@ -74,19 +73,14 @@ def split(message: type[Message], data: bytes | memoryview, fields: Fields) -> S
     return Split(b"".join(rest), splitter.views)
 
 
-def record(number: int, *parts: Part) -> Wire:
-    """Returns the field `number` of a message that holds `parts`, one after the other; not yet joined."""
-    return [opening(number, wire_bytes(parts)), *parts]
+def record(number: int, *content: Part) -> Wire:
+    """Returns the field `number` of a message that holds `content`, one part after the other; not yet joined."""
+    return [opening(number, wire_bytes(content)), *content]
 
 
 def opening(number: int, size_bytes: int) -> bytes:
     """Returns what stands before the content of the field `number`."""
     return _to_varint(number << 3 | _LENGTH) + _to_varint(size_bytes)
-
-
-def wire_bytes(wire: Iterable[Part]) -> int:
-    """Returns the size of a message in bytes."""
-    return sum([part.nbytes if isinstance(part, memoryview) else len(part) for part in wire])
 
 
 async def join(wire: Wire, size_bytes: int) -> bytes:

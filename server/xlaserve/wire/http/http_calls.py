@@ -36,8 +36,9 @@ from xlaserve.telemetry.request_context import RequestContext
 from xlaserve.telemetry.tracing import Endpoint, Span, Tracer
 from xlaserve.wire.http.body import ENCODINGS, decompress, read_body
 from xlaserve.wire.http.connection import CONNECTION, Connection
-from xlaserve.wire.http.message import HttpAnswer, HttpRequest, Part, json_answer, too_large
+from xlaserve.wire.http.message import HttpAnswer, HttpRequest, json_answer, too_large
 from xlaserve.wire.http.operation import Method
+from xlaserve.wire.shared.parts import Part
 
 PIECE_BYTES: Final = 256 * 1024
 """Bytes of an answer that are handed to the connection at a time."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -18,12 +19,15 @@ from numpy.typing import NDArray
 from xlaserve.engine.program import Value
 from xlaserve.errors import InvalidArgument, shown
 from xlaserve.images.decoder import Encoded
+from xlaserve.models.task import Datatype
 from xlaserve.pipeline import Readable
 from xlaserve.wire.http import fields
 from xlaserve.wire.http.base64_text import EXPECTED, NotBase64, decoded
 from xlaserve.wire.http.json_numbers import NumberArray
-from xlaserve.wire.http.message import HttpRequest, Json, Part, to_json
+from xlaserve.wire.http.message import HttpRequest, Json, to_json
+from xlaserve.wire.shared.inference import InferRequest, RequestedOutput, check_parameters
 from xlaserve.wire.shared.input_tensors import MAX_SHOWN, PIXEL_DTYPES, check_count
+from xlaserve.wire.shared.parts import Part
 
 OCTETS: Final = "application/octet-stream"
 JSON_LENGTH: Final = "inference-header-content-length"
@@ -34,8 +38,8 @@ ALL_BINARY: Final = "binary_data_output"
 ADDRESS: Final = re.compile(r"(https?|file|s3|gs)://", re.IGNORECASE)
 _LISTED: Final = {list, int, float, NumberArray, np.ndarray}
 """Types of which lists of numbers are."""
-DATATYPES: Final = {np.dtype(np.float32): "FP32", np.dtype(np.int32): "INT32", np.dtype(np.uint8): "UINT8"}
-"""By an output's NumPy type."""
+US_PER_VALUE: Final = 0.3
+"""Time to list a number."""
 
 
 class JsonInput:
@@ -132,34 +136,13 @@ def _strangers(value: object) -> Iterator[object]:
             yield one
 
 
-class InferBody(NamedTuple):
-    """The body of an inference request, taken apart."""
+def parse(body: Json, binary: memoryview) -> InferRequest:
+    """Returns an inference request whose JSON is `body`, and behind it `binary`.
 
-    id: str
-    parameters: Json
-    inputs: Sequence[JsonInput]
-    outputs: Sequence[JsonOutput]
-    is_binary: bool
-    """Whether outputs are wanted in binary that the request does not name."""
-
-    def has_binary(self, output: str) -> bool:
-        """Whether an output of this name is wanted in binary."""
-        return next((one.is_binary for one in self.outputs if one.name == output), self.is_binary)
-
-
-class JsonOutput(NamedTuple):
-    """An output that a request names."""
-
-    name: str
-    parameters: Json
-    """Parameters that other protocols have as well."""
-    is_binary: bool
-
-
-def parse(body: Json, binary: memoryview) -> InferBody:
-    """Returns an inference request whose JSON is `body`, and behind it `binary`. Raises InvalidArgument."""
+    Raises InvalidArgument or UnsupportedFeature.
+    """
     parameters = fields.object_of(body, "parameters")
-    is_binary = fields.flag(parameters, ALL_BINARY)
+    is_raw = fields.flag(parameters, ALL_BINARY)
     listed = fields.objects(body, "inputs")
     inputs = []
     for tensor in listed[:MAX_SHOWN]:
@@ -171,9 +154,9 @@ def parse(body: Json, binary: memoryview) -> InferBody:
         inputs.append(JsonInput(tensor, raw))
     if binary and len(listed) <= MAX_SHOWN:
         raise InvalidArgument("body", f"what {BINARY_SIZE} says behind the JSON", f"{len(binary)} bytes more")
-    outputs = [_output(output, is_binary) for output in fields.objects(body, "outputs")]
-    others = {key: value for key, value in parameters.items() if key != ALL_BINARY}
-    return InferBody(fields.text(body, "id", "body", ""), others, inputs, outputs, is_binary)
+    outputs = [_output(output, is_raw) for output in fields.objects(body, "outputs")]
+    others = check_parameters(_without(parameters, ALL_BINARY))
+    return InferRequest(inputs, outputs, others, is_raw, fields.text(body, "id", "body", ""))
 
 
 def json_bytes(request: HttpRequest) -> int:
@@ -186,11 +169,15 @@ def json_bytes(request: HttpRequest) -> int:
     return int(size)
 
 
-def _output(output: Json, is_binary: bool) -> JsonOutput:
+def _output(output: Json, is_raw: bool) -> RequestedOutput:
     parameters = fields.object_of(output, "parameters")
-    is_binary = fields.flag(parameters, BINARY, is_binary)
-    others = {key: value for key, value in parameters.items() if key != BINARY}
-    return JsonOutput(fields.text(output, "name", "outputs"), others, is_binary)
+    is_raw = fields.flag(parameters, BINARY, is_raw)
+    return RequestedOutput(fields.text(output, "name", "outputs"), _without(parameters, BINARY), is_raw)
+
+
+def _without(parameters: Json, ours: str) -> list[tuple[str, object]]:
+    """Returns parameters without the one that REST alone has."""
+    return [(key, value) for key, value in parameters.items() if key != ours]
 
 
 def images(data: object, where: str) -> list[Encoded]:
@@ -216,15 +203,31 @@ def image(value: object, where: str) -> Encoded:
         raise InvalidArgument(where, EXPECTED, error) from None
 
 
+@dataclass(frozen=True, slots=True)
+class JsonListing:
+    """Lists of JSON, for `wire.shared.output_tensors`: one part for some rows, without brackets."""
+
+    is_nested: bool = False
+    """Whether each row is a list of its own."""
+
+    def us_per_value(self, datatype: Datatype) -> float:
+        """Returns the same for all."""
+        return US_PER_VALUE
+
+    def numbers(self, values: NDArray[Value]) -> list[Part]:
+        """Returns some rows of numbers."""
+        return [listed(values if self.is_nested else values.reshape(-1))]
+
+    def elements(self, elements: Sequence[bytes]) -> list[Part]:
+        """Returns elements, which are never nested."""
+        return [to_json([one.decode() for one in elements])[1:-1]]
+
+
 def listed(values: NDArray[Value]) -> bytes:
-    """Returns the values of an output as JSON lists them: flat, without brackets; what is no number is null."""
-    flat = values.reshape(-1).tolist()
+    """Returns an array in JSON, without the outer brackets; what is no number is null."""
     try:
-        return to_json(flat)[1:-1]
+        return to_json(values.tolist())[1:-1]
     except ValueError:
-        return to_json([value if np.isfinite(value) else None for value in flat])[1:-1]
-
-
-def as_bytes(values: NDArray[Value]) -> Part:
-    """Returns an output as it stands behind the JSON."""
-    return np.ascontiguousarray(values).data.cast("B")
+        numbers = values.astype(object)
+        numbers[~np.isfinite(values)] = None
+        return to_json(numbers.tolist())[1:-1]

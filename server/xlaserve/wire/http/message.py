@@ -11,13 +11,13 @@ from typing import Any, Final
 from xlaserve.engine.gil import on_thread
 from xlaserve.errors import InvalidArgument, MessageTooLarge, shown
 from xlaserve.wire.http import json_numbers
+from xlaserve.wire.shared.parts import Part, wire_bytes
 
 JSON: Final = "application/json"
 MAX_INLINE_BYTES: Final = 2**16
 """JSON that is parsed on the event loop, which takes a millisecond."""
 
 Json = dict[str, Any]
-Part = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class HttpAnswer:
     @property
     def size_bytes(self) -> int:
         """Bytes of the body."""
-        return sum(part.nbytes if isinstance(part, memoryview) else len(part) for part in self.parts)
+        return wire_bytes(self.parts)
 
 
 def _loads(data: memoryview) -> Any:

@@ -16,9 +16,10 @@ from weakref import WeakKeyDictionary
 from xlaserve.admission.caller import CURRENT
 from xlaserve.models.version import Version
 from xlaserve.telemetry.gpus import Gpus
-from xlaserve.wire.http.message import HttpAnswer, HttpRequest, Part, separated, to_json
+from xlaserve.wire.http.message import HttpAnswer, HttpRequest, separated, to_json
 from xlaserve.wire.shared.models import Models
 from xlaserve.wire.shared.overview import Overview
+from xlaserve.wire.shared.parts import Part
 
 READ_S: Final = 0.9
 """Less than the second after which pages ask again."""

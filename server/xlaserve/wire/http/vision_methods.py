@@ -25,11 +25,12 @@ from xlaserve.pipeline import Drawn, Render, Rendering, Request
 from xlaserve.wire.http import pictures
 from xlaserve.wire.http.forms import Form, read_form
 from xlaserve.wire.http.json_tensors import listed
-from xlaserve.wire.http.message import HttpAnswer, HttpRequest, Json, Part, separated, to_json
+from xlaserve.wire.http.message import HttpAnswer, HttpRequest, Json, separated, to_json
 from xlaserve.wire.shared.call import Calls
 from xlaserve.wire.shared.inference import check_priority
 from xlaserve.wire.shared.input_tensors import MAX_IMAGES
 from xlaserve.wire.shared.objects import DEFAULT_TOP_K, in_original, task_of, within
+from xlaserve.wire.shared.parts import Part
 
 SIDES: Final = ("x_min", "y_min", "x_max", "y_max")
 
@@ -190,7 +191,7 @@ class Vectors(NamedTuple):
 
     def renderer(self, task: Embedding) -> Render:
         """Returns what gives that of one image in JSON."""
-        return lambda outputs, frame: b'{"values":[%b]}' % listed(outputs[0])
+        return lambda outputs, frame: b'{"values":[%b]}' % listed(outputs[0][0])
 
 
 def _vectors(served: Served, form: Form) -> Vectors:

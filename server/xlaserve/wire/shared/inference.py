@@ -1,28 +1,28 @@
-"""Parameters and outputs of an Open Inference Protocol request: checked, as plain data.
+"""Requests of the Open Inference Protocol, and of TensorFlow Serving's Predict, checked and parsed from plain data.
 
-Parameters are pairs of a name and a value as JSON has it: `bool`, `int`, `float` or `str`, None for none. Lists of them
-and of outputs are read only up to what is refused, as clients may send thousands.
+A request is named input tensors, the outputs that it asks for, and parameters: pairs of a name and a value as JSON has
+it, `bool`, `int`, `float` or `str`, None for none. Lists of parameters and of outputs are read only up to what is
+refused, as clients may send thousands.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from xlaserve.config import PixelRange
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.program import Images
 from xlaserve.engine.request import DEFAULT_PRIORITY, WEIGHTS
 from xlaserve.errors import InvalidArgument, UnsupportedFeature, shown
 from xlaserve.images.decoder import Encoded
 from xlaserve.models.task import Classification, Task, TensorSpec
-from xlaserve.models.version import Served
-from xlaserve.pipeline import Pending
+from xlaserve.pipeline import Pending, Request
 from xlaserve.wire.shared import slips
-from xlaserve.wire.shared.input_tensors import bounded, check_unknown
+from xlaserve.wire.shared.call import Call
+from xlaserve.wire.shared.input_tensors import InputTensor, bounded, check_unknown, images_of
+from xlaserve.wire.shared.output_tensors import Listing, WantedOutput, rendering_of
 
 CLASSIFICATION: Final = "classification"
 EMPTY_FINAL_RESPONSE: Final = "triton_enable_empty_final_response"
@@ -33,10 +33,6 @@ NO_SEQUENCE: Final = (0, "", False)
 PARAMETERS: Final = "mode, pixel_range, timeout or priority"
 NAMES: Final = frozenset({"mode", "pixel_range", "timeout", "priority"})
 INT64_END: Final = 2**63
-MAX_INLINE_US: Final = 1000.0
-"""Responses that take up to this long, by the times below, are made on the event loop; others on threads."""
-CATEGORY_US: Final = 2.0
-SORT_US: Final = 0.02
 
 
 class Parameters(NamedTuple):
@@ -104,21 +100,52 @@ def _at_least_1(value: object, field: str, unit: str = "") -> int:
     return value
 
 
-class Wanted(NamedTuple):
-    """The outputs that a request asks for."""
+class RequestedOutput(NamedTuple):
+    """An output that a request names."""
 
-    outputs: Sequence[tuple[int, TensorSpec]]
-    """Each with its index among the task's."""
-    classes: int = 0
-    """How many of the likeliest classes are to stand in place of a classifier's scores; 0 for the scores."""
+    name: str
+    parameters: Iterable[tuple[str, object]] = ()
+    """Names and values of its parameters, except those that the wire itself acts on."""
+    is_raw: bool = False
 
-    def count_values(self, served: Served, images: Images | Pending | Sequence[Encoded]) -> int:
-        """Returns how many values the outputs have for these images at most."""
-        pixels = max(height * width for height, width in served.inputs)
-        if isinstance(images, (np.ndarray, Pending)):
-            pixels = images.shape[1] * images.shape[2]
-        sizes = (pixels if -1 in spec.shape[1:] else math.prod(spec.shape[1:]) for _, spec in self.outputs)
-        return len(images) * sum(sizes)
+
+class InferRequest(NamedTuple):
+    """A request to run a model, as any wire has it."""
+
+    inputs: Iterable[InputTensor]
+    outputs: Iterable[RequestedOutput] = ()
+    """Empty, and then false, for all outputs of the model."""
+    parameters: Parameters = Parameters()
+    is_raw: bool = False
+    """Whether outputs are wanted raw where the request names none."""
+    id: str = ""
+    """The client's name for it, which its answer has as well."""
+    known_images: Images | None = None
+    """Raw UINT8 pixels of a shape that `images_of` has checked in an earlier request; `inputs` are not read then."""
+
+
+def parse(request: InferRequest, call: Call, listing: Listing) -> tuple[Request, Sequence[WantedOutput]]:
+    """Returns what the model runs, and the outputs to answer, which are listed in this way where they are not raw.
+
+    Raises InvalidArgument or UnsupportedFeature.
+    """
+    served, parameters = call.served, request.parameters
+    task, settings = served.model.task, served.settings
+    is_strict = settings.strict_parameters
+    parameters.check_unknown(is_strict=is_strict)
+    if request.outputs:
+        wanted = check_outputs(request.outputs, task, settings.output_name, is_strict=is_strict)
+    else:
+        wanted = all_outputs(task, settings.output_name, is_raw=request.is_raw)
+    images: Images | Pending | Sequence[Encoded]
+    if request.known_images is not None:
+        images = request.known_images
+    else:
+        ranges = settings.pixel_range, parameters.pixel_range
+        images = images_of(request.inputs, *ranges, input_name=settings.input_name, is_strict=is_strict)
+    until = min(call.deadline, call.began + parameters.timeout_s)
+    rendering = rendering_of(wanted, served, images, listing)
+    return Request(parameters.mode, images, until, rendering, parameters.priority), wanted
 
 
 def outputs_of(task: Task, output_name: str = "") -> Sequence[TensorSpec]:
@@ -127,52 +154,41 @@ def outputs_of(task: Task, output_name: str = "") -> Sequence[TensorSpec]:
     return [specs[0]._replace(name=output_name)] if output_name and len(specs) == 1 else specs
 
 
-def all_outputs(task: Task, output_name: str = "") -> Wanted:
+def all_outputs(task: Task, output_name: str = "", *, is_raw: bool = False) -> list[WantedOutput]:
     """Returns what a request asks for that names no outputs."""
-    return Wanted([*enumerate(outputs_of(task, output_name))])
+    return [WantedOutput(place, spec, is_raw) for place, spec in enumerate(outputs_of(task, output_name))]
 
 
 def check_outputs(
-    requested: Iterable[tuple[str, Iterable[tuple[str, object]]]],
-    task: Task,
-    output_name: str = "",
-    *,
-    is_strict: bool = False,
-) -> Wanted:
-    """Returns what a request asks for that names these outputs, with their parameters; all where it names none.
+    requested: Iterable[RequestedOutput], task: Task, output_name: str = "", *, is_strict: bool = False
+) -> list[WantedOutput]:
+    """Returns what a request asks for that names these outputs, at least one, in the order of the model.
 
     Unknown parameters are refused where `is_strict`, else ignored. Raises InvalidArgument or UnsupportedFeature.
     """
     specs = outputs_of(task, output_name)
-    named = [*islice(requested, len(specs) + 1)]
-    if not named:
-        return all_outputs(task, output_name)
     names = [spec.name for spec in specs]
-    wanted = [name for name, _ in named]
-    for name in wanted:
-        if name not in names or wanted.count(name) > 1:
-            raise InvalidArgument("outputs", f"{' or '.join(names)}, each at most once", repr(name[:64]))
-    classes = 0
-    for name, parameters in named:
-        for key, value in bounded(parameters, f"outputs.{name}.parameters"):
-            if key != CLASSIFICATION:
-                check_unknown(key, f"outputs.{name}", is_strict=is_strict)
-                continue
-            field = f"outputs.{name}.{CLASSIFICATION}"
-            if not isinstance(task, Classification):
-                raise UnsupportedFeature(f"{field}: the model's task is {task.name}")
-            classes = min(_at_least_1(value, field), task.classes)
-    return Wanted([one for one in enumerate(specs) if one[1].name in wanted], classes)
-
-
-def fits_inline(images: Sized, k: int, classes: int) -> bool:
-    """Whether the `k` likeliest of `classes` classes of each image are found and written on the event loop."""
-    return len(images) * (k * CATEGORY_US + classes * SORT_US) <= MAX_INLINE_US
-
-
-def categories(task: Classification, outputs: Outputs, k: int) -> list[list[bytes]]:
-    """Returns for each image its `k` likeliest classes, as the `classification` extension writes them."""
+    named: dict[str, RequestedOutput] = {}
+    for output in islice(requested, len(specs) + 1):
+        if output.name not in names or output.name in named:
+            raise InvalidArgument("outputs", f"{' or '.join(names)}, each at most once", repr(output.name[:64]))
+        named[output.name] = output
     return [
-        [f"{category.score:f}:{category.index}:{category.label}".encode() for category in row]
-        for row in task.top(outputs, k)
+        WantedOutput(place, spec, named[spec.name].is_raw, _classes(named[spec.name], task, is_strict=is_strict))
+        for place, spec in enumerate(specs)
+        if spec.name in named
     ]
+
+
+def _classes(output: RequestedOutput, task: Task, *, is_strict: bool) -> int:
+    """Returns how many classes are to stand in place of an output's scores; 0 for the scores."""
+    classes = 0
+    for key, value in bounded(output.parameters, f"outputs.{output.name}.parameters"):
+        if key != CLASSIFICATION:
+            check_unknown(key, f"outputs.{output.name}", is_strict=is_strict)
+            continue
+        field = f"outputs.{output.name}.{CLASSIFICATION}"
+        if not isinstance(task, Classification):
+            raise UnsupportedFeature(f"{field}: the model's task is {task.name}")
+        classes = min(_at_least_1(value, field), task.classes)
+    return classes

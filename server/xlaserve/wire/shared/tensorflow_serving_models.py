@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 from xlaserve.errors import InvalidArgument, ModelFailed, UnsupportedFeature, status_of
-from xlaserve.models.task import Task
-from xlaserve.models.version import State, Version
+from xlaserve.images.decoder import Encoded
+from xlaserve.models.task import Category, Classification, Task
+from xlaserve.models.version import Served, State, Version
+from xlaserve.pipeline import Answer, Render, Request
 from xlaserve.wire.shared.models import Models
+from xlaserve.wire.shared.objects import DEFAULT_TOP_K, task_of
+from xlaserve.wire.shared.output_tensors import fits_inline
 
 Json = dict[str, Any]
 
@@ -42,6 +47,31 @@ def check_signature(name: str) -> None:
     """Raises InvalidArgument for a signature that models don't have."""
     if name not in ("", SIGNATURE):
         raise InvalidArgument("signature_name", f"{SIGNATURE!r}, the only one", repr(name[:64]))
+
+
+class LikeliestClasses(NamedTuple):
+    """Renders an image's likeliest classes."""
+
+    write: Callable[[Sequence[Category]], bytes]
+
+    def renderer(self, task: Classification) -> Render:
+        """Returns what gives them as the wire's `write` does."""
+        return lambda outputs, frame: self.write(*task.top(outputs, DEFAULT_TOP_K))
+
+
+def classify(
+    images: Sequence[Encoded], served: Served, deadline: float, write: Callable[[Sequence[Category]], bytes]
+) -> Request:
+    """Returns the request to classify images, whose classes `write` writes. Raises InvalidArgument."""
+    task = task_of(served, Classification)
+    is_inline = fits_inline(images, min(DEFAULT_TOP_K, task.classes), task.classes)
+    return Request("", images, deadline, None if is_inline else LikeliestClasses(write))
+
+
+def classified(served: Served, answer: Answer, write: Callable[[Sequence[Category]], bytes]) -> Sequence[bytes]:
+    """Returns the likeliest classes of each image, as `write` writes them."""
+    task = task_of(served, Classification)
+    return answer.rendered or [*map(write, task.top(answer.outputs, DEFAULT_TOP_K))]
 
 
 def check_regression(task: Task) -> None:

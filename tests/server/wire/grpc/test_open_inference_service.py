@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -17,10 +18,13 @@ from xlaserve.models.task import Classification, Detection, Embedding, Segmentat
 from xlaserve.models.version import Served
 from xlaserve.pipeline import Answer, Pending, Request
 from xlaserve.wire.grpc import infer_message, open_inference_service, open_inference_tensors
+from xlaserve.wire.grpc.open_inference_tensors import LISTING
+from xlaserve.wire.shared import inference
+from xlaserve.wire.shared.output_tensors import WantedOutput, output_tensors
 from xlaserve_proto import open_inference_pb2 as pb
 
 SIDE = 40
-IMAGES = 30
+IMAGES = 40
 RANDOM = np.random.default_rng(0)
 TASKS: dict[str, tuple[Task, tuple[Any, ...]]] = {
     "scores": (Classification(1000), (RANDOM.random((IMAGES, 1000), np.float32),)),
@@ -59,8 +63,12 @@ def call_of(served: Served, deadline: float = 9.0) -> Any:
     return SimpleNamespace(served=served, deadline=deadline, began=1.0)
 
 
+def parse_for(request: Any, call: Any) -> tuple[Request, Sequence[WantedOutput]]:
+    return inference.parse(open_inference_tensors.infer_request(request), call, LISTING)
+
+
 def parse(request: Any, task: Task) -> Request:
-    parsed, _ = open_inference_service._parse(request, call_of(served_with(task, SIDE)))
+    parsed, _ = parse_for(request, call_of(served_with(task, SIDE)))
     return parsed
 
 
@@ -68,8 +76,11 @@ def respond(request: Any, task: Task, outputs: tuple[Any, ...], rendered: Any = 
     images = len(outputs[0])
     answer = Answer(Mode.XLA, images, outputs, [whole(SIDE, SIDE)] * images, rendered, Timings(), at=0.0)
     served = served_with(task, SIDE)
-    _, wanted = open_inference_service._parse(request, call_of(served))
-    return pb.ModelInferResponse.FromString(b"".join(open_inference_service._respond(request, wanted, served, answer)))
+    _, wanted = parse_for(request, call_of(served))
+    tensors = output_tensors(wanted, served, answer, LISTING)
+    return pb.ModelInferResponse.FromString(
+        b"".join(open_inference_service._respond(request.head.id, tensors, served, answer))
+    )
 
 
 def on_threads(request: Any, task: Task, outputs: tuple[Any, ...]) -> Any:
@@ -82,13 +93,25 @@ def on_threads(request: Any, task: Task, outputs: tuple[Any, ...]) -> Any:
     return [render(tuple(output[row : row + 1] for output in outputs), frame) for row in range(len(outputs[0]))]
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_many_typed_values_are_written_on_threads_and_are_the_same(name: str) -> None:
+@pytest.mark.parametrize("name", ["small maps", "large maps", "boxes"])
+def test_many_typed_integers_are_written_on_threads_and_are_the_same(name: str) -> None:
     task, outputs = TASKS[name]
     request = message(IMAGES, False)
     rendered = on_threads(request, task, outputs)
     assert rendered is not None
     assert respond(request, task, outputs, rendered) == respond(request, task, outputs)
+
+
+def test_floats_are_sent_as_they_lie_in_memory_however_many_they_are() -> None:
+    task, (scores,) = TASKS["scores"]
+    assert on_threads(message(IMAGES, False), task, (scores,)) is None
+    (tensor,) = output_tensors(
+        [WantedOutput(0, task.outputs[0])],
+        served_with(task),
+        Answer(Mode.XLA, IMAGES, (scores,), [], (), Timings(), at=0.0),
+        LISTING,
+    )
+    assert any(np.shares_memory(np.frombuffer(part, np.uint8), scores) for part in tensor.values)
 
 
 def test_only_the_outputs_that_were_asked_for_are_written_on_threads() -> None:
@@ -184,7 +207,9 @@ def test_the_earlier_of_deadline_and_timeout_holds_for_each_request(
     for began in (1.0, 2.0):  # the second is known
         parsed: Any = messages.parse(request.SerializeToString())
         call: Any = SimpleNamespace(served=served, deadline=deadline + began - 1, began=began)
-        assert open_inference_service._parse(parsed, call)[0].deadline == expected + began - 1
+        request_of_model, _ = parse_for(parsed, call)
+        assert request_of_model.deadline == expected + began - 1
+        open_inference_tensors.learn_shape(parsed, request_of_model.images)
 
 
 def test_a_request_with_thousands_of_outputs_and_inputs_is_refused_without_reading_them_all(
@@ -192,7 +217,7 @@ def test_a_request_with_thousands_of_outputs_and_inputs_is_refused_without_readi
 ) -> None:
     """They are read on the event loop."""
     task, read = Classification(3), Mock(wraps=infer_message.parameter_items)
-    monkeypatch.setattr(open_inference_service, "parameter_items", read)
+    monkeypatch.setattr(open_inference_tensors, "parameter_items", read)
     with pytest.raises(InvalidArgument, match="outputs: expected scores"):
         parse(message(1, True, *["scores"] * 4000), task)
     assert read.call_count < 10

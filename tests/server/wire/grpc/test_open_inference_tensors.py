@@ -15,7 +15,12 @@ from xlaserve.engine.program import Value
 from xlaserve.errors import InvalidArgument
 from xlaserve.images.decoder import Encoded
 from xlaserve.pipeline import Pending
-from xlaserve.wire.grpc import infer_message, open_inference_tensors, wire_format
+from xlaserve.wire.grpc import infer_message, open_inference_tensors, packed_lists, wire_format
+from xlaserve.wire.grpc.open_inference_tensors import LISTING
+from xlaserve.wire.shared import input_tensors
+from xlaserve.wire.shared.input_tensors import raw_bytes
+from xlaserve.wire.shared.output_tensors import OutputTensor, raw_part
+from xlaserve.wire.shared.parts import Part
 from xlaserve_proto import open_inference_pb2 as pb
 
 FIELDS = {"UINT8": ("uint_contents", "u1"), "INT32": ("int_contents", "<i4"), "FP32": ("fp32_contents", "<f4")}
@@ -23,11 +28,25 @@ SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 5), st.j
 LARGE_SHAPE = (2, 64, 64, 3)
 
 
+def read_images(
+    message: infer_message.InferMessage, *ranges: PixelRange | None, input_name: str = "", is_strict: bool = False
+) -> np.ndarray | Pending | list[Encoded]:
+    """What the checks of all wires make of a message, whose shape is known from then on."""
+    request = open_inference_tensors.infer_request(message)
+    if request.known_images is not None:
+        return request.known_images
+    default_range, *asked = ranges or (PixelRange.LEVELS,)
+    assert default_range is not None
+    images = input_tensors.images_of(request.inputs, default_range, *asked, input_name=input_name, is_strict=is_strict)
+    open_inference_tensors.learn_shape(message, images)
+    return images
+
+
 def images_of(request: pb.ModelInferRequest) -> np.ndarray | Pending | list[Encoded]:
     """What comes out of the bytes that a client sends."""
     message = infer_message.InferMessages().parse(request.SerializeToString())
     assert message is not None
-    return open_inference_tensors.read_images(message)
+    return read_images(message)
 
 
 def pixels_request(levels: np.ndarray, datatype: str, raw: bool) -> pb.ModelInferRequest:
@@ -51,8 +70,8 @@ def test_a_name_of_another_server_is_that_of_either_input() -> None:
         message = infer_message.InferMessages().parse(request.SerializeToString())
         assert message is not None
         with pytest.raises(InvalidArgument, match="inputs: expected one tensor, 'pixels' or 'image', got 'input_1'"):
-            open_inference_tensors.read_images(message)
-        found = open_inference_tensors.read_images(message, input_name="input_1")
+            read_images(message)
+        found = read_images(message, input_name="input_1")
         assert not isinstance(found, Pending)
         assert [*map(bytes, found)] == [*map(bytes, expected)]
 
@@ -88,8 +107,9 @@ def test_many_typed_integers_are_left_to_a_thread_with_no_look_at_their_values(
         pending = images_of(pixels_request(levels, datatype, raw=False))
     assert isinstance(pending, Pending)
     assert (pending.shape, pending.nbytes) == (levels.shape, levels.size * 4)
-    assert isinstance(pending.pixels, open_inference_tensors.PackedIntegers)
-    assert pending.pixels.octets.base is not None, "they are viewed where they lie"
+    assert isinstance(pending.pixels, packed_lists.ListedPixels)
+    assert isinstance(pending.pixels.numbers, packed_lists.PackedIntegers)
+    assert pending.pixels.numbers.octets.base is not None, "they are viewed where they lie"
     for one in (pending, pickle.loads(pickle.dumps(pending))):
         np.testing.assert_array_equal(one.check(), levels)
 
@@ -108,7 +128,7 @@ def read(data: bytes) -> np.ndarray:
     """The pixels of a request, once a thread has read them."""
     message = infer_message.InferMessages().parse(data)
     assert message is not None
-    images = open_inference_tensors.read_images(message)
+    images = read_images(message)
     return images.check() if isinstance(images, Pending) else np.asarray(images)
 
 
@@ -180,7 +200,7 @@ def test_more_typed_values_than_are_taken_are_refused_however_few_bytes_each_tak
     datatype: str,
 ) -> None:
     side = 837
-    assert side * side * 3 > open_inference_tensors.MAX_TYPED_VALUES
+    assert side * side * 3 > packed_lists.MAX_LISTED_VALUES
     with pytest.raises(InvalidArgument, match="contents of pixels: expected at most 2097152 values"):
         images_of(pixels_request(np.ones((1, side, side, 3), np.uint8), datatype, raw=False))
 
@@ -189,7 +209,7 @@ def test_raw_uint8_pixels_are_viewed_and_not_copied() -> None:
     request = pixels_request(np.ones(LARGE_SHAPE, np.uint8), "UINT8", raw=True)
     message = infer_message.InferMessages().parse(request.SerializeToString())
     assert message is not None
-    images = open_inference_tensors.read_images(message)
+    images = read_images(message)
     assert isinstance(images, np.ndarray)
     assert np.shares_memory(images, np.frombuffer(message.raw[0], np.uint8))
 
@@ -199,11 +219,6 @@ def test_float_levels_are_rounded() -> None:
     images = images_of(pixels_request(levels, "FP32", raw=True))
     assert isinstance(images, np.ndarray)
     assert images.ravel().tolist() == [0, 1, 254]
-
-
-def raw_bytes(elements: list[list[bytes]]) -> bytes:
-    """The elements as the server writes them."""
-    return b"".join(open_inference_tensors.piece_of_bytes(row, as_raw=True) for row in elements)
 
 
 @given(
@@ -216,7 +231,7 @@ def test_encoded_images_come_out_as_they_were_sent(elements: list[bytes], raw: b
     shape = [len(elements), 1] if is_column else [len(elements)]
     tensor = request.inputs.add(name="image", datatype="BYTES", shape=shape)
     if raw:
-        request.raw_input_contents.append(raw_bytes([elements]))
+        request.raw_input_contents.append(raw_bytes(elements))
     else:
         tensor.contents.bytes_contents.extend(elements)
     assert images_of(request) == elements
@@ -224,7 +239,7 @@ def test_encoded_images_come_out_as_they_were_sent(elements: list[bytes], raw: b
 
 @given(elements=st.lists(st.binary(max_size=20), min_size=1, max_size=5), cut=st.integers(1, 30), more=st.booleans())
 def test_framing_that_is_cut_off_or_goes_on_is_refused(elements: list[bytes], cut: int, more: bool) -> None:
-    data = raw_bytes([elements])
+    data = raw_bytes(elements)
     data = data + bytes(cut) if more else data[: max(0, len(data) - cut)]
     request = pb.ModelInferRequest(raw_input_contents=[data])
     request.inputs.add(name="image", datatype="BYTES", shape=[len(elements)])
@@ -259,9 +274,9 @@ def test_unknown_parameters_of_a_tensor_are_ignored_unless_the_model_is_strict_a
             with pytest.raises(
                 InvalidArgument, match=r"^inputs\.pixels\.parameters: expected .* got 'binary_data_size'"
             ):
-                open_inference_tensors.read_images(message, is_strict=True)
+                read_images(message, is_strict=True)
         else:
-            assert len(open_inference_tensors.read_images(message)) == 1
+            assert len(read_images(message)) == 1
 
 
 def test_half_precision_is_read_raw_and_of_either_range() -> None:
@@ -271,7 +286,7 @@ def test_half_precision_is_read_raw_and_of_either_range() -> None:
         request.inputs.add(name="pixels", datatype="FP16", shape=levels.shape)
         message = infer_message.InferMessages().parse(request.SerializeToString())
         assert message is not None
-        np.testing.assert_array_equal(open_inference_tensors.read_images(message, pixel_range), levels)
+        np.testing.assert_array_equal(read_images(message, pixel_range), levels)
     listed = pb.ModelInferRequest()
     listed.inputs.add(name="pixels", datatype="FP16", shape=levels.shape).contents.fp32_contents.extend([0.0] * 12)
     with pytest.raises(InvalidArgument, match=r"^contents of pixels: expected FP16 as raw_input_contents"):
@@ -287,10 +302,8 @@ def test_outputs_are_written_in_the_manner_that_was_asked_for(
     dtype: type[np.float32 | np.int32 | np.uint8], datatype: str, field: str, as_raw: bool
 ) -> None:
     values: NDArray[Value] = np.arange(6).reshape(2, 3).astype(dtype)
-    typed = open_inference_tensors.output_parts(
-        ("it", datatype, values.shape), [open_inference_tensors.piece_of_values(values)], as_raw=False
-    )
-    wire = open_inference_tensors.raw_output_parts("it", values) if as_raw else typed
+    sent = [raw_part(values)] if as_raw else LISTING.numbers(values)
+    wire = open_inference_tensors.output_parts(OutputTensor("it", datatype, values.shape, sent, as_raw))
     response = pb.ModelInferResponse.FromString(b"".join(wire))
     (output,) = response.outputs
     assert (output.name, output.datatype, list(output.shape)) == ("it", datatype, [2, 3])
@@ -304,8 +317,10 @@ def test_outputs_are_written_in_the_manner_that_was_asked_for(
 
 @pytest.mark.parametrize("as_raw", [True, False])
 def test_bytes_are_written_in_the_manner_that_was_asked_for(as_raw: bool) -> None:
-    pieces = [open_inference_tensors.piece_of_bytes(row, as_raw) for row in ([b"a", b""], [b"bcd", b"e"])]
-    wire = open_inference_tensors.output_parts(("scores", "BYTES", (2, 2)), pieces, as_raw)
+    sent: list[Part] = []
+    for row in ([b"a", b""], [b"bcd", b"e"]):
+        sent += [raw_bytes(row)] if as_raw else LISTING.elements(row)
+    wire = open_inference_tensors.output_parts(OutputTensor("scores", "BYTES", (2, 2), sent, as_raw))
     response = pb.ModelInferResponse.FromString(b"".join(wire))
     (output,) = response.outputs
     assert (output.datatype, list(output.shape)) == ("BYTES", [2, 2])
@@ -324,10 +339,10 @@ def test_a_request_may_say_that_its_pixels_are_from_0_to_1_and_so_may_the_model(
     assert message is not None
     unit, whole = PixelRange.UNIT, PixelRange.LEVELS
     for ranges in ((whole, unit), (unit, None), (unit, unit)):
-        np.testing.assert_array_equal(open_inference_tensors.read_images(message, *ranges), levels)
+        np.testing.assert_array_equal(read_images(message, *ranges), levels)
     for ranges in ((whole, None), (unit, whole)):
         with pytest.raises(InvalidArgument, match="fractions from 0 to"):
-            open_inference_tensors.read_images(message, *ranges)
+            read_images(message, *ranges)
 
 
 @pytest.mark.parametrize("datatype", ["UINT8", "INT32"])
@@ -337,5 +352,5 @@ def test_a_range_of_0_to_1_goes_with_fp32_alone(datatype: str) -> None:
     )
     assert message is not None
     with pytest.raises(InvalidArgument, match=rf"^parameters\.pixel_range: expected .* FP32 .* got {datatype}"):
-        open_inference_tensors.read_images(message, PixelRange.LEVELS, PixelRange.UNIT)
-    assert open_inference_tensors.read_images(message, PixelRange.UNIT) is not None
+        read_images(message, PixelRange.LEVELS, PixelRange.UNIT)
+    assert read_images(message, PixelRange.UNIT) is not None

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,12 @@ from xlaserve.engine.timings import Timings
 from xlaserve.errors import InvalidArgument, UnsupportedFeature
 from xlaserve.images.frame import whole
 from xlaserve.models.task import Classification, Detection, Segmentation, Task
-from xlaserve.pipeline import Answer
+from xlaserve.models.version import Served
+from xlaserve.pipeline import Answer, Request
 from xlaserve.wire.grpc import serving_messages as messages
+from xlaserve.wire.grpc.tensor_protos import LISTING
+from xlaserve.wire.shared import inference
+from xlaserve.wire.shared.output_tensors import WantedOutput, output_tensors
 from xlaserve_proto import tensorflow_messages_pb2 as pb
 
 SIDE = 40
@@ -43,6 +49,16 @@ def predict(*outputs: str, count: int = IMAGES) -> Any:
     return messages.PARSERS["PredictRequest"](request.SerializeToString())
 
 
+def parse(message: Any, served: Served) -> tuple[Request, Sequence[WantedOutput]]:
+    call: Any = SimpleNamespace(served=served, deadline=9.0, began=1.0)
+    return inference.parse(messages.infer_request(message), call, LISTING)
+
+
+def respond(wanted: Sequence[WantedOutput], served: Served, answer: Answer) -> pb.PredictResponse:
+    wire = messages.respond_predict(output_tensors(wanted, served, answer, LISTING), served)
+    return pb.PredictResponse.FromString(b"".join(wire))
+
+
 def answer(task: Task, outputs: tuple[Any, ...], rendering: Any = None, count: int = IMAGES) -> Answer:
     frames = [whole(SIDE, SIDE)] * count
     rendered = []
@@ -56,12 +72,11 @@ def answer(task: Task, outputs: tuple[Any, ...], rendering: Any = None, count: i
 def test_predict_answers_the_outputs_however_they_are_rendered(name: str) -> None:
     task, outputs = TASKS[name]
     served = served_with(task, SIDE)
-    request, wanted = messages.parse_predict(predict(), served, 9.0)
+    request, wanted = parse(predict(), served)
     assert request.deadline == 9.0
     assert (request.rendering is None) == (name == "scores")
     for rendering in (None, request.rendering):
-        wire = messages.respond_predict(wanted, served, answer(task, outputs, rendering))
-        response = pb.PredictResponse.FromString(b"".join(wire))
+        response = respond(wanted, served, answer(task, outputs, rendering))
         assert {spec.name for spec in task.outputs} == set(response.outputs)
         for spec, values in zip(task.outputs, outputs, strict=True):
             found = response.outputs[spec.name]
@@ -73,12 +88,12 @@ def test_predict_answers_the_outputs_however_they_are_rendered(name: str) -> Non
 def test_predict_answers_the_outputs_that_are_named() -> None:
     task, outputs = TASKS["boxes"]
     served = served_with(task, SIDE)
-    _, wanted = messages.parse_predict(predict("count", "scores"), served, 9.0)
-    response = pb.PredictResponse.FromString(b"".join(messages.respond_predict(wanted, served, answer(task, outputs))))
+    _, wanted = parse(predict("count", "scores"), served)
+    response = respond(wanted, served, answer(task, outputs))
     assert set(response.outputs) == {"count", "scores"}
     for wrong in (("other",), ("count", "count")):
         with pytest.raises(InvalidArgument):
-            messages.parse_predict(predict(*wrong), served, 9.0)
+            parse(predict(*wrong), served)
 
 
 def test_several_inputs_are_refused() -> None:
@@ -87,7 +102,7 @@ def test_several_inputs_are_refused() -> None:
         request.inputs[name].dtype = pb.DT_UINT8
     parsed: Any = messages.PARSERS["PredictRequest"](request.SerializeToString())
     with pytest.raises(InvalidArgument, match="one tensor"):
-        messages.parse_predict(parsed, served_with(Classification(10)), 9.0)
+        parse(parsed, served_with(Classification(10)))
 
 
 def features(*pairs: tuple[str, pb.Feature]) -> pb.Example:

@@ -12,8 +12,9 @@ from xlaserve.config import PixelRange
 from xlaserve.errors import InvalidArgument
 from xlaserve.pipeline import Pending
 from xlaserve.wire.grpc import serving_messages, tensor_protos, wire_format
-from xlaserve.wire.grpc.tensor_protos import TensorInput
+from xlaserve.wire.grpc.tensor_protos import LISTING, TensorInput
 from xlaserve.wire.shared.input_tensors import images_of
+from xlaserve.wire.shared.output_tensors import DATATYPES, OutputTensor
 from xlaserve_proto import tensorflow_messages_pb2 as pb
 
 SHAPE = (2, 4, 5, 3)
@@ -108,10 +109,15 @@ def test_pixels_that_are_still_to_be_read_can_be_pickled() -> None:
     assert (np.asarray(pickle.loads(pickle.dumps(pixels))) == 3).all()
 
 
+def output_parts(values: np.ndarray[Any, Any]) -> wire_format.Wire:
+    tensor = OutputTensor("name", DATATYPES[values.dtype], values.shape, LISTING.numbers(values), is_raw=False)
+    return tensor_protos.output_parts(tensor)
+
+
 @given(st.sampled_from([np.float32, np.int32, np.uint8]), st.lists(st.integers(0, 5), min_size=1, max_size=4))
 def test_outputs_stand_in_the_list_of_their_type(dtype: type[np.generic], shape: list[int]) -> None:
     values = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape).astype(dtype)
-    response = pb.PredictResponse.FromString(b"".join(tensor_protos.output_parts("name", values)))
+    response = pb.PredictResponse.FromString(b"".join(output_parts(values)))
     found = response.outputs["name"]
     assert [dim.size for dim in found.tensor_shape.dim] == shape
     numbers = found.float_val if dtype is np.float32 else found.int_val
@@ -121,7 +127,7 @@ def test_outputs_stand_in_the_list_of_their_type(dtype: type[np.generic], shape:
 
 def test_large_outputs_are_not_copied_before_the_response_is_joined() -> None:
     values = np.zeros((100, 1000), np.float32)
-    wire = tensor_protos.output_parts("name", values)
+    wire = output_parts(values)
     assert any(isinstance(part, memoryview) and part.nbytes == values.nbytes for part in wire)
     assert wire_format.wire_bytes(wire) == len(b"".join(wire))
 

@@ -18,10 +18,11 @@ from xlaserve.images.frame import Frame, place, whole
 from xlaserve.models.task import Classification, Datatype, Detection, Embedding, Segmentation, Task
 from xlaserve.models.version import Served
 from xlaserve.pipeline import Answer, Request
+from xlaserve.wire.grpc import open_inference_tensors, tensor_protos
 from xlaserve.wire.grpc import vision_messages as messages
-from xlaserve.wire.grpc.open_inference_tensors import OUTPUT_FIELDS
 from xlaserve.wire.grpc.wire_format import LARGE_BYTES
 from xlaserve.wire.shared.objects import METHODS
+from xlaserve.wire.shared.output_tensors import DATATYPES
 from xlaserve_proto import open_inference_pb2 as oip
 from xlaserve_proto import vision_pb2 as pb
 
@@ -67,7 +68,8 @@ def test_every_task_has_a_setting_a_method_and_roles_for_its_outputs() -> None:
     assert set(METHODS) == set(kinds) == set(map(type, TASKS.values()))
     assert {kind.name for kind in kinds} == set(get_args(TaskName))
     assert set(METHODS.values()) == set(PARSERS)
-    assert set(get_args(Datatype)) == {datatype for datatype, _ in OUTPUT_FIELDS.values()}
+    for known in (DATATYPES.values(), open_inference_tensors.LISTING.fields, tensor_protos.LISTING.fields):
+        assert set(get_args(Datatype)) == set(known)
     assert {f"TYPE_{datatype}" for datatype in get_args(Datatype)} <= set(oip.DataType.keys())
     assert {output.name for task in TASKS.values() for output in task.outputs} == set(get_args(OutputRole))
 

@@ -26,8 +26,9 @@ from xlaserve.errors import ShuttingDown
 from xlaserve.planning.virtual_time import VirtualTimeLoop
 from xlaserve.wire.http.connection import HEAD_TIMEOUT_S, LINGER_S, MAX_PIPELINED
 from xlaserve.wire.http.http_calls import PIECE_BYTES
-from xlaserve.wire.http.message import HttpAnswer, Part
+from xlaserve.wire.http.message import HttpAnswer
 from xlaserve.wire.http.request_head import MAX_HEAD_BYTES, MAX_HEADERS
+from xlaserve.wire.shared.parts import Part
 
 UPGRADE: dict[str, Any] = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2_settings": "AAMAAABk"}
 LARGE = HttpAnswer([bytes(HIGH_WATER_BYTES + 1), bytes(100)])

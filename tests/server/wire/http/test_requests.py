@@ -25,11 +25,12 @@ from xlaserve.errors import InvalidArgument, MessageTooLarge, QueueFull, Request
 from xlaserve.images.decoder import Encoded
 from xlaserve.models.task import Classification, Detection, Segmentation, Task
 from xlaserve.pipeline import Pending, Request
-from xlaserve.wire.http import forms, json_numbers, open_inference_methods, serving_body, vision_methods
+from xlaserve.wire.http import forms, json_numbers, json_tensors, serving_body, vision_methods
 from xlaserve.wire.http.body import decompress, read_body
 from xlaserve.wire.http.forms import MAX_OPTION_BYTES, MAX_OPTIONS, Form, read_form
 from xlaserve.wire.http.http_calls import read_query
 from xlaserve.wire.http.message import MAX_INLINE_BYTES, HttpRequest
+from xlaserve.wire.shared import inference
 from xlaserve.wire.shared.inference import check_parameters
 from xlaserve.wire.shared.input_tensors import MAX_IMAGES, images_of
 
@@ -86,7 +87,9 @@ def parse(body: Any, binary: bytes = b"", task: Any = TASK, text: bytes | None =
     text = json.dumps(body).encode() if text is None else text
     request = http_request(text + binary, **({"inference_header_content_length": str(len(text))} if binary else {}))
     call: Any = SimpleNamespace(served=served_with(task, SIDE), deadline=9.0, began=1.0)
-    parsed, _ = open_inference_methods._parse(asyncio.run(open_inference_methods._read(request)), call)
+    size = json_tensors.json_bytes(request)
+    sent = json_tensors.parse(asyncio.run(request.json(size)), request.body[size:])
+    parsed, _ = inference.parse(sent, call, json_tensors.JsonListing())
     if isinstance(parsed.images, Pending):
         parsed.images.check()
     return parsed
@@ -212,9 +215,7 @@ def test_nothing_may_stand_behind_what_binary_sizes_say() -> None:
 @pytest.mark.parametrize("length", ["-1", "3.5", "1e3", "99999", "", "x", "9" * 5000, "٣", "+3", " 3"])
 def test_the_length_of_the_json_is_a_number_of_bytes_that_came(length: str) -> None:
     with pytest.raises(InvalidArgument, match=LENGTH):
-        asyncio.run(
-            open_inference_methods._read(http_request(b'{"inputs": []}', inference_header_content_length=length))
-        )
+        json_tensors.json_bytes(http_request(b'{"inputs": []}', inference_header_content_length=length))
 
 
 @pytest.mark.parametrize(

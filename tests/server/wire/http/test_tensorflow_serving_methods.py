@@ -13,6 +13,8 @@ from xlaserve.models.task import Classification, Detection, Segmentation, Task
 from xlaserve.pipeline import Answer
 from xlaserve.wire.http import tensorflow_serving_methods as serving
 from xlaserve.wire.shared.inference import all_outputs
+from xlaserve.wire.shared.output_tensors import RenderedOutputs
+from xlaserve.wire.shared.tensorflow_serving_models import LikeliestClasses
 
 RANDOM = np.random.default_rng(0)
 TASKS: dict[str, tuple[Task, tuple[Any, ...]]] = {
@@ -32,9 +34,10 @@ TASKS: dict[str, tuple[Task, tuple[Any, ...]]] = {
 
 def answered(task: Task, outputs: tuple[Any, ...], *, is_rows: bool) -> Any:
     answer = Answer(Mode.GRAPH, 3, outputs, [whole(5, 6)] * 3, (), Timings(), 0.0)
-    render = serving.ListedOutputs().renderer(task)
+    wanted = all_outputs(task)
+    render = RenderedOutputs(wanted, serving.LISTING).renderer(task)
     rows = [render(one, answer.frames[0]) for one in serving._rows(answer)]
-    return json.loads(b"".join(serving._respond(rows, all_outputs(task), is_rows=is_rows)))
+    return json.loads(b"".join(serving._respond(rows, wanted, is_rows=is_rows)))
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -55,5 +58,5 @@ def test_rows_and_columns_hold_the_outputs(name: str) -> None:
 def test_what_is_no_number_is_null() -> None:
     scores = np.array([[1, np.nan, np.inf, -np.inf]] * 3, np.float32)
     assert answered(Classification(4), (scores,), is_rows=True)["predictions"][0] == [1.0, None, None, None]
-    render = serving.ListedClasses(4).renderer(Classification(4))
+    render = LikeliestClasses(serving._labels).renderer(Classification(4))
     assert json.loads(render((scores[:1],), whole(5, 6)))[0] == ["2", None]

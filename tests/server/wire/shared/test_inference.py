@@ -12,7 +12,7 @@ import pytest
 from xlaserve.config import PixelRange
 from xlaserve.errors import InvalidArgument, UnsupportedFeature
 from xlaserve.models.task import Classification, Detection, Embedding
-from xlaserve.wire.shared.inference import Parameters, all_outputs, check_outputs, check_parameters
+from xlaserve.wire.shared.inference import Parameters, RequestedOutput, all_outputs, check_outputs, check_parameters
 from xlaserve.wire.shared.input_tensors import check_count, images_of, raw_bytes
 
 
@@ -84,21 +84,22 @@ def test_parameters_of_extensions_that_are_not_spoken_are_unsupported(values: di
 
 def test_outputs_are_those_that_were_named_in_the_order_of_the_model() -> None:
     task = Detection(3, max_detections=5)
-    assert [index for index, _ in check_outputs([], task).outputs] == [0, 1, 2, 3]
-    assert [index for index, _ in check_outputs([("count", []), ("scores", [])], task).outputs] == [1, 3]
+    assert [one.place for one in all_outputs(task)] == [0, 1, 2, 3]
+    named = [RequestedOutput("count"), RequestedOutput("scores", is_raw=True)]
+    assert [(one.place, one.is_raw) for one in check_outputs(named, task)] == [(1, True), (3, False)]
 
 
 def test_at_most_all_classes_are_answered() -> None:
-    assert check_outputs([("scores", [("classification", 2)])], Classification(3)).classes == 2
-    assert check_outputs([("scores", [("classification", 2**60)])], Classification(3)).classes == 3
-    assert check_outputs([("scores", [])], Classification(3)).classes == 0
+    for asked, classes in (([("classification", 2)], 2), ([("classification", 2**60)], 3), ([], 0)):
+        (found,) = check_outputs([RequestedOutput("scores", asked)], Classification(3))
+        assert found.classes == classes
 
 
 def test_an_only_output_may_have_a_name_of_another_server() -> None:
-    for found in (all_outputs(Embedding(4), "probs"), check_outputs([("probs", [])], Embedding(4), "probs")):
-        assert [(index, spec.name) for index, spec in found.outputs] == [(0, "probs")]
+    for found in (all_outputs(Embedding(4), "probs"), check_outputs([RequestedOutput("probs")], Embedding(4), "probs")):
+        assert [(one.place, one.spec.name) for one in found] == [(0, "probs")]
     with pytest.raises(InvalidArgument, match="outputs: expected probs, each at most once, got 'embedding'"):
-        check_outputs([("embedding", [])], Embedding(4), "probs")
+        check_outputs([RequestedOutput("embedding")], Embedding(4), "probs")
     assert all_outputs(Detection(3, max_detections=5), "probs") == all_outputs(Detection(3, max_detections=5))
 
 
@@ -113,12 +114,14 @@ def test_an_only_output_may_have_a_name_of_another_server() -> None:
 )
 def test_wrong_outputs_are_refused(requested: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=f"^{says}"):
-        check_outputs([(name, parameters.items()) for name, parameters in requested], Embedding(4), is_strict=True)
+        check_outputs(
+            [RequestedOutput(name, parameters.items()) for name, parameters in requested], Embedding(4), is_strict=True
+        )
 
 
 def test_unknown_parameters_of_outputs_are_ignored() -> None:
-    outputs = [("scores", {"binary_data": True, "classification": 2}.items())]
-    assert check_outputs(outputs, Classification(3)).classes == 2
+    outputs = [RequestedOutput("scores", {"binary_data": True, "classification": 2}.items())]
+    assert [one.classes for one in check_outputs(outputs, Classification(3))] == [2]
 
 
 def test_of_thousands_of_parameters_outputs_and_inputs_only_those_up_to_a_refused_one_are_read() -> None:
@@ -131,8 +134,13 @@ def test_of_thousands_of_parameters_outputs_and_inputs_only_those_up_to_a_refuse
 
     many: list[tuple[Callable[[Any], object], Any]] = [
         (check_parameters, ("mode", 1)),
-        (lambda outputs: check_outputs(outputs, Detection(3, max_detections=5)), ("scores", [])),
-        (lambda parameters: check_outputs([("scores", parameters)], Classification(3), is_strict=True), ("colour", 1)),
+        (lambda outputs: check_outputs(outputs, Detection(3, max_detections=5)), RequestedOutput("scores")),
+        (
+            lambda parameters: check_outputs(
+                [RequestedOutput("scores", parameters)], Classification(3), is_strict=True
+            ),
+            ("colour", 1),
+        ),
         (images_of, JsonTensor(PIXELS + "}")),
     ]
     for check, item in many:
@@ -154,7 +162,7 @@ def test_of_thousands_of_parameters_that_are_ignored_few_are_read() -> None:
     tensor.parameters = many("colour")
     for check in (
         lambda: check_parameters(many(("colour", 1))),
-        lambda: check_outputs([("scores", many(("colour", 1)))], Classification(3)),
+        lambda: check_outputs([RequestedOutput("scores", many(("colour", 1)))], Classification(3)),
         lambda: images_of([tensor]),
     ):
         read.clear()

@@ -1,0 +1,158 @@
+"""Output tensors of the Open Inference Protocol, and of TensorFlow Serving's Predict, from a model's outputs.
+
+Raw tensors are the same bytes on every wire. A wire adds how it lists values, and writes what stands around tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence, Sized
+from itertools import chain
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlaserve.engine.program import Images, Outputs, Value
+from xlaserve.images.decoder import Encoded
+from xlaserve.models.task import Classification, Datatype, Task, TensorSpec
+from xlaserve.models.version import Served
+from xlaserve.pipeline import Answer, Pending, Render
+from xlaserve.wire.shared.input_tensors import raw_bytes
+from xlaserve.wire.shared.parts import Part
+
+DATATYPES: Final[dict[np.dtype[Value], Datatype]] = {
+    np.dtype(np.float32): "FP32",
+    np.dtype(np.int32): "INT32",
+    np.dtype(np.uint8): "UINT8",
+}
+"""By an output's NumPy type."""
+MAX_COPIED_BYTES: Final = 64 * 1024
+"""Outputs up to this size are copied before the response is put together: that costs less than a view."""
+MAX_INLINE_US: Final = 1000.0
+"""Responses that take up to this long to write are made on the event loop; others on threads."""
+CATEGORY_US: Final = 2.0
+SORT_US: Final = 0.02
+
+
+class Listing(Protocol):
+    """How a wire lists values in its messages."""
+
+    def us_per_value(self, datatype: Datatype) -> float:
+        """Returns how many microseconds a number takes; 0 where listing is no work."""
+
+    def numbers(self, values: NDArray[Value]) -> list[Part]:
+        """Returns the numbers of some of a tensor's rows, listed."""
+
+    def elements(self, elements: Sequence[bytes]) -> list[Part]:
+        """Returns some elements of a BYTES tensor, listed."""
+
+
+class WantedOutput(NamedTuple):
+    """An output that a request asks for."""
+
+    place: int
+    """Its index among the task's outputs."""
+    spec: TensorSpec
+    """The output by the name that clients see."""
+    is_raw: bool = False
+    """Whether it is sent as bytes, not as a list of values."""
+    classes: int = 0
+    """How many of the likeliest classes are to stand in place of a classifier's scores; 0 for the scores."""
+
+    def takes_time(self, listing: Listing) -> bool:
+        """Whether it has to be written value by value."""
+        return bool(self.classes) or (not self.is_raw and listing.us_per_value(self.spec.datatype) > 0)
+
+    def cost_us(self, listing: Listing, pixels: int) -> float:
+        """Returns how many microseconds an output that `takes_time` does, for an image of so many pixels."""
+        sides = self.spec.shape[1:]
+        if self.classes:
+            return category_us(self.classes, sides[0])
+        return listing.us_per_value(self.spec.datatype) * (pixels if -1 in sides else math.prod(sides))
+
+    def write(self, task: Task, outputs: Outputs, listing: Listing) -> list[Part]:
+        """Returns its values in rows of a program's outputs, as they are sent."""
+        if self.classes:
+            assert isinstance(task, Classification)
+            elements = [*chain.from_iterable(categories(task, outputs, self.classes))]
+            return [raw_bytes(elements)] if self.is_raw else listing.elements(elements)
+        values = outputs[self.place]
+        return [raw_part(values)] if self.is_raw else listing.numbers(values)
+
+
+class RenderedOutputs(NamedTuple):
+    """Writes an image's rows of some outputs."""
+
+    outputs: Sequence[WantedOutput]
+    listing: Listing
+
+    def renderer(self, task: Task) -> Render:
+        """Returns what gives a list of parts for each of the outputs."""
+        return lambda outputs, frame: [one.write(task, outputs, self.listing) for one in self.outputs]
+
+
+class OutputTensor(NamedTuple):
+    """An output tensor of an answer."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    values: list[Part]
+    """Its bytes, or its values as the wire's `Listing` has them."""
+    is_raw: bool
+
+
+def rendering_of(
+    wanted: Sequence[WantedOutput], served: Served, images: Images | Pending | Sequence[Encoded], listing: Listing
+) -> RenderedOutputs | None:
+    """Returns what writes each image's rows on a thread; None where the event loop can do it."""
+    slow = [one for one in wanted if one.takes_time(listing)]
+    if not slow:
+        return None
+    pixels = max(height * width for height, width in served.inputs)
+    if isinstance(images, (np.ndarray, Pending)):
+        pixels = images.shape[1] * images.shape[2]
+    cost_us = len(images) * sum(one.cost_us(listing, pixels) for one in slow)
+    return RenderedOutputs(slow, listing) if cost_us > MAX_INLINE_US else None
+
+
+def output_tensors(
+    wanted: Sequence[WantedOutput], served: Served, answer: Answer, listing: Listing
+) -> Iterator[OutputTensor]:
+    """Yields the wanted outputs of an answer. What `rendering_of` gave has been rendered, all else is written now."""
+    task, outputs = served.model.task, answer.outputs
+    rendered = zip(*answer.rendered, strict=True) if answer.rendered else None
+    for one in wanted:
+        if rendered is not None and one.takes_time(listing):
+            values = [*chain.from_iterable(next(rendered))]
+        else:
+            values = one.write(task, outputs, listing)
+        if one.classes:
+            yield OutputTensor(one.spec.name, "BYTES", (answer.images, one.classes), values, one.is_raw)
+        else:
+            output = outputs[one.place]
+            yield OutputTensor(one.spec.name, DATATYPES[output.dtype], output.shape, values, one.is_raw)
+
+
+def raw_part(values: NDArray[Value]) -> Part:
+    """Returns the bytes of an output: a view where it is large."""
+    return values.tobytes() if values.nbytes <= MAX_COPIED_BYTES else np.ascontiguousarray(values).data.cast("B")
+
+
+def category_us(k: int, classes: int) -> float:
+    """Returns how many microseconds it takes to find and write the `k` likeliest of an image's classes."""
+    return k * CATEGORY_US + classes * SORT_US
+
+
+def fits_inline(images: Sized, k: int, classes: int) -> bool:
+    """Whether the `k` likeliest of `classes` classes of each image are found and written on the event loop."""
+    return len(images) * category_us(k, classes) <= MAX_INLINE_US
+
+
+def categories(task: Classification, outputs: Outputs, k: int) -> list[list[bytes]]:
+    """Returns for each image its `k` likeliest classes, as the `classification` extension writes them."""
+    return [
+        [f"{category.score:f}:{category.index}:{category.label}".encode() for category in row]
+        for row in task.top(outputs, k)
+    ]
