@@ -4,60 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
 from types import TracebackType
 from typing import Self, TypeVar
 
-import grpc
-
 from xlaserve_client import calls, vision_calls
 from xlaserve_client.aio_connection import Connection, Tried, connect
 from xlaserve_client.call import Call
-from xlaserve_client.connection import (
-    DEFAULT_DEADLINE_S,
-    DEFAULT_TARGET,
-    LOAD_DEADLINE_S,
-    READY_POLL_S,
-    checked_deadline,
-)
+from xlaserve_client.connection import LOAD_DEADLINE_S, READY_POLL_S, checked_deadline
 from xlaserve_client.errors import DeadlineExceeded, ServerError, Unavailable
 from xlaserve_client.images import Images, any_on_disk
 from xlaserve_client.results import ClassifyResult, DetectResult, EmbedResult, InferResult, Model, SegmentResult
-from xlaserve_client.settings import ClientSettings
+from xlaserve_client.settings import BaseClient
 
 Result = TypeVar("Result")
 
 
-class AsyncVisionClient:
+class AsyncVisionClient(BaseClient):
     """`VisionClient` for asyncio: the same arguments, results and errors. Belongs to one event loop.
 
     async with AsyncVisionClient("127.0.0.1:8001") as client:
         result = await client.classify("three.png", model="digits")
     """
-
-    def __init__(
-        self,
-        target: str = DEFAULT_TARGET,
-        *,
-        deadline_s: float = DEFAULT_DEADLINE_S,
-        retry_overload: bool = False,
-        hedge_after_s: float | None = None,
-        priority: int = 0,
-        credentials: grpc.ChannelCredentials | None = None,
-        token: str | None = None,
-        metadata: Sequence[tuple[str, str]] = (),
-    ) -> None:
-        self._settings = ClientSettings.checked(
-            target,
-            deadline_s=deadline_s,
-            retry_overload=retry_overload,
-            hedge_after_s=hedge_after_s,
-            priority=priority,
-            credentials=credentials,
-            token=token,
-            metadata=metadata,
-        )
 
     async def classify(
         self, images: Images, *, model: str, top_k: int = 5, mode: str | None = None, deadline_s: float | None = None

@@ -1,16 +1,24 @@
-"""The checked settings of a client, which the synchronous and the asyncio client share."""
+"""The arguments of a client, checked, which the synchronous and the asyncio client share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import grpc
 
 from xlaserve_client import calls
 from xlaserve_client.call import Call
-from xlaserve_client.connection import Metadata, call_metadata, checked_deadline, checked_hedge, checked_priority
+from xlaserve_client.connection import (
+    DEFAULT_DEADLINE_S,
+    DEFAULT_TARGET,
+    Metadata,
+    call_metadata,
+    checked_deadline,
+    checked_hedge,
+    checked_priority,
+)
 from xlaserve_client.errors import DeadlineExceeded
 from xlaserve_client.name_service import NameService, is_fleet
 from xlaserve_client.retries import Attempts, Retries
@@ -33,31 +41,6 @@ class ClientSettings:
     metadata: Metadata
     """Metadata of each call, the token included."""
 
-    @classmethod
-    def checked(
-        cls,
-        target: str,
-        *,
-        deadline_s: float,
-        retry_overload: bool,
-        hedge_after_s: float | None,
-        priority: int,
-        credentials: grpc.ChannelCredentials | None,
-        token: str | None,
-        metadata: Sequence[tuple[str, str]],
-    ) -> Self:
-        """Returns settings of a client's arguments. Raises ValueError."""
-        return cls(
-            target=target,
-            service=NameService.parse(target) if is_fleet(target) else None,
-            deadline_s=checked_deadline(deadline_s),
-            retries=Retries(overload=retry_overload, unavailable=is_fleet(target)),
-            hedge_after_s=checked_hedge(hedge_after_s, is_fleet=is_fleet(target)),
-            priority=checked_priority(priority),
-            credentials=credentials,
-            metadata=call_metadata(token, metadata),
-        )
-
     def not_ready(self, timeout_s: float) -> DeadlineExceeded:
         """Returns the error for a server that was not ready within `timeout_s`."""
         return DeadlineExceeded(self.target, grpc.StatusCode.DEADLINE_EXCEEDED, f"not ready after {timeout_s:g} s")
@@ -68,3 +51,34 @@ class ClientSettings:
         if self.priority:
             calls.set_priority(call.request, self.priority)
         return attempts
+
+
+class BaseClient:
+    """A client, as far as no call waits: `VisionClient` documents its arguments. Raises ValueError for wrong ones."""
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+        retry_overload: bool = False,
+        hedge_after_s: float | None = None,
+        priority: int = 0,
+        credentials: grpc.ChannelCredentials | None = None,
+        token: str | None = None,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        self._settings = ClientSettings(
+            target=target,
+            service=NameService.parse(target) if is_fleet(target) else None,
+            deadline_s=checked_deadline(deadline_s),
+            retries=Retries(overload=retry_overload, unavailable=is_fleet(target)),
+            hedge_after_s=checked_hedge(hedge_after_s, is_fleet=is_fleet(target)),
+            priority=checked_priority(priority),
+            credentials=credentials,
+            metadata=call_metadata(token, metadata),
+        )
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begins what need not wait for the first call."""

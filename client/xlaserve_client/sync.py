@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
-import grpc
-
 from xlaserve_client import calls, vision_calls
 from xlaserve_client.call import Call
-from xlaserve_client.connection import (
-    DEFAULT_DEADLINE_S,
-    DEFAULT_TARGET,
-    LOAD_DEADLINE_S,
-    READY_POLL_S,
-    checked_deadline,
-)
+from xlaserve_client.connection import LOAD_DEADLINE_S, READY_POLL_S, checked_deadline
 from xlaserve_client.errors import DeadlineExceeded, ServerError, Unavailable
 from xlaserve_client.images import Images
 from xlaserve_client.results import ClassifyResult, DetectResult, EmbedResult, InferResult, Model, SegmentResult
-from xlaserve_client.settings import ClientSettings
+from xlaserve_client.settings import BaseClient
 from xlaserve_client.sync_connection import Tried, connect
 
 Result = TypeVar("Result")
 
 
-class VisionClient:
+class VisionClient(BaseClient):
     """A client of a server or a fleet. Safe to use from several threads; close it, or use it as a context manager.
 
     `target` is HOST:PORT, or fleet://HOST:PORT for the servers that the name service there lists: each call is sent to
@@ -43,28 +34,7 @@ class VisionClient:
             print(client.classify("three.png", model="digits").classifications[0].top.label)
     """
 
-    def __init__(
-        self,
-        target: str = DEFAULT_TARGET,
-        *,
-        deadline_s: float = DEFAULT_DEADLINE_S,
-        retry_overload: bool = False,
-        hedge_after_s: float | None = None,
-        priority: int = 0,
-        credentials: grpc.ChannelCredentials | None = None,
-        token: str | None = None,
-        metadata: Sequence[tuple[str, str]] = (),
-    ) -> None:
-        self._settings = ClientSettings.checked(
-            target,
-            deadline_s=deadline_s,
-            retry_overload=retry_overload,
-            hedge_after_s=hedge_after_s,
-            priority=priority,
-            credentials=credentials,
-            token=token,
-            metadata=metadata,
-        )
+    def _begin(self) -> None:
         self._connection = connect(self._settings)
 
     def classify(
