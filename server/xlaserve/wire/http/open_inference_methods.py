@@ -44,7 +44,7 @@ class OpenInference:
                 call.route(sent.id)
             parsed, wanted = inference.parse(sent, call, LISTING)
             answer = await call.run(parsed)
-            outputs = [*output_tensors(wanted, call.served, answer, LISTING)]
+            outputs = output_tensors(wanted, call.served, answer, LISTING)
             return _respond(sent.id, outputs, call.served, answer, call.end(answer))
 
     async def live(self, request: HttpRequest) -> HttpAnswer:

@@ -6,7 +6,7 @@ Raw tensors are the same bytes on every wire. A wire adds how it lists values, a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Sequence, Sized
 from itertools import chain
 from typing import Final, NamedTuple, Protocol
 
@@ -65,7 +65,7 @@ class WantedOutput(NamedTuple):
         return bool(self.classes) or (not self.is_raw and listing.us_per_value(self.spec.datatype) > 0)
 
     def cost_us(self, listing: Listing, pixels: int) -> float:
-        """Returns how many microseconds an output that `takes_time` does, for an image of so many pixels."""
+        """Returns how many microseconds it takes to write for an image of so many pixels, where it `takes_time`."""
         sides = self.spec.shape[1:]
         if self.classes:
             return category_us(self.classes, sides[0])
@@ -119,20 +119,23 @@ def rendering_of(
 
 def output_tensors(
     wanted: Sequence[WantedOutput], served: Served, answer: Answer, listing: Listing
-) -> Iterator[OutputTensor]:
-    """Yields the wanted outputs of an answer. What `rendering_of` gave has been rendered, all else is written now."""
+) -> list[OutputTensor]:
+    """Returns the wanted outputs of an answer: those that were rendered on threads, and others, written now."""
     task, outputs = served.model.task, answer.outputs
     rendered = zip(*answer.rendered, strict=True) if answer.rendered else None
+    tensors = []
     for one in wanted:
         if rendered is not None and one.takes_time(listing):
             values = [*chain.from_iterable(next(rendered))]
         else:
             values = one.write(task, outputs, listing)
         if one.classes:
-            yield OutputTensor(one.spec.name, "BYTES", (answer.images, one.classes), values, one.is_raw)
+            datatype, shape = "BYTES", (answer.images, one.classes)
         else:
             output = outputs[one.place]
-            yield OutputTensor(one.spec.name, DATATYPES[output.dtype], output.shape, values, one.is_raw)
+            datatype, shape = DATATYPES[output.dtype], output.shape
+        tensors.append(OutputTensor(one.spec.name, datatype, shape, values, one.is_raw))
+    return tensors
 
 
 def raw_part(values: NDArray[Value]) -> Part:

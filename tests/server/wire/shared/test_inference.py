@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.fakes import served_with
 
 from xlaserve.config import PixelRange
 from xlaserve.errors import InvalidArgument, UnsupportedFeature
-from xlaserve.models.task import Classification, Detection, Embedding
-from xlaserve.wire.shared.inference import Parameters, RequestedOutput, all_outputs, check_outputs, check_parameters
+from xlaserve.models.task import Classification, Detection, Embedding, Task
+from xlaserve.wire.shared.inference import (
+    InferRequest,
+    Parameters,
+    RequestedOutput,
+    all_outputs,
+    check_outputs,
+    check_parameters,
+    parse,
+)
 from xlaserve.wire.shared.input_tensors import check_count, images_of, raw_bytes
 
 
@@ -198,6 +208,55 @@ class JsonTensor:
 
 
 PIXELS = '{"name": "pixels", "datatype": "UINT8", "shape": [1, 1, 2, 3]'
+
+
+class Listing:
+    """Lists that take no time."""
+
+    def us_per_value(self, datatype: str) -> float:
+        return 0.0
+
+    def numbers(self, values: np.ndarray) -> list[Any]:
+        return [values.tobytes()]
+
+    def elements(self, elements: Sequence[bytes]) -> list[Any]:
+        return [*elements]
+
+
+def call_of(task: Task, **settings: Any) -> Any:
+    served = served_with(task)
+    vars(served.settings).update(settings)
+    return SimpleNamespace(served=served, deadline=9.0, began=1.0)
+
+
+def test_a_request_of_any_wire_is_parsed_for_its_model() -> None:
+    tensor = JsonTensor(PIXELS + "}", bytes([0, 1, 2, 3, 4, 255]))
+    options = check_parameters({"mode": "xla", "timeout": 500_000, "priority": 1}.items())
+    sent = InferRequest([tensor], [RequestedOutput("scores", [("classification", 2)], is_raw=True)], options)
+    parsed, wanted = parse(sent, call_of(Classification(3)), Listing())
+    assert (parsed.mode, parsed.deadline, parsed.priority, parsed.rendering) == ("xla", 1.5, 1, None)
+    assert np.asarray(parsed.images).ravel().tolist() == [0, 1, 2, 3, 4, 255]
+    assert [(one.place, one.is_raw, one.classes) for one in wanted] == [(0, True, 2)]
+
+
+def test_outputs_that_are_not_named_are_all_sent_in_the_manner_of_the_request() -> None:
+    for is_raw in (True, False):
+        tensor = JsonTensor(PIXELS + "}", bytes(6))
+        _, wanted = parse(InferRequest([tensor], is_raw=is_raw), call_of(Detection(3, max_detections=5)), Listing())
+        assert [(one.place, one.is_raw) for one in wanted] == [(place, is_raw) for place in range(4)]
+
+
+def test_images_that_are_known_are_not_read_again() -> None:
+    known = np.ones((1, 1, 2, 3), np.uint8)
+    parsed, _ = parse(InferRequest((), known_images=known), call_of(Classification(3)), Listing())
+    assert parsed.images is known
+
+
+def test_a_strict_model_alone_refuses_unknown_parameters() -> None:
+    sent = InferRequest([JsonTensor(PIXELS + "}", bytes(6))], parameters=check_parameters([("colour", "red")]))
+    parse(sent, call_of(Classification(3)), Listing())
+    with pytest.raises(InvalidArgument, match=r"^parameters: expected mode"):
+        parse(sent, call_of(Classification(3), strict_parameters=True), Listing())
 
 
 def test_a_protocol_of_its_own_gives_its_tensors_to_the_same_checks() -> None:

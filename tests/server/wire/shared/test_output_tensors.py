@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,10 +65,10 @@ def tensors(
 ) -> list[OutputTensor]:
     frames, rendered = [whole(SIDE, SIDE)] * COUNT, []
     if rendering is not None:
-        render = pickle.loads(pickle.dumps(rendering)).renderer(task)
+        render = rendering.renderer(task)
         rendered = [render(tuple(one[row : row + 1] for one in outputs), frames[row]) for row in range(COUNT)]
     answer = Answer(Mode.GRAPH, COUNT, outputs, frames, rendered, Timings(), 0.0)
-    return [*output_tensors(wanted, served_with(task, SIDE), answer, listing)]
+    return output_tensors(wanted, served_with(task, SIDE), answer, listing)
 
 
 def joined(found: Sequence[OutputTensor]) -> list[tuple[Any, ...]]:
