@@ -19,7 +19,7 @@ setup: $(VENV)/.installed ## Make .venv with pinned dependencies
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(BUILD),dev,docs]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps keras-hub nncf openvino
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps keras-hub nncf openvino tf_keras
 	touch $@
 
 stubs: setup ## Generate the Python stubs from proto/

@@ -583,7 +583,11 @@ def test_a_file_of_the_server_that_is_not_there_is_named(field: str, write: Writ
         ("source: 'keras.aplications:ResNet50'", ["builtin:noop or a path, got keras.aplications:ResNet50"]),
         (
             "source: notes.txt",
-            ["source: expected a .keras file, a .jax file or the folder of a SavedModel, got ", "notes.txt"],
+            [
+                "source: expected a .keras or .h5 file, ",
+                " or the folder of a SavedModel, got ",
+                "notes.txt",
+            ],
         ),
         ("source: 'builtin:digits', labels: folder", ["labels: expected a file, got ", "folder"]),
         ("source: net.jax, weights: gone.npz", ["weights: expected an existing path, got ", "gone.npz"]),
@@ -639,17 +643,22 @@ def test_weights_of_kerashub_are_a_preset_a_folder_or_a_file(write: Write, tmp_p
 
 
 def test_every_kind_of_source_is_told_by_its_name_or_by_what_lies_at_its_path(tmp_path: Path) -> None:
-    (tmp_path / "net.keras").touch()
-    (tmp_path / "net.jax").touch()
-    (tmp_path / "net.onnx").touch()
+    files = {
+        Source.KERAS_FILE: ("net.keras", "net.h5", "net.HDF5"),
+        
+        Source.JAX_FILE: ("net.jax",),
+    }
+    kinds = {name: kind for kind, names in files.items() for name in names}
+    for name in (*kinds, "net.pkl"):
+        (tmp_path / name).touch()
     (tmp_path / "saved").mkdir()
-    kinds = {"net.keras": Source.KERAS_FILE, "net.jax": Source.JAX_FILE, "saved": Source.SAVED_MODEL}
+    kinds["saved"] = Source.SAVED_MODEL
     paths = {str(tmp_path / name): kind for name, kind in kinds.items()}
     named = {form: kind for kind in Source if kind.value.prefix for form in kind.forms}
     for source, kind in (named | paths).items():
         assert kind_of(source) is kind
     assert {*named.values(), *paths.values()} == set(Source)
-    for source in ("builtin:other", "keras_cv", "net.keras", str(tmp_path / "net.onnx")):
+    for source in ("builtin:other", "keras_cv", "net.keras", str(tmp_path / "net.pkl")):
         assert kind_of(source) is None
 
 

@@ -171,6 +171,8 @@ def _files(model: ModelSettings) -> Iterator[tuple[str, Path]]:
         is_preset = kind.value.has_presets and (sources.is_handle(weights) or Path(weights).is_dir())
         if not is_preset:
             yield "weights", Path(weights)
+    if model.architecture is not None and sources.is_architecture_path(model.architecture):
+        yield "architecture", Path(model.architecture)
     if model.labels is not None:
         yield "labels", model.labels
     if model.has_auto_buckets and model.auto_buckets.demand is not None:

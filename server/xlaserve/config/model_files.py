@@ -15,7 +15,7 @@ File = tuple[str, Stamp]
 
 def named_paths(settings: ModelSettings) -> list[Path]:
     """Returns the paths that settings name. There may be nothing at them: sources and weights also have names."""
-    named = (settings.source, settings.weights, settings.labels, settings.calibration)
+    named = (settings.source, settings.weights, settings.architecture, settings.labels, settings.calibration)
     return [Path(path) for path in named if path]
 
 

@@ -36,9 +36,10 @@ class ModelSettings(Frozen):
     """The model's name in requests."""
     source: Annotated[str, OrPath(sources.looks_like_path)]
     """Where it comes from: `keras.applications:<Name>`, `keras_cv:<Backbone>`, `keras_cv:<Head>-<Backbone>`,
-    `keras_hub:<Class>`, the path of a `.keras` file, of a `.jax` file (what `jax.export` wrote) or of a SavedModel
-    folder, or of a folder that holds one of these and no other, `kagglehub:<handle>` (one of these, fetched from
-    Kaggle and kept), `builtin:digits`, `builtin:shapes-detector`, `builtin:shapes-segmenter`, or `builtin:noop`."""
+    `keras_hub:<Class>`, the path of a `.keras` or `.h5` file, of a
+    `.jax` file (what `jax.export` wrote) or of a SavedModel folder, or of a folder that holds one of these and no
+    other, `kagglehub:<handle>` (one of these, fetched from Kaggle and kept), `builtin:digits`,
+    `builtin:shapes-detector`, `builtin:shapes-segmenter`, or `builtin:noop`."""
     task: Literal["auto", TaskName] = "auto"
     """The meaning of the outputs; `auto` tells by the source, or by the outputs' names and shapes. `embedding` makes
     Keras Applications, KerasCV's backbones and KerasHub's classifiers give their pooled features."""
@@ -121,12 +122,22 @@ class ModelSettings(Frozen):
     detector's `boxes`, `scores`, `classes` and `count`."""
     signature: str | None = None
     """For SavedModels: the signature to run; `serving_default` or the only one by default."""
+    function: str | None = Field(None, examples=["detect"])
+    """For SavedModels without signatures: the function of the model to run; `__call__` or the only one of one image
+    input by default."""
+    architecture: Annotated[str | None, OrPath(sources.is_architecture_path)] = Field(
+        None, examples=["my_package.my_module:build"]
+    )
+    """For `.keras` and `.h5` files: the model that takes the file's weights, where the file has none or one that can't
+    be read. A function without arguments that returns a Keras model, as `package.module:function`, or the path of a
+    `.json` file that `model.to_json()` wrote. Importing a module runs it."""
     custom_objects: Pairs[str, str] = Field((), examples=[{"Patches": "my_package.layers:Patches"}])
-    """For `.keras` files: where the classes and functions that Keras doesn't know are, as
-    `{Name: package.module:Name}`. Importing a module runs it."""
+    """For `.keras` and `.h5` files: where the classes and functions that Keras doesn't know are, as
+    `{Name: package.module:Name}`. The name of a Lambda layer gives it that function, in place of the code in the file.
+    Importing a module runs it."""
     safe_mode: bool = True
-    """For `.keras` files: whether to refuse those that hold Python code. `false` runs it: only for files that you
-    trust."""
+    """For `.keras` and `.h5` files: whether to refuse those that hold Python code. `false` runs it: only for files that
+    you trust."""
     modes: tuple[Mode, ...] = Field((Mode.XLA,), min_length=1, examples=[["xla", "graph"]])
     """The modes that it offers; each is compiled and warmed for every bucket. `auto` also has `xla`, `graph` and,
     where it is installed, `openvino` compiled, and runs each bucket in the fastest."""

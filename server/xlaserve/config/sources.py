@@ -19,8 +19,8 @@ class Traits(NamedTuple):
     """All names that may follow the prefix, where they are known here."""
     shown: str = "<Name>"
     """The form of a name in messages, where the names are not known here."""
-    suffix: str = ""
-    """The suffix of its files' paths; "/" for folders."""
+    suffixes: tuple[str, ...] = ()
+    """The suffixes of its files' paths, in small letters; "/" for folders."""
     needs_tensorflow: bool = True
     is_downloaded: bool = False
     """Whether a model's weights are downloaded, unless they are to be random."""
@@ -45,9 +45,13 @@ class Source(Enum):
     KAGGLE = Traits(None, "kagglehub:", shown="<handle>", is_fixed=False)
     BUILT_IN = Traits(frozenset({"precision"}), "builtin:", ("digits", "shapes-detector", "shapes-segmenter"))
     NOOP = Traits(prefix="builtin:", names=("noop",), needs_tensorflow=False)
-    KERAS_FILE = Traits(_STORED | {"custom_objects", "safe_mode", "precision"}, shown="a .keras file", suffix=".keras")
-    JAX_FILE = Traits(_STORED | {"weights"}, shown="a .jax file", suffix=".jax")
-    SAVED_MODEL = Traits(_STORED | {"signature"}, shown="the folder of a SavedModel", suffix="/")
+    KERAS_FILE = Traits(
+        _STORED | {"architecture", "custom_objects", "safe_mode", "precision"},
+        shown="a .keras or .h5 file",
+        suffixes=(".keras", ".h5", ".hdf5"),
+    )
+    JAX_FILE = Traits(_STORED | {"weights"}, shown="a .jax file", suffixes=(".jax",))
+    SAVED_MODEL = Traits(_STORED | {"function", "signature"}, shown="the folder of a SavedModel", suffixes=("/",))
 
     @property
     def forms(self) -> list[str]:
@@ -64,10 +68,10 @@ _HANDLE: Final = re.compile(r"[\w-]+_[\w-]+|[a-z]+://.+")
 BUILTIN_SOURCES: Final = tuple(form for kind in Source if kind.value.names for form in kind.forms)
 NAMES: Final = ", ".join(form for kind in Source if kind.value.prefix for form in kind.forms)
 """Forms of sources that are not paths, for messages."""
-_PATHS = [form for kind in Source if kind.value.suffix for form in kind.forms]
+_PATHS = [form for kind in Source if kind.value.suffixes for form in kind.forms]
 PATHS: Final = f"{', '.join(_PATHS[:-1])} or {_PATHS[-1]}"
 """Kinds of files and folders that a path may lead to, for messages."""
-FILES: Final = frozenset(kind.value.suffix for kind in Source if kind.value.suffix) - {"/"}
+FILES: Final = frozenset(suffix for kind in Source for suffix in kind.value.suffixes) - {"/"}
 """Suffixes of sources that are files."""
 
 
@@ -85,8 +89,13 @@ def kind_of(source: str) -> Source | None:
     if (kind := kind_of_name(source)) or not looks_like_path(source):
         return kind
     path = Path(source)
-    suffix = "/" if path.is_dir() else path.suffix if path.exists() else ""
-    return next((kind for kind in Source if suffix and kind.value.suffix == suffix), None)
+    suffix = "/" if path.is_dir() else path.suffix.lower() if path.exists() else ""
+    return next((kind for kind in Source if suffix in kind.value.suffixes), None)
+
+
+def is_file_of_model(path: Path) -> bool:
+    """Returns whether a path is named as sources that are files are."""
+    return path.suffix.lower() in FILES
 
 
 def is_handle(weights: str) -> bool:
@@ -97,6 +106,11 @@ def is_handle(weights: str) -> bool:
 def is_weights_path(weights: str) -> bool:
     """Returns whether weights are meant as a path."""
     return weights not in NAMED_WEIGHTS and not is_handle(weights)
+
+
+def is_architecture_path(architecture: str) -> bool:
+    """Returns whether an architecture is a file, and not a function of a module."""
+    return architecture.endswith(".json")
 
 
 def looks_like_path(source: str) -> bool:

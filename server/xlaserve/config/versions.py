@@ -151,7 +151,9 @@ def _source(folder: Path) -> Path:
     """Returns the model in a folder: the folder itself, or the only model in it."""
     if _is_saved_model(folder):
         return folder
-    found = [one for one in folder.iterdir() if one.suffix in sources.FILES or (one.is_dir() and _is_saved_model(one))]
+    found = [
+        one for one in folder.iterdir() if sources.is_file_of_model(one) or (one.is_dir() and _is_saved_model(one))
+    ]
     return found[0] if len(found) == 1 else folder
 
 

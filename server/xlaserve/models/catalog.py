@@ -18,7 +18,8 @@ from xlaserve.engine.program import AnySize, IsLowered
 from xlaserve.errors import ModelFailed
 from xlaserve.models import labels
 from xlaserve.models.networks.network import Network, Size
-from xlaserve.models.sources import noop
+from xlaserve.models.sources import file_content, noop
+from xlaserve.models.sources.conversions import Conversions
 from xlaserve.models.task import Task, WithClasses
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def can_be_kept(settings: ModelSettings) -> bool:
     """
     kind = kinds.kind_of_name(settings.source)
     is_fixed = kind is None or (kind.value.is_fixed and not (kind.value.has_presets and _may_change(settings.weights)))
-    return settings.safe_mode and not settings.custom_objects and is_fixed
+    is_file = settings.architecture is None or kinds.is_architecture_path(settings.architecture)
+    return settings.safe_mode and not settings.custom_objects and is_file and is_fixed
 
 
 def _may_change(weights: str | None) -> bool:
@@ -69,10 +71,14 @@ Cached = Callable[[ModelSettings, Callable[[], Network]], Network]
 """Returns the network of a model from the compile cache, or calls its builder."""
 
 
-def load(settings: ModelSettings, cached: Cached = lambda settings, build: build()) -> Model:
+def load(
+    settings: ModelSettings,
+    cached: Cached = lambda settings, build: build(),
+    conversions: Conversions = Conversions(),  # noqa: B008 - which does not change
+) -> Model:
     """Builds the model and its weights; blocks. Raises ModelFailed with the reason and its remedy."""
     try:
-        network = cached(settings, partial(_lowered, settings))
+        network = cached(settings, partial(_lowered, settings, conversions))
         buckets = _buckets(settings, network)
         _check_unmatched(settings, network)
         task = _labelled(network.task, settings)
@@ -125,15 +131,17 @@ def _listed(kind: Source) -> tuple[str, ...]:
             from xlaserve.models.sources import keras_hub_table  # noqa: PLC0415
 
             return keras_hub_table.names()
-        case Source.KAGGLE | Source.BUILT_IN | Source.NOOP | Source.KERAS_FILE | Source.JAX_FILE | Source.SAVED_MODEL:
+        case Source.KAGGLE | Source.BUILT_IN | Source.NOOP:
+            return ()
+        case Source.KERAS_FILE | Source.JAX_FILE | Source.SAVED_MODEL:
             return ()
         case _:
             assert_never(kind)
 
 
-def _lowered(settings: ModelSettings) -> Network:
+def _lowered(settings: ModelSettings, conversions: Conversions) -> Network:
     """Builds the network that the settings name, and finds its lowerings for XLA."""
-    network = _network(settings.source, settings)
+    network = _network(settings.source, settings, conversions)
     first, *_ = _buckets(settings, network)
     lowerings = network.program.lowerings(first) if isinstance(network.program, IsLowered) else ""
     if lowerings:
@@ -141,11 +149,13 @@ def _lowered(settings: ModelSettings) -> Network:
     return replace(network, lowerings=lowerings)
 
 
-def _network(source: str, settings: ModelSettings) -> Network:  # noqa: PLR0911, PLR0912 - one each
+def _network(source: str, settings: ModelSettings, conversions: Conversions) -> Network:  # noqa: PLR0911, PLR0912 - one each
     """Builds the network of `source`, which is the model's source or the path of files that were fetched for it."""
     name, path = source.partition(":")[2], Path(source)
     if (kind := kinds.kind_of(source)) is not None:
         _check_fields(settings, kind)
+        if kind.value.suffixes:
+            file_content.check(path)
     # TensorFlow takes seconds to import, and KerasCV and KerasHub some more.
     match kind:
         case Source.APPLICATIONS:
@@ -165,7 +175,7 @@ def _network(source: str, settings: ModelSettings) -> Network:  # noqa: PLR0911,
 
             folder = kaggle.fetch(name)
             files = [file for file in folder.iterdir() if file.is_file() and kinds.kind_of(str(file))]
-            return _network(str(files[0] if len(files) == 1 else folder), settings)
+            return _network(str(files[0] if len(files) == 1 else folder), settings, conversions)
         case Source.BUILT_IN:
             from xlaserve.models.sources import built_in  # noqa: PLC0415
 
@@ -175,7 +185,7 @@ def _network(source: str, settings: ModelSettings) -> Network:  # noqa: PLR0911,
         case Source.KERAS_FILE:
             from xlaserve.models.sources import keras_file  # noqa: PLC0415
 
-            return keras_file.keras_file(path, settings)
+            return keras_file.keras_file(path, settings, conversions)
         case Source.JAX_FILE:
             from xlaserve.models.sources import jax_file  # noqa: PLC0415
 
@@ -221,12 +231,15 @@ def _buckets(settings: ModelSettings, network: Network) -> tuple[Bucket, ...]:
     own = settings.resolutions or (settings.input_size or size,)
     for resolution in own:
         _check_size(field, resolution, network)
+    chosen = settings.buckets or tuple(map(BucketSettings, settings.auto_buckets.candidates))
+    if network.batch is not None and "buckets" not in settings.model_fields_set:
+        chosen = (BucketSettings(network.batch),)
     buckets = set()
-    for bucket in settings.buckets or map(BucketSettings, settings.auto_buckets.candidates):
+    for bucket in chosen:
         if network.batch not in (None, bucket.batch):
             only = network.batch
             raise ModelFailed(
-                f"buckets: the model was made for batches of {only} only, expected [{only}], got {bucket.batch}"
+                f"buckets: the model was made for batches of {only} only; write buckets: [{only}], got {bucket.batch}"
             )
         for height, width in own if bucket.height is None else ((bucket.height, bucket.width),):
             if height is None or width is None:
@@ -280,6 +293,8 @@ def _explain(settings: ModelSettings, error: Exception) -> str:
                 f"source: {source} needs {package}; install xlaserve[gpu,hub] or, with tensorflow-cpu,"
                 " xlaserve[cpu,hub-cpu] and then keras-hub with --no-deps"
             )
+        if package == "tf_keras":
+            return f"source: {source} needs tf_keras; pip install --no-deps 'tf_keras>=2.21,<2.22'"
         if package == "jax":
             return (
                 f"source: reading {source} needs jax; install xlaserve[jax], or serve the SavedModel that"

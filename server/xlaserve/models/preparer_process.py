@@ -15,6 +15,7 @@ from xlaserve.config import Settings
 from xlaserve.errors import ModelFailed, XlaserveError
 from xlaserve.models import catalog, verification
 from xlaserve.models.preparer import DONE, FAILED, STEP
+from xlaserve.models.sources.conversions import Conversions
 from xlaserve.programs.cache.compile_cache import CompileCache
 from xlaserve.programs.tf import persistent_cache
 from xlaserve.programs.tf.device import configure
@@ -39,7 +40,7 @@ def main() -> None:
     from xlaserve.models.networks.cached_program import CachedProgram  # noqa: PLC0415 - imports TensorFlow
 
     _tell("building the model")
-    model = catalog.load(settings.models[0], partial(cached.network, cache, device))
+    model = catalog.load(settings.models[0], partial(cached.network, cache, device), Conversions(cache.root))
     verifier = verification.verifier(model, has_tf32=device.tf32, warn=lambda warning: None)
     for mode in model.settings.compiled_modes:
         try:

@@ -28,6 +28,7 @@ from xlaserve.models.loader import Loader
 from xlaserve.models.preparer import Preparer
 from xlaserve.models.repository import Repository
 from xlaserve.models.requested_versions import NO_LABELS
+from xlaserve.models.sources.conversions import Conversions
 from xlaserve.models.triton_metrics import triton_metrics
 from xlaserve.models.version import Version
 from xlaserve.processes.spans import Tracing
@@ -255,7 +256,8 @@ class Engine:
             return catalog.load(settings)
         from xlaserve.models.networks import cached  # noqa: PLC0415 - imports TensorFlow
 
-        return catalog.load(settings, partial(cached.network, cache, self.device))
+        conversions = Conversions(cache.root, is_filling=cache.is_filling)
+        return catalog.load(settings, partial(cached.network, cache, self.device), conversions)
 
     @cached_property
     def _replicated(self) -> Callable[[ModelSettings], catalog.Model]:

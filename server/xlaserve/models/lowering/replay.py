@@ -102,6 +102,8 @@ class Node:
     """The operation's name in the new graph."""
     is_wide: bool = False
     """Whether it computes in float32 where it computed in less."""
+    keeps_shapes: bool = True
+    """Whether its outputs have the shapes that they had."""
 
     @property
     def kind(self) -> str:
@@ -154,8 +156,9 @@ class Node:
             attrs=attributes,
             name=self.name,
         )
-        for made, original in zip(copy.outputs, self.operation.outputs, strict=True):
-            made.set_shape(original.shape)  # the model's author may have set it
+        if self.keeps_shapes:
+            for made, original in zip(copy.outputs, self.operation.outputs, strict=True):
+                made.set_shape(original.shape)  # the model's author may have set it
         return tuple(copy.outputs)
 
     def _argument(self, name: str) -> Any:
@@ -181,11 +184,13 @@ class Node:
         return results
 
 
-def replay(function: Any, substitute: Substitute, pixels: tf.Tensor, *, is_wide: bool = False) -> tuple[tf.Tensor, ...]:
+def replay(
+    function: Any, substitute: Substitute, pixels: tf.Tensor, *, is_wide: bool = False, keeps_shapes: bool = True
+) -> tuple[tf.Tensor, ...]:
     """Builds a concrete function of one tensor into the graph that is being traced; returns its outputs for `pixels`.
 
-    What is in bfloat16 or float16 becomes float32 with `is_wide`, other than the outputs. Raises ValueError where its
-    own control flow forbids that.
+    What is in bfloat16 or float16 becomes float32 with `is_wide`, other than the outputs. Without `keeps_shapes` those
+    of `pixels` may be others than the function was made for. Raises ValueError where its own control flow forbids that.
     """
     captured = function.captured_inputs
     if is_wide:
@@ -193,7 +198,7 @@ def replay(function: Any, substitute: Substitute, pixels: tf.Tensor, *, is_wide:
         with tf.init_scope():
             captured = list(map(_wide_tensor, captured))
     arguments = [GraphTensor(tensor=tensor) for tensor in (pixels, *captured)]
-    outputs = _replay(function.graph, arguments, substitute, "", is_wide=is_wide)
+    outputs = _replay(function.graph, arguments, substitute, "", is_wide=is_wide, keeps_shapes=keeps_shapes)
     if outputs is None:
         raise ValueError("it has branches or loops of TensorFlow 1")
     return tuple(
@@ -219,7 +224,13 @@ def _wide_tensor(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _replay(
-    graph: Any, arguments: Iterable[GraphTensor], substitute: Substitute, scope: str, *, is_wide: bool
+    graph: Any,
+    arguments: Iterable[GraphTensor],
+    substitute: Substitute,
+    scope: str,
+    *,
+    is_wide: bool,
+    keeps_shapes: bool,
 ) -> list[GraphTensor] | None:
     operations = graph.get_operations()
     if any(operation.type in OLD_CONTROL_FLOW for operation in operations):
@@ -229,7 +240,7 @@ def _replay(
         if not operation.outputs or operation.outputs[0].ref() in values:  # nothing to give, or an argument
             continue
         inputs = [values[tensor.ref()] for tensor in operation.inputs]
-        node = Node(operation, inputs, scope + operation.name, is_wide)
+        node = Node(operation, inputs, scope + operation.name, is_wide, keeps_shapes)
         outputs = _outputs(node, substitute)
         values |= {tensor.ref(): value for tensor, value in zip(operation.outputs, outputs, strict=False)}
     return [values[tensor.ref()] for tensor in graph.outputs]
@@ -240,7 +251,14 @@ def _outputs(node: Node, substitute: Substitute) -> Sequence[GraphTensor]:
         return node.inputs
     if node.kind in CALLS:
         (called,) = _functions(node.operation, [node.operation.node_def.attr["f"]])
-        inlined = _replay(called.graph, node.inputs, substitute, f"{node.name}/", is_wide=node.is_wide)
+        inlined = _replay(
+            called.graph,
+            node.inputs,
+            substitute,
+            f"{node.name}/",
+            is_wide=node.is_wide,
+            keeps_shapes=node.keeps_shapes,
+        )
         if inlined is not None:
             return inlined
     if not node.is_of_weights or node.kind == READ:

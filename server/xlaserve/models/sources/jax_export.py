@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from xlaserve.engine.causes import cause
 from xlaserve.errors import ModelFailed
+from xlaserve.models.networks.any_batch import ONLY_OUTPUT
 from xlaserve.models.networks.heads import TensorShape
 from xlaserve.models.sources import stablehlo_weights
-from xlaserve.models.sources.saved_model import ONLY_OUTPUT
 
 MOST_SHOWN: Final = 4
 

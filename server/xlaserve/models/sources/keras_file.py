@@ -1,91 +1,129 @@
-"""Networks from `.keras` files."""
+"""Networks from files of Keras: whole models and weights, of Keras 3 and, in a process of its own, of Keras 2."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
-import pkgutil
 import re
-import zipfile
 from pathlib import Path
 from typing import Any, Final
 
 from xlaserve.config import ModelSettings
+from xlaserve.config.sources import is_architecture_path
+from xlaserve.engine.causes import cause
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks.keras_runtime import keras
 from xlaserve.models.networks.network import Network
-from xlaserve.models.sources import keras_detectors, keras_library, keras_models
+from xlaserve.models.sources import (
+    keras2,
+    keras_architecture,
+    keras_content,
+    keras_custom_objects,
+    keras_detectors,
+    keras_library,
+    keras_models,
+    saved_model,
+)
+from xlaserve.models.sources.conversions import Conversions
+from xlaserve.models.sources.keras_content import KerasContent, complete
 
 LIBRARY: Final = re.compile(r'"registered_name": "(keras_cv|keras_hub)\b')
 """The name of a library in the configuration of a model that needs KerasCV or KerasHub."""
 SAFE_MODE: Final = "safe_mode=False"
 """Keras's advice for a file that it refuses in safe mode."""
-UNKNOWN: Final = re.compile(r"Could not locate (?:class|function) '([^']+)'")
-"""Keras's message for a custom object that it lacks."""
+PACKAGES: Final = ("tensorflow", "tensorflow-cpu", "tf_keras")
+"""Distributions whose versions matter for what Keras 2 makes of a file."""
 
 
-def keras_file(file: Path, settings: ModelSettings) -> Network:
-    """Reads a `.keras` file; in Keras's safe mode, which the settings may turn off, nothing in it is run as code.
+def keras_file(file: Path, settings: ModelSettings, conversions: Conversions) -> Network:
+    """Reads a `.keras` or `.h5` file; in Keras's safe mode, which the settings may turn off, nothing in it is run as
+    code.
 
-    Raises ModelFailed, or what Keras raises.
+    A file that only Keras 2 reads becomes a SavedModel. Raises ModelFailed, or what Keras raises.
     """
-    if not zipfile.is_zipfile(file):
-        # Keras says that there is no such file.
-        raise ModelFailed(
-            f"source: expected a .keras file, which is a zip archive, got {file.name} of {file.stat().st_size} bytes,"
-            " which is none or has been cut off"
-        )
-    config = _config(file)
-    for library in set(LIBRARY.findall(config)):
+    content = keras_content.read(file)
+    if settings.architecture is not None and is_architecture_path(settings.architecture):
+        content = keras_architecture.with_config(content, Path(settings.architecture))
+    elif settings.architecture is not None:
+        return _network(keras_architecture.with_weights(content, settings.architecture), settings, file)
+    if content.config is None:
+        raise keras_architecture.missing(content)
+    lambdas = keras_custom_objects.replaced_lambdas(file.name, content.config, settings)
+    paths = keras_custom_objects.paths(content.config, lambdas, settings)
+    if content.is_zip and content.is_of_keras_2:
+        return _of_keras_2(content, lambdas, paths, settings, conversions=conversions)
+    for library in set(LIBRARY.findall(json.dumps(content.config))):
         importlib.import_module(library)  # registers its classes with Keras
-    custom_objects = {
-        known: imported
-        for name, path in settings.custom_objects
-        for imported in [_import(name, path)]
-        for known in [name, *_registered(name, config)]
-    }
+    objects = keras_custom_objects.imported(paths)
     try:
-        model = keras.saving.load_model(
-            file, custom_objects=custom_objects, compile=False, safe_mode=settings.safe_mode
-        )
-    except (TypeError, ValueError) as error:
+        with content.readable(lambdas) as readable, complete():
+            model = keras.saving.load_model(readable, objects, compile=False, safe_mode=settings.safe_mode)
+    except Exception as error:  # of any kind: Keras does not foresee what an older one wrote
+        if content.is_of_keras_2:
+            return _of_keras_2(content, lambdas, paths, settings, conversions=conversions, of_keras_3=error)
+        if settings.architecture is not None and isinstance(error, (ValueError, KeyError)):
+            raise keras_architecture.unfit(content, settings.architecture, error) from error
         if settings.safe_mode and SAFE_MODE in str(error):
             raise ModelFailed(
-                f"safe_mode: {file.name} holds what can run any code, as a Lambda layer does; expected false, which"
-                " runs it, for a file that you trust, got true"
+                f"safe_mode: {file.name} holds what can run any code; for a file that you trust, write"
+                " safe_mode: false, which runs it"
             ) from error
-        if (unknown := UNKNOWN.search(str(error))) is None:
-            raise
-        name = unknown.group(1)
-        raise ModelFailed(
-            f"custom_objects: expected package.module:{name} for {name}, which Keras doesn't know, got nothing"
-        ) from error
+        if (unknown := keras_custom_objects.unknown(str(error))) is not None:
+            raise unknown from error
+        raise
+    return _network(model, settings, file)
+
+
+def _network(model: Any, settings: ModelSettings, file: Path) -> Network:
     how = keras_library.own_preprocess(model) if settings.preprocess == "auto" else settings.preprocess
     if keras_detectors.is_detector(model):
         return keras_detectors.detector(model, settings, preprocessing=how, weights=file.name)
     return keras_models.network(model, settings, preprocessing=how, weights=file.name)
 
 
-def _config(file: Path) -> str:
-    """Returns the configuration of a model, as JSON on one line; empty where it can't be read."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            return json.dumps(json.loads(archive.read("config.json")))
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-        return ""  # Keras then reports the error
+def _of_keras_2(
+    content: KerasContent,
+    lambdas: frozenset[str],
+    paths: dict[str, str],
+    settings: ModelSettings,
+    *,
+    conversions: Conversions,
+    of_keras_3: Exception | None = None,
+) -> Network:
+    """Has Keras 2 make a SavedModel of a file, and loads that. Raises ModelFailed.
+
+    `of_keras_3` is the error of Keras 3, where that has tried.
+    """
+    name, version = content.file.name, content.version
+    if importlib.util.find_spec("tf_keras") is None:
+        if of_keras_3 is not None and (unknown := keras_custom_objects.unknown(str(of_keras_3))) is not None:
+            raise unknown
+        why = "" if of_keras_3 is None else f", as Keras {keras.__version__} can't: {cause(of_keras_3)}"
+        raise ModelFailed(
+            f"source: {name} was written by Keras {version}; reading it needs tf_keras{why};"
+            " pip install --no-deps 'tf_keras>=2.21,<2.22'"
+        )
+
+    def convert(folder: Path) -> None:
+        with content.readable(lambdas) as readable:
+            try:
+                keras2.export(readable, folder, paths, safe_mode=settings.safe_mode)
+            except keras2.Keras2Error as error:
+                raise _explained(content, error) from error
+
+    is_kept = settings.safe_mode and not paths and content.has_own_config
+    with conversions.saved_model(content.file, PACKAGES, convert, is_kept=is_kept) as folder:
+        return saved_model.saved_model(folder, settings, weights=name)
 
 
-def _registered(name: str, config: str) -> set[str]:
-    """Returns the names under which a configuration registers `name`: `Custom>name`, or with another package."""
-    return set(re.findall(rf'"registered_name": "([^">]+>{re.escape(name)})"', config))
-
-
-def _import(name: str, path: str) -> Any:
-    """Returns the object that `package.module:attribute` names. Raises ModelFailed."""
-    module, _, attribute = path.partition(":")
-    if not (module and attribute):
-        raise ModelFailed(f"custom_objects.{name}: expected package.module:attribute, got {path}")
-    try:
-        return pkgutil.resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ModelFailed(f"custom_objects.{name}: {path} can't be imported: {error}") from error
+def _explained(content: KerasContent, error: keras2.Keras2Error) -> ModelFailed:
+    if (unknown := keras_custom_objects.unknown(str(error))) is not None:
+        return unknown
+    if keras2.NOT_IMPORTED in str(error):
+        return ModelFailed(str(error))
+    return ModelFailed(
+        f"source: {content.file.name}, which Keras {content.version} wrote, can't be read by tf_keras: {cause(error)};"
+        " name a function that returns the model, for its weights: architecture: my_package.my_module:build; or where"
+        f" it loads, export it: model.export({content.file.stem!r})"
+    )

@@ -11,7 +11,7 @@ import tensorflow as tf
 from xlaserve.config import Mode, ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.models import lowering
-from xlaserve.models.networks import heads, precision
+from xlaserve.models.networks import any_batch, heads, precision
 from xlaserve.models.networks.assemble import Call, assemble, check_pixels
 from xlaserve.models.networks.heads import Head, TensorShape
 from xlaserve.models.networks.keras_runtime import keras
@@ -39,7 +39,9 @@ def network(
         raw: heads.Raw = precision.widen(named_outputs(model, call(model, values)))
         return raw
 
-    head = heads.choose(_outputs(model), settings)
+    if pixels.shape is not None and pixels.shape[0] is not None and any_batch.takes_any(infer, infer, pixels):
+        pixels = TensorShape((None, *pixels.shape[1:]), pixels.dtype)
+    head = heads.choose(_outputs(model, pixels), settings)
     built = assembled(model, infer, head, settings, pixels=pixels, preprocessing=preprocessing)
     return replace(built, weights=weights, default_size=default_size, multiple=multiple)
 
@@ -117,11 +119,10 @@ def _input(model: Any) -> TensorShape:
     return TensorShape((None, *shape[1:]), "float32")
 
 
-def _outputs(model: Any) -> dict[str, TensorShape]:
+def _outputs(model: Any, pixels: TensorShape) -> dict[str, TensorShape]:
     if isinstance(model, keras.Sequential) or not getattr(model, "inputs", None):
         # Called, not asked: what a Sequential says of its outputs are tensors alone, without the names that they have
         # where its last layer gives a mapping.
-        pixels = _input(model)
         symbols = call(model, keras.Input(batch_shape=pixels.shape, dtype=pixels.dtype))
     else:
         symbols = model.output

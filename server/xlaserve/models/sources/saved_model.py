@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import tensorflow as tf
-from tensorflow.python.saved_model import revived_types
+from tensorflow.python.saved_model import loader_impl, revived_types
 
 from xlaserve.config import Mode, ModelSettings
+from xlaserve.engine.causes import cause
 from xlaserve.errors import ModelFailed
 from xlaserve.models import lowering
 from xlaserve.models.networks import heads
 from xlaserve.models.networks.assemble import Call, assemble, check_pixels
 from xlaserve.models.networks.heads import TensorShape
 from xlaserve.models.networks.network import Network
+from xlaserve.models.sources import functions
+from xlaserve.models.sources.functions import Found
 
 DEFAULT_SIGNATURE: Final = "serving_default"
-ONLY_OUTPUT: Final = "output"
-"""Name of the only output of a callable whose tensor has none."""
+SERVING: Final = "serve"
+"""The tag of graphs for serving."""
 OPTIMIZER: Final = "optimizer"
 """Keras 2's name of the type of its optimizers in a SavedModel."""
 
@@ -41,19 +44,61 @@ def is_saved_model(folder: Path) -> bool:
     return bool(tf.saved_model.contains_saved_model(str(folder)))
 
 
-def saved_model(folder: Path, settings: ModelSettings) -> Network:
-    """Loads a signature of a SavedModel or, where it has none, the function that it is itself.
+def saved_model(folder: Path, settings: ModelSettings, weights: str | None = None) -> Network:
+    """Loads a signature of a SavedModel or, where it has none or the settings name one, a function of it.
 
-    The function runs as it was exported: in the mode eager too, as a graph. Raises ModelFailed.
+    `weights` is the name of what it was made of, by default its own. The function runs as it was exported: in the mode
+    eager too, as a graph. Raises ModelFailed.
+    """
+    call, pixels, outputs = load(folder, settings)
+    return network(call, pixels, outputs, settings, weights=weights or folder.name)
+
+
+def load(folder: Path, settings: ModelSettings) -> Found:
+    """Returns the function of a SavedModel that the settings choose; of any batch size, where it can run so.
+
+    Raises ModelFailed.
     """
     _know_optimizers()
-    loaded = tf.saved_model.load(str(folder))
-    if loaded.signatures or settings.signature is not None:
-        call, pixels, outputs = _signature(loaded, settings.signature)
+    try:
+        loaded = tf.saved_model.load(str(folder), tags=_tags(folder))
+    except NotImplementedError as error:
+        raise ModelFailed(
+            f"source: {folder.name} is of TensorFlow 1, and only its sessions load it: {cause(error)}; write its graph"
+            " there with tf.graph_util.convert_variables_to_constants, and serve that .pb file"
+        ) from error
+    if settings.function is not None or not loaded.signatures:
+        if settings.signature is not None:
+            known = ", ".join(sorted(loaded.signatures)) or "none"
+            raise ModelFailed(f"signature: expected one of {known} and no function, got {settings.signature}")
+        name, function = functions.choose(loaded, settings.function)
     else:
-        call, pixels, outputs = _callable(loaded)
-    shapes = {name: _tensor_shape(spec) for name, spec in outputs.items()}
-    return network(call, _tensor_shape(pixels), shapes, settings, weights=folder.name)
+        name = _signature(loaded.signatures, settings.signature)
+        function = loaded.signatures[name]
+    return functions.found(loaded, function, name)
+
+
+def _tags(folder: Path) -> list[str] | None:
+    """Returns the tags of the graph for serving, where there are several graphs."""
+    graphs: list[set[str]] = [
+        set(graph.meta_info_def.tags) for graph in loader_impl.parse_saved_model(str(folder)).meta_graphs
+    ]
+    if len(graphs) < 2:
+        return None
+    serving = [tags for tags in graphs if SERVING in tags] or graphs
+    return min(map(sorted, serving), key=len)
+
+
+def _signature(signatures: Iterable[str], wanted: str | None) -> str:
+    names = sorted(signatures)
+    name = wanted or (names[0] if len(names) == 1 else DEFAULT_SIGNATURE)
+    if name not in names:
+        known = ", ".join(names) or "none"
+        raise ModelFailed(
+            f"signature: expected one of {known}, got {wanted or f'nothing named and no {DEFAULT_SIGNATURE}'};"
+            f" write signature: {names[0]}"
+        )
+    return name
 
 
 def _know_optimizers() -> None:
@@ -80,60 +125,3 @@ def network(
         openvino_precision=settings.precision_in(Mode.OPENVINO),
         calibration=settings.calibration,
     )
-
-
-Found = tuple[Call, tf.TensorSpec, Mapping[str, tf.TensorSpec]]
-"""The function, the specification of its input, and those of its outputs by name."""
-
-
-def _signature(loaded: Any, wanted: str | None) -> Found:
-    names = sorted(loaded.signatures)
-    name = wanted or (names[0] if len(names) == 1 else DEFAULT_SIGNATURE)
-    if name not in names:
-        known = ", ".join(names) or "none"
-        raise ModelFailed(
-            f"signature: expected one of {known}, got {wanted or f'nothing named and no {DEFAULT_SIGNATURE}'}"
-        )
-    inputs = loaded.signatures[name].structured_input_signature[1]
-    if len(inputs) != 1:
-        known = ", ".join(sorted(inputs)) or "none"
-        raise ModelFailed(f"source: expected a signature of one input, the image, but {name} takes {known}")
-    ((pixels_name, pixels),) = inputs.items()
-
-    def call(images: tf.Tensor) -> heads.Raw:
-        # `loaded` owns the variables that the signature refers to weakly.
-        answer: heads.Raw = loaded.signatures[name](**{pixels_name: images})
-        return answer
-
-    return call, pixels, loaded.signatures[name].structured_outputs
-
-
-def _callable(loaded: Any) -> Found:
-    """Finds a traced function of a module without signatures, for inference on one image input."""
-    for function in getattr(vars(loaded).get("__call__"), "concrete_functions", ()):
-        flat = tf.nest.flatten(function.structured_input_signature)
-        tensors = [value for value in flat if isinstance(value, tf.TensorSpec)]
-        # Other arguments were fixed when the function was traced; True can only be `training`.
-        if len(tensors) != 1 or any(value is True for value in flat):
-            continue
-
-        def call(images: tf.Tensor, function: Any = function) -> heads.Raw:
-            assert loaded is not None  # it owns the variables that the function refers to weakly
-            return _named(function.structured_outputs, function(images))
-
-        return call, tensors[0], _named(function.structured_outputs, function.structured_outputs)
-    raise ModelFailed("source: expected a signature, or a function of one image input, got a SavedModel of neither")
-
-
-def _named(structure: Any, values: Any) -> dict[str, Any]:
-    """Returns outputs by name, where they have any."""
-    if isinstance(structure, Mapping):
-        return dict(values)
-    flat = tf.nest.flatten(values)
-    return (
-        {ONLY_OUTPUT: flat[0]} if len(flat) == 1 else {f"{ONLY_OUTPUT}_{index}": one for index, one in enumerate(flat)}
-    )
-
-
-def _tensor_shape(spec: tf.TensorSpec) -> TensorShape:
-    return TensorShape(None if spec.shape.rank is None else spec.shape.as_list(), spec.dtype.name)

@@ -45,6 +45,20 @@ class Means(keras.Model):
         return {"means": keras.ops.mean(self.brighten(inputs), axis=(1, 2))}
 """
 
+ARCHITECTURE = """
+from xlaserve.models.networks.keras_runtime import keras
+
+SIDE = dict
+
+def build(filters=4):
+    pixels = keras.Input((8, 8, 3))
+    x = keras.layers.Conv2D(filters, 3)(pixels)
+    return keras.Model(pixels, keras.layers.Dense(2)(keras.layers.GlobalAveragePooling2D()(x)))
+
+def other():
+    return build(5)
+"""
+
 SaveKeras = Callable[..., str]
 
 
@@ -82,7 +96,8 @@ def test_custom_objects_are_those_that_the_settings_name(keras_file: SaveKeras, 
     (scores,) = run(catalog.load(settings(source, custom_objects=named)))
     np.testing.assert_allclose(scores, PIXELS.mean(axis=(1, 2)) + 1, rtol=1e-5)
     assert reason(settings(source)) == (
-        "custom_objects: expected package.module:Brighten for Brighten, which Keras doesn't know, got nothing"
+        "custom_objects: expected package.module:Brighten for Brighten, which Keras doesn't know, got nothing; write"
+        " custom_objects: {Brighten: my_package.my_module:Brighten}"
     )
     for path, expected in (
         ("their_layers", "expected package.module:attribute, got their_layers"),
@@ -133,15 +148,82 @@ def test_a_model_with_a_call_of_its_own_runs(keras_file: SaveKeras, custom: Any)
 
 def test_a_file_that_holds_code_runs_only_where_safe_mode_is_off(keras_file: SaveKeras) -> None:
     pixels = keras.Input((SIDE, SIDE, 3))
-    model = keras.Model(pixels, keras.layers.Lambda(lambda x: x[:, 0, 0] * 2)(pixels))
+    model = keras.Model(pixels, keras.layers.Lambda(lambda x: x[:, 0, 0] * 2, name="corner")(pixels))
     source = keras_file(model)
     said = reason(settings(source))
-    assert said == (
-        "safe_mode: flowers.keras holds what can run any code, as a Lambda layer does; expected false, which runs it,"
-        " for a file that you trust, got true"
-    )
+    assert said.startswith("safe_mode: flowers.keras holds Python code in the Lambda layer corner; ")
+    assert "custom_objects: {corner: my_package.my_module:corner}" in said
+    assert "safe_mode: false" in said
     (scores,) = run(catalog.load(settings(source, safe_mode=False)))
     np.testing.assert_allclose(scores, PIXELS[:, 0, 0] * 2.0)
+
+
+def test_a_function_of_the_settings_replaces_the_code_of_a_lambda_layer(
+    keras_file: SaveKeras, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels = keras.Input((SIDE, SIDE, 3))
+    source = keras_file(keras.Model(pixels, keras.layers.Lambda(lambda x: x[:, 0, 0] * 2, name="corner")(pixels)))
+    (tmp_path / "their_corner.py").write_text("def corner(x):\n    return x[:, 0, 0] * 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (scores,) = run(catalog.load(settings(source, custom_objects={"corner": "their_corner:corner"})))
+    np.testing.assert_allclose(scores, PIXELS[:, 0, 0] * 3.0)
+
+
+@pytest.mark.parametrize("name", ["flowers.h5", "flowers.hdf5", "flowers.H5"])
+def test_a_whole_model_in_hdf5_runs_as_one_in_a_zip_archive(
+    keras_file: SaveKeras, tiny_model: Any, tmp_path: Path, name: str
+) -> None:
+    model = tiny_model()
+    source = Path(keras_file(model, "flowers.h5")).rename(tmp_path / name)
+    one, other = (catalog.load(settings(path)) for path in (str(source), keras_file(model)))
+    assert one.weights == name
+    images = np.zeros((2, *one.buckets[0][1:], 3), np.uint8)
+    answers = [each.program.compile(Mode.GRAPH, each.buckets[0]).executable(images)[0] for each in (one, other)]
+    np.testing.assert_allclose(answers[0], answers[1], rtol=1e-5)
+
+
+def test_a_file_is_read_as_what_it_holds_and_not_as_its_name_says(
+    keras_file: SaveKeras, tiny_model: Any, tmp_path: Path
+) -> None:
+    source = Path(keras_file(tiny_model()))
+    renamed = source.rename(tmp_path / "renamed.h5")
+    assert catalog.load(settings(str(renamed))).weights == "renamed.h5"
+
+
+@pytest.mark.parametrize("name", ["flowers.weights.h5", "flowers.h5"])
+def test_weights_alone_are_loaded_into_the_model_that_a_function_returns(
+    keras_file: SaveKeras, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "their_model.py").write_text(ARCHITECTURE)
+    monkeypatch.syspath_prepend(tmp_path)
+    import their_model  # type: ignore[import-not-found]
+
+    model = their_model.build()
+    source = Path(keras_file(model, "flowers.weights.h5")).rename(tmp_path / name)
+    (scores,) = run(catalog.load(settings(str(source), architecture="their_model:build")))
+    np.testing.assert_allclose(scores, model(PIXELS.astype(np.float32)).numpy(), rtol=1e-4)
+    assert "architecture: my_package.my_module:build" in reason(settings(str(source)))
+    for function, expected in (
+        ("other", "architecture: expected the model whose weights are in"),
+        ("SIDE", "architecture: "),
+        ("missing", "architecture: their_model:missing can't be imported: "),
+    ):
+        assert expected in reason(settings(str(source), architecture=f"their_model:{function}"))
+    (tmp_path / "their_model.json").write_text(model.to_json())
+    (scores,) = run(catalog.load(settings(str(source), architecture=str(tmp_path / "their_model.json"))))
+    np.testing.assert_allclose(scores, model(PIXELS.astype(np.float32)).numpy(), rtol=1e-4)
+
+
+def test_a_model_made_for_one_batch_size_takes_all_if_its_layers_do(keras_file: SaveKeras) -> None:
+    pixels = keras.Input(batch_shape=(4, SIDE, SIDE, 3))
+    rows = keras.layers.GlobalAveragePooling2D()(pixels)
+    model = catalog.load(settings(keras_file(keras.Model(pixels, rows))))
+    assert model.batch is None
+    np.testing.assert_allclose(run(model)[0], PIXELS.mean(axis=(1, 2)), rtol=1e-5)
+    fixed = keras.ops.reshape(keras.ops.mean(pixels, axis=(1, 2)), (4, 3))
+    source = keras_file(keras.Model(pixels, fixed))
+    assert catalog.load(ModelSettings(name="it", source=source)).buckets == (Bucket(4, SIDE, SIDE),)
+    assert "write buckets: [4], got 2" in reason(settings(source))
 
 
 def test_outputs_have_the_names_that_a_last_layer_gives_them(keras_file: SaveKeras, tmp_path: Path) -> None:
@@ -156,14 +238,44 @@ def test_outputs_have_the_names_that_a_last_layer_gives_them(keras_file: SaveKer
     np.testing.assert_allclose(run(loaded)[0], PIXELS.mean(axis=(1, 2)) * 2, rtol=1e-5)
 
 
-@pytest.mark.parametrize("left", [0, 100, 0.5, 0.999])
-def test_a_file_that_was_cut_off_is_said_to_be_so(keras_file: SaveKeras, tiny_model: Any, left: float) -> None:
-    file = Path(keras_file(tiny_model()))
+@pytest.mark.parametrize("suffix", ["keras", "h5"])
+@pytest.mark.parametrize("left", [100, 0.5, 0.999])
+def test_a_file_that_was_cut_off_is_said_to_be_so(
+    keras_file: SaveKeras, tiny_model: Any, suffix: str, left: float
+) -> None:
+    file = Path(keras_file(tiny_model(), f"flowers.{suffix}"))
     whole = file.read_bytes()
     file.write_bytes(whole[: int(left * len(whole)) if isinstance(left, float) else left])
     said = reason(ModelSettings(name="it", source=str(file)))
-    assert said.startswith("source: expected a .keras file, which is a zip archive, got flowers.keras of ")
-    assert said.endswith("bytes, which is none or has been cut off")
+    assert said == (
+        f"source: flowers.{suffix} has been cut off at {file.stat().st_size:,} bytes; copy it once more, and compare"
+        f" both: sha256sum flowers.{suffix}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("contents", "expected"),
+    [
+        (b"", "source: flowers.h5 is empty; copy it once more, and compare both: sha256sum flowers.h5"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1234567\n",
+            "source: flowers.h5 is a pointer of Git LFS and not the file itself, of 1,234,567 bytes; fetch that:"
+            " git lfs pull --include '*flowers.h5'",
+        ),
+        (b"\n<!DOCTYPE html><html>", "source: flowers.h5 is a web page and not a model; download the file itself"),
+        (b"\x1f\x8b", "source: flowers.h5 is compressed with gzip; unpack it: tar -xzf flowers.h5"),
+        (b"weights", "source: expected a .keras file, which is a zip archive, or a .h5 file, which is HDF5, got"),
+    ],
+)
+def test_a_file_that_stands_for_a_model_is_called_what_it_is(tmp_path: Path, contents: bytes, expected: str) -> None:
+    (tmp_path / "flowers.h5").write_bytes(contents)
+    assert reason(settings(str(tmp_path / "flowers.h5"))).startswith(expected)
+
+
+def test_a_zip_archive_of_a_model_is_to_be_unpacked(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "flowers.keras", "w") as archive:
+        archive.writestr("keras_model.h5", b"")
+    assert reason(settings(str(tmp_path / "flowers.keras"))).endswith("name the model in it: unzip flowers.keras")
 
 
 def test_score_maps_make_a_class_map_of_the_images_size(keras_file: SaveKeras) -> None:

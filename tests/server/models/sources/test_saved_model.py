@@ -236,10 +236,49 @@ def test_pixels_come_in_half_precision_where_it_takes_that(tmp_path: Path) -> No
     )
 
 
-def test_what_was_exported_for_one_batch_size_runs_in_that_one_only(tmp_path: Path) -> None:
-    source = export(tmp_path / "pair", tf.TensorSpec((2, 6, 5, 3), tf.float32, name="photo"))
+PAIR = tf.TensorSpec((2, 6, 5, 3), tf.float32, name="photo")
+
+
+class Paired(tf.Module):
+    """Scores of pairs of images; `rows` has a shape of its own for them, `mean` needs both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = tf.Variable(0.5)
+
+    @tf.function(autograph=False)
+    def rows(self, photo: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"sums": self.scale * tf.reduce_sum(tf.reshape(photo, (2, -1, 3)), axis=1)}
+
+    @tf.function(autograph=False)
+    def mean(self, photo: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"sums": tf.reduce_sum(photo - tf.reduce_mean(photo, axis=0), axis=(1, 2)) * self.scale}
+
+    @tf.function(autograph=False)
+    def fixed(self, photo: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"sums": tf.reduce_sum(photo, axis=(1, 2)) + tf.constant([[1.0], [2.0]])}
+
+
+@pytest.mark.parametrize("mode", [Mode.XLA, Mode.GRAPH])
+def test_what_was_exported_for_one_batch_size_runs_in_others_too(tmp_path: Path, mode: Mode) -> None:
+    module = Paired()
+    tf.saved_model.save(module, str(tmp_path / "pair"), signatures=module.rows.get_concrete_function(PAIR))
+    model = catalog.load(settings(str(tmp_path / "pair"), buckets=(BucketSettings(3),)))
+    assert model.batch is None
+    images = np.concatenate([PIXELS, PIXELS[:1]])
+    (scores,) = model.program.compile(mode, Bucket(3, 6, 5)).executable(images)
+    np.testing.assert_allclose(scores, images.sum(axis=(1, 2)) * 0.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("function", ["mean", "fixed"])
+def test_what_answers_otherwise_in_other_batch_sizes_runs_in_its_own_only(tmp_path: Path, function: str) -> None:
+    module = Paired()
+    concrete = getattr(module, function).get_concrete_function(PAIR)
+    tf.saved_model.save(module, str(tmp_path / "pair"), signatures=concrete)
+    source = str(tmp_path / "pair")
     assert load_scores(settings(source)).shape == (2, 3)
-    with pytest.raises(ModelFailed, match=r"buckets: the model was made for batches of 2 only, expected \[2\], got 1"):
+    assert catalog.load(ModelSettings(name="it", source=source)).buckets == (Bucket(2, 6, 5),)
+    with pytest.raises(ModelFailed, match=r"buckets: the model was made for batches of 2 only; write buckets: \[2\]"):
         catalog.load(settings(source, buckets=(BucketSettings(1), BucketSettings(2))))
 
 
@@ -261,6 +300,55 @@ def test_a_module_without_signatures_is_called_as_for_inference(tmp_path: Path) 
     tf.saved_model.save(tf.Module(), str(tmp_path / "empty"))
     with pytest.raises(ModelFailed, match="source: expected a signature, or a function of one image input"):
         catalog.load(settings(str(tmp_path / "empty")))
+
+
+def test_of_several_functions_without_signatures_the_one_that_is_named_runs(tmp_path: Path) -> None:
+    module = Sums()
+    module.sums.get_concrete_function(FLOAT32)
+    module.two_outputs.get_concrete_function(FLOAT32)
+    tf.saved_model.save(module, str(tmp_path / "sums"))
+    source = str(tmp_path / "sums")
+    scores = load_scores(settings(source, function="sums"))
+    np.testing.assert_allclose(scores, PIXELS.sum(axis=(1, 2)) * 0.5, rtol=1e-6)
+    for fields in ({}, {"function": "others"}):
+        with pytest.raises(ModelFailed, match=r"expected one of its functions (sums, two_outputs|two_outputs, sums)"):
+            catalog.load(settings(source, **fields))
+
+
+def test_a_function_that_was_saved_as_it_is_runs(tmp_path: Path) -> None:
+    function = tf.function(lambda photo: {"sums": tf.reduce_sum(photo, axis=(1, 2))}, autograph=False)
+    tf.saved_model.save(function.get_concrete_function(PAIR), str(tmp_path / "sums"))
+    scores = load_scores(settings(str(tmp_path / "sums")))
+    np.testing.assert_allclose(scores, PIXELS.sum(axis=(1, 2)), rtol=1e-6)
+
+
+def test_a_saved_model_of_tensorflow_1_runs_with_the_graph_for_serving(tmp_path: Path) -> None:
+    v1 = tf.compat.v1
+    builder = v1.saved_model.Builder(str(tmp_path / "old"))
+    for tags in (["serve"], ["serve", "gpu"]):
+        with tf.Graph().as_default(), v1.Session() as session:
+            photo = v1.placeholder(tf.float32, (None, 6, 5, 3), name="photo")
+            scale = v1.get_variable("scale", initializer=0.5 if tags == ["serve"] else 0.0)
+            scores = scale * tf.reduce_sum(photo, axis=(1, 2))
+            session.run(v1.global_variables_initializer())
+            signature = v1.saved_model.predict_signature_def({"photo": photo}, {"scores": scores})
+            if tags == ["serve"]:
+                builder.add_meta_graph_and_variables(session, tags, {"serving_default": signature})
+            else:
+                builder.add_meta_graph(tags, {"serving_default": signature})
+    builder.save()
+    scores = load_scores(settings(str(tmp_path / "old")))
+    np.testing.assert_allclose(scores, PIXELS.sum(axis=(1, 2)) * 0.5, rtol=1e-6)
+
+
+def test_a_part_of_a_saved_model_that_git_lfs_stands_for_is_named(tmp_path: Path) -> None:
+    source = export(tmp_path / "sums", FLOAT32)
+    (part,) = (tmp_path / "sums" / "variables").glob("*.data*")
+    part.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    with pytest.raises(
+        ModelFailed, match=r"sums/variables/variables\.data-.* is a pointer of Git LFS and not the file"
+    ):
+        catalog.load(settings(source))
 
 
 class Detector(tf.Module):

@@ -1,0 +1,73 @@
+"""What a model's files hold, whatever their names say: files that were not copied whole are told apart from models."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from xlaserve.errors import ModelFailed
+
+HEAD_BYTES: Final = 512
+LFS: Final = b"version https://git-lfs.github.com/spec/"
+HDF5: Final = b"\x89HDF\r\n\x1a\n"
+ZIP: Final = b"PK\x03\x04"
+GZIP: Final = b"\x1f\x8b"
+HTML: Final = re.compile(rb"\s*(<!--.*?-->\s*)*<(!doctype\s+html|html|head)\b", re.IGNORECASE | re.DOTALL)
+_SIZE: Final = re.compile(rb"^size (\d+)$", re.MULTILINE)
+
+
+def check(path: Path) -> None:
+    """Raises ModelFailed where the file at `path`, or one in the SavedModel there, is no model but stands for one.
+
+    That is: a pointer of Git LFS, a web page, an empty file, or a zip archive that was cut off. Raises OSError.
+    """
+    for file in _files(path):
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            head = opened.read(HEAD_BYTES)
+        name = file.name if file == path else f"{path.name}/{file.relative_to(path)}"
+        if not size:
+            raise ModelFailed(f"source: {name} is empty; {_again(file)}")
+        if head.startswith(LFS):
+            whole = _SIZE.search(head)
+            of = f", of {int(whole[1]):,} bytes" if whole else ""
+            raise ModelFailed(
+                f"source: {name} is a pointer of Git LFS and not the file itself{of};"
+                f" fetch that: git lfs pull --include '*{file.name}'"
+            )
+        if HTML.match(head):
+            raise ModelFailed(
+                f"source: {name} is a web page and not a model; download the file itself, which on GitHub is"
+                f" curl -LO https://github.com/OWNER/REPOSITORY/raw/BRANCH/{file.name}"
+            )
+        if head.startswith(GZIP):
+            raise ModelFailed(f"source: {name} is compressed with gzip; unpack it: tar -xzf {file.name}")
+        if head.startswith(ZIP) and not zipfile.is_zipfile(file):
+            raise cut_off(file)
+
+
+def cut_off(file: Path) -> ModelFailed:
+    """Returns the error of a file that ends too early."""
+    return ModelFailed(f"source: {file.name} has been cut off at {file.stat().st_size:,} bytes; {_again(file)}")
+
+
+def is_hdf5(file: Path) -> bool:
+    """Returns whether a file begins as HDF5 does. Raises OSError."""
+    with file.open("rb") as opened:
+        return opened.read(len(HDF5)) == HDF5
+
+
+def _again(file: Path) -> str:
+    return f"copy it once more, and compare both: sha256sum {file.name}"
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """Yields the file at `path`, or those of a SavedModel that TensorFlow reads."""
+    if path.is_file():
+        yield path
+    elif path.is_dir():
+        for pattern in ("saved_model.pb", "variables/variables*"):
+            yield from sorted(path.glob(pattern))

@@ -1,0 +1,103 @@
+"""Concrete functions of one image input, as TensorFlow loads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import tensorflow as tf
+
+from xlaserve.errors import ModelFailed
+from xlaserve.models.networks import any_batch, heads
+from xlaserve.models.networks.assemble import Call
+from xlaserve.models.networks.heads import TensorShape
+
+CALL: Final = "__call__"
+
+
+class Found(NamedTuple):
+    """A function of one image input."""
+
+    call: Call
+    pixels: TensorShape
+    outputs: Mapping[str, TensorShape]
+
+
+def found(owner: Any, function: Any, name: str) -> Found:
+    """Returns a concrete function for use; of any batch size, where it was made for one and can run so.
+
+    `owner` holds the variables that it refers to weakly, `name` is its name in messages. Raises ModelFailed where it
+    takes several inputs.
+    """
+    tensors = _tensors(function)
+    if len(tensors) != 1:
+        known = ", ".join(sorted(str(tensor.name) for tensor in tensors)) or "none"
+        raise ModelFailed(f"source: expected a signature of one input, the image, but {name} takes {known}")
+    (spec,) = tensors
+    pixels = _shape(spec)
+    structure = function.structured_outputs
+    outputs = {name: _shape(output) for name, output in any_batch.named(structure, structure).items()}
+    is_fixed = bool(pixels.shape) and pixels.shape[0] is not None  # type: ignore[index]
+    if is_fixed and (free := any_batch.widened(function, pixels)) is not None:
+        pixels, outputs = _of_any_batch(pixels), {name: _of_any_batch(output) for name, output in outputs.items()}
+        run = free
+    else:
+
+        def run(images: tf.Tensor) -> heads.Raw:
+            return any_batch.named(structure, function(images))
+
+    def call(images: tf.Tensor) -> heads.Raw:
+        assert owner is not None
+        return run(images)
+
+    return Found(call, pixels, outputs)
+
+
+def choose(loaded: Any, wanted: str | None) -> tuple[str, Any]:
+    """Returns a traced function of a module and its name, for inference on one image input: the one that is named, the
+    module's own, or the only one. Raises ModelFailed.
+    """
+    functions = dict(_of_images(loaded))
+    known = ", ".join(functions) or "none"
+    name = wanted or (CALL if CALL in functions else next(iter(functions)) if len(functions) == 1 else None)
+    if name is not None and name in functions:
+        return name, functions[name]
+    if functions:
+        raise ModelFailed(
+            f"function: the SavedModel has no signatures; expected one of its functions {known}, got"
+            f" {wanted or 'nothing'}; write function: {next(iter(functions))}"
+        )
+    raise ModelFailed(
+        "source: expected a signature, or a function of one image input, got a SavedModel of neither; where the model"
+        " is, write it with a signature: tf.saved_model.save(model, folder,"
+        " signatures=tf.function(model).get_concrete_function(tf.TensorSpec([None, HEIGHT, WIDTH, 3])))"
+    )
+
+
+def _of_images(loaded: Any) -> Iterator[tuple[str, Any]]:
+    if hasattr(loaded, "structured_input_signature"):  # a concrete function that was saved as it is, as onnx2tf does
+        yield CALL, loaded
+        return
+    for name, member in vars(loaded).items():
+        for function in getattr(member, "concrete_functions", ()):
+            # Other arguments were fixed when the function was traced; True can only be `training`.
+            is_trained = any(value is True for value in tf.nest.flatten(function.structured_input_signature))
+            if len(_tensors(function)) == 1 and not is_trained:
+                yield name, function
+                break
+
+
+def _tensors(function: Any) -> list[tf.TensorSpec]:
+    flat = tf.nest.flatten(function.structured_input_signature)
+    tensors = [value for value in flat if isinstance(value, tf.TensorSpec)]
+    # The structure of what was pruned from a graph of TensorFlow 1 is not known.
+    own = function.inputs[: len(function.inputs) - len(function.captured_inputs)]
+    return tensors or [tf.TensorSpec.from_tensor(tensor) for tensor in own]
+
+
+def _shape(spec: tf.TensorSpec) -> TensorShape:
+    return TensorShape(None if spec.shape.rank is None else spec.shape.as_list(), spec.dtype.name)
+
+
+def _of_any_batch(tensor: TensorShape) -> TensorShape:
+    return TensorShape(None if tensor.shape is None else (None, *tensor.shape[1:]), tensor.dtype)

@@ -1,0 +1,185 @@
+"""Files of Keras: what `model.save` and `model.save_weights` write, as zip archives (`.keras`) and as HDF5 (`.h5`)."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import warnings
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import h5py
+
+from xlaserve.errors import ModelFailed
+from xlaserve.models.sources import file_content, keras_config
+from xlaserve.models.sources.keras_config import Json
+
+CONFIG: Final = "config.json"
+METADATA: Final = "metadata.json"
+WEIGHTS: Final = "model.weights.h5"
+LEFT_RANDOM: Final = r".*will retain their freshly-initialized weights"
+"""Keras's warning of layers whose weights are not in the file."""
+LAYER_WEIGHTS: Final = "model_weights"
+"""Name of the group of a whole model's weights in `.h5` files."""
+OLD_LAYERS: Final = "_layer_checkpoint_dependencies"
+"""Name of the group of a model's layers in `.keras` files of Keras 2.13 and 2.14,"""
+LAYERS: Final = "layers"
+"""and that which Keras 2.15 reads."""
+
+
+@dataclass(frozen=True)
+class KerasContent:
+    """What a file of Keras holds."""
+
+    file: Path
+    is_zip: bool
+    """Whether it is, or is to be read as, a zip archive, as `.keras` files are, and not HDF5."""
+    version: str
+    """The version of Keras that wrote it; empty where it is not known."""
+    config: Json | None
+    """The model's configuration; None where the file has weights alone."""
+    has_old_weights: bool = False
+    """Whether its weights are laid out as Keras 2 does in HDF5, by layers' names."""
+    has_own_config: bool = True
+    """Whether the configuration comes from the file itself."""
+
+    @property
+    def is_of_keras_2(self) -> bool:
+        """Whether Keras 2, or 1, wrote it."""
+        return self.version.partition(".")[0] in ("1", "2")
+
+    def with_config(self, config: Json) -> KerasContent:
+        """Returns the same weights with a configuration, as `model.to_json()` writes it."""
+        return replace(
+            self,
+            config=config,
+            version=str(config.get("keras_version", self.version)),
+            is_zip=self.is_zip or not self.has_old_weights,
+            has_own_config=False,
+        )
+
+    @contextmanager
+    def readable(self, functions: frozenset[str] = frozenset()) -> Iterator[Path]:
+        """Yields the path of the file, or of a copy that Keras can read where the file itself needs mending.
+
+        `functions` are names of Lambda layers whose functions are replaced; see `keras_config.mend`.
+        """
+        config = copy.deepcopy(self.config)
+        is_mended = config is not None and keras_config.mend(config, functions)
+        is_copied = is_mended or self._has_old_layers or not self.has_own_config
+        suffix = ".keras" if self.is_zip else ".h5"
+        if not is_copied and self.file.suffix == suffix:
+            yield self.file
+            return
+        with TemporaryDirectory(prefix="xlaserve-keras-") as folder:
+            copied = Path(folder, self.file.stem).with_suffix(suffix)
+            if not is_copied:
+                copied.symlink_to(self.file.resolve())  # Keras reads a file as its suffix says
+            elif self.is_zip:
+                self._write_zip(copied, config)
+            else:
+                self._write_hdf5(copied, config)
+            yield copied
+
+    @property
+    def _has_old_layers(self) -> bool:
+        return self.is_zip and self.version.startswith(("2.13.", "2.14."))
+
+    def _write_hdf5(self, to: Path, config: Json | None) -> None:
+        shutil.copyfile(self.file, to)
+        with h5py.File(to, "r+") as opened:
+            opened.attrs["model_config"] = json.dumps(config).encode()
+            if LAYER_WEIGHTS not in opened:
+                weights = opened.create_group(LAYER_WEIGHTS)
+                for name in [*opened.keys() - {LAYER_WEIGHTS}]:
+                    opened.move(name, f"{LAYER_WEIGHTS}/{name}")
+                for name, value in opened.attrs.items():
+                    weights.attrs[name] = value
+
+    def _write_zip(self, to: Path, config: Json | None) -> None:
+        weights = to.with_name(WEIGHTS)
+        if zipfile.is_zipfile(self.file):
+            with zipfile.ZipFile(self.file) as old, old.open(WEIGHTS) as source, weights.open("wb") as copied:
+                shutil.copyfileobj(source, copied)
+        else:
+            shutil.copyfile(self.file, weights)
+        if self._has_old_layers:
+            with h5py.File(weights, "r+") as opened:
+                _rename_layers(opened)
+        with zipfile.ZipFile(to, "w") as new:
+            new.writestr(CONFIG, json.dumps(config))
+            new.writestr(METADATA, json.dumps({"keras_version": self.version}))
+            new.write(weights, WEIGHTS)
+
+
+def read(file: Path) -> KerasContent:
+    """Reads what a file holds, except its weights; the file's name does not matter.
+
+    Raises ModelFailed where it is no file of Keras.
+    """
+    if zipfile.is_zipfile(file):
+        return _of_zip(file)
+    if file_content.is_hdf5(file):
+        try:
+            with h5py.File(file) as opened:
+                config, version = (_text(opened.attrs.get(name)) for name in ("model_config", "keras_version"))
+                weights = opened.get(LAYER_WEIGHTS, opened)
+                is_old = any(name.startswith("layer_names") for name in weights.attrs)  # in parts, if there are many
+        except OSError as error:
+            raise file_content.cut_off(file) from error
+        return KerasContent(file, False, version, json.loads(config) if config else None, is_old)
+    raise ModelFailed(
+        f"source: expected a .keras file, which is a zip archive, or a .h5 file, which is HDF5, got {file.name} of"
+        f' {file.stat().st_size:,} bytes, which is neither; write it once more with model.save("{file.stem}.keras")'
+    )
+
+
+def _of_zip(file: Path) -> KerasContent:
+    with zipfile.ZipFile(file) as archive:
+        names = archive.namelist()
+        if CONFIG not in names:
+            inside = ", ".join(sorted(names)[:4])
+            raise ModelFailed(
+                f"source: expected a .keras file, got {file.name}, a zip archive of {inside}, without {CONFIG};"
+                f" unpack it and name the model in it: unzip {file.name}"
+            )
+        try:
+            config = json.loads(archive.read(CONFIG))
+            metadata = json.loads(archive.read(METADATA)) if METADATA in names else {}
+        except (ValueError, zipfile.BadZipFile) as error:
+            raise ModelFailed(
+                f"source: {file.name} is damaged: its {CONFIG} can't be read; copy it once more, and compare both:"
+                f" sha256sum {file.name}"
+            ) from error
+    return KerasContent(file, True, str(metadata.get("keras_version", "")), config)
+
+
+@contextmanager
+def complete() -> Iterator[None]:
+    """A block in which Keras loads weights; raises ValueError where it would only warn that it leaves some random."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", LEFT_RANDOM)
+        try:
+            yield
+        except UserWarning as warning:
+            raise ValueError(str(warning)) from None
+
+
+def _rename_layers(group: Any) -> None:
+    """Renames the group of layers, and those of models within the model."""
+    if not isinstance(group, h5py.Group):
+        return
+    if OLD_LAYERS in group and LAYERS not in group:
+        group.move(OLD_LAYERS, LAYERS)
+    for name in [*group]:
+        _rename_layers(group[name])
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value or "")

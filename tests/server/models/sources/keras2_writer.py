@@ -1,0 +1,95 @@
+"""Writes models with Keras 2, and how it answers, into the folder of its argument: a program for tests to run."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import tf_keras as keras
+
+SIDE = 8
+PIXELS = np.random.default_rng(0).integers(0, 256, (2, SIDE, SIDE, 3), np.uint8)
+layers = keras.layers
+
+
+def classifier(batch: int | None = None) -> Any:
+    pixels = keras.Input(batch_shape=(batch, SIDE, SIDE, 3), name="photo")
+    x = layers.Rescaling(1 / 255)(pixels)
+    x = layers.RandomRotation(0.5)(x)  # changes nothing but in training
+    x = layers.Conv2D(4, 3, activation="relu")(x)
+    x = layers.BatchNormalization()(x)
+    x = layers.Dropout(0.5)(x)
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(pixels, layers.Dense(3, activation="softmax", name="scores")(x))
+
+
+def machine() -> Any:
+    """As Teachable Machine writes: models within a model, and depthwise convolutions with groups."""
+    body = keras.Sequential(
+        [
+            keras.Sequential(
+                [
+                    layers.DepthwiseConv2D(3, input_shape=(SIDE, SIDE, 3)),
+                    layers.ReLU(6.0),
+                    layers.GlobalAveragePooling2D(),
+                ]
+            )
+        ]
+    )
+    return keras.Sequential([body, keras.Sequential([layers.Dense(2, activation="softmax", input_shape=(3,))])])
+
+
+def lambdas() -> Any:
+    pixels = keras.Input((SIDE, SIDE, 3))
+    x = layers.Lambda(lambda x: x * 2 - 1, name="centre")(pixels)
+    return keras.Model(pixels, layers.GlobalAveragePooling2D()(x))
+
+
+def as_of_2_14(file: Path) -> None:
+    """Writes a `.keras` file as Keras 2.14 did."""
+    with zipfile.ZipFile(file) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    contents["metadata.json"] = json.dumps({"keras_version": "2.14.0"}).encode()
+    weights = io.BytesIO(contents["model.weights.h5"])
+    with h5py.File(weights, "r+") as opened:
+        opened.move("layers", "_layer_checkpoint_dependencies")
+    contents["model.weights.h5"] = weights.getvalue()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+
+
+def main(folder: Path) -> None:
+    keras.utils.set_random_seed(0)
+    written = {
+        "whole.h5": classifier(),
+        "old.keras": classifier(),
+        "eight.keras": classifier(8),
+        "machine.h5": machine(),
+        "lambdas.h5": lambdas(),
+        "weights.h5": classifier(),
+    }
+    answers: dict[str, Any] = {}
+    for name, model in written.items():
+        for variable in model.weights:  # as training leaves them: no mean is 0, no variance 1
+            values = np.random.default_rng(len(answers)).uniform(0.1, 1.0, variable.shape)
+            variable.assign(values.astype(np.float32))
+        if name == "weights.h5":
+            model.save_weights(folder / name)
+            (folder / "weights.json").write_text(model.to_json())
+        else:
+            model.save(folder / name)
+        pixels = np.resize(PIXELS, (8, *PIXELS.shape[1:])) if name == "eight.keras" else PIXELS
+        answers[name] = model(pixels.astype(np.float32), training=False).numpy()[:2]
+    as_of_2_14(folder / "old.keras")
+    np.savez(folder / "answers.npz", pixels=PIXELS, **answers)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
