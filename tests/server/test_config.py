@@ -645,7 +645,7 @@ def test_weights_of_kerashub_are_a_preset_a_folder_or_a_file(write: Write, tmp_p
 def test_every_kind_of_source_is_told_by_its_name_or_by_what_lies_at_its_path(tmp_path: Path) -> None:
     files = {
         Source.KERAS_FILE: ("net.keras", "net.h5", "net.HDF5"),
-        
+        Source.GRAPH_FILE: ("net.pb",),
         Source.JAX_FILE: ("net.jax",),
     }
     kinds = {name: kind for kind, names in files.items() for name in names}

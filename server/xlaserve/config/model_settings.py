@@ -36,7 +36,7 @@ class ModelSettings(Frozen):
     """The model's name in requests."""
     source: Annotated[str, OrPath(sources.looks_like_path)]
     """Where it comes from: `keras.applications:<Name>`, `keras_cv:<Backbone>`, `keras_cv:<Head>-<Backbone>`,
-    `keras_hub:<Class>`, the path of a `.keras` or `.h5` file, of a
+    `keras_hub:<Class>`, the path of a `.keras` or `.h5` file, of a `.pb` file (a frozen graph of TensorFlow 1), of a
     `.jax` file (what `jax.export` wrote) or of a SavedModel folder, or of a folder that holds one of these and no
     other, `kagglehub:<handle>` (one of these, fetched from Kaggle and kept), `builtin:digits`,
     `builtin:shapes-detector`, `builtin:shapes-segmenter`, or `builtin:noop`."""
@@ -120,6 +120,9 @@ class ModelSettings(Frozen):
     output_names: Pairs[OutputRole, str] = Field((), examples=[{"scores": "logits"}])
     """For files and SavedModels with several outputs: the model's own name for `scores`, `class_map`, `embedding`, or a
     detector's `boxes`, `scores`, `classes` and `count`."""
+    input_tensor: str | None = Field(None, examples=["input:0"])
+    """For frozen graphs (`.pb`): the name of the tensor that takes the images; the only placeholder that can by
+    default. Outputs are those that nothing in the graph reads, or the tensors that `output_names` names."""
     signature: str | None = None
     """For SavedModels: the signature to run; `serving_default` or the only one by default."""
     function: str | None = Field(None, examples=["detect"])

@@ -50,6 +50,7 @@ class Source(Enum):
         shown="a .keras or .h5 file",
         suffixes=(".keras", ".h5", ".hdf5"),
     )
+    GRAPH_FILE = Traits(_STORED | {"input_tensor"}, shown="a frozen graph (.pb)", suffixes=(".pb",))
     JAX_FILE = Traits(_STORED | {"weights"}, shown="a .jax file", suffixes=(".jax",))
     SAVED_MODEL = Traits(_STORED | {"function", "signature"}, shown="the folder of a SavedModel", suffixes=("/",))
 

@@ -1,0 +1,141 @@
+"""Networks from frozen graphs: `.pb` files of TensorFlow 1, whose variables are constants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+
+from xlaserve.config import ModelSettings
+from xlaserve.errors import ModelFailed
+from xlaserve.models.networks.network import Network
+from xlaserve.models.sources import functions, saved_model
+
+PLACEHOLDERS: Final = frozenset({"Placeholder", "PlaceholderV2"})
+WITHOUT_USE: Final = frozenset({"Assert", "Const", "NoOp", "Placeholder", "PlaceholderV2", "PlaceholderWithDefault"})
+"""Operations that are no outputs, though nothing reads them."""
+FOR_INFERENCE: Final[Mapping[tuple[str, str], object]] = {
+    **{(name, "bool"): False for name in ("phase_train", "is_training", "is_train", "training")},
+    **{(name, "bool"): False for name in ("learning_phase", "keras_learning_phase")},
+    **{(name, "float32"): 1.0 for name in ("keep_prob", "dropout_keep_prob")},
+}
+"""Values for inference of scalars that a graph may ask for, by the end of their names and their types."""
+MOST_SHOWN: Final = 8
+
+
+def graph_file(file: Path, settings: ModelSettings) -> Network:
+    """Reads a frozen graph, and finds its image input and its outputs, unless the settings name them.
+
+    Raises ModelFailed, or what TensorFlow raises.
+    """
+    definition = _read(file)
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(definition, name="")
+    pixels = _input(graph, settings.input_tensor)
+    outputs = _outputs(graph, pixels, [name for _, name in settings.output_names])
+    constants = _constants(graph, pixels, outputs.values())
+
+    def imported() -> None:
+        values = {name: tf.constant(value) for name, value in constants.items()}
+        tf.graph_util.import_graph_def(definition, input_map=values, name="")
+
+    wrapped = tf.compat.v1.wrap_function(imported, [])
+    tensors = {name: wrapped.graph.as_graph_element(tensor.name) for name, tensor in outputs.items()}
+    function = wrapped.prune(wrapped.graph.as_graph_element(pixels.name), tensors)
+    found = functions.found(wrapped, function, file.name)
+    return saved_model.network(found.call, found.pixels, found.outputs, settings, weights=file.name)
+
+
+def _read(file: Path) -> Any:
+    definition = tf.compat.v1.GraphDef()
+    try:
+        definition.ParseFromString(file.read_bytes())
+    except DecodeError:
+        definition.Clear()
+    if definition.node:
+        return definition
+    if file.name == "saved_model.pb":
+        raise ModelFailed(
+            "source: saved_model.pb is a part of a SavedModel; name the folder that it is in, with the folder"
+            f" variables: source: {file.resolve().parent.name}/"
+        )
+    raise ModelFailed(
+        f"source: expected a frozen graph, got {file.name} of {file.stat().st_size:,} bytes, which is none; where the"
+        f' model is, write one: tf.io.write_graph(graph_def, ".", "{file.name}", as_text=False)'
+    )
+
+
+def _input(graph: Any, wanted: str | None) -> Any:
+    if wanted is not None:
+        return _tensor(graph, wanted, "input_tensor")
+    placeholders = [operation.outputs[0] for operation in graph.get_operations() if operation.type in PLACEHOLDERS]
+    images = [one for one in placeholders if one.shape.rank is None or one.shape.rank > 1]
+    if len(images) == 1:
+        return images[0]
+    remedy = f"; write input_tensor: {(images or placeholders)[0].name}" if placeholders else ""
+    raise ModelFailed(
+        "input_tensor: expected the name of the tensor that takes the images, one of"
+        f" {_shown(images or placeholders)}{remedy}"
+    )
+
+
+def _outputs(graph: Any, pixels: Any, wanted: list[str]) -> dict[str, Any]:
+    """Returns the outputs by name: those that are wanted, else all that depend on the images and that nothing reads."""
+    if wanted:
+        return {name: _tensor(graph, name, "output_names") for name in wanted}
+    found = {}
+    for operation in _after(pixels):
+        if operation.type not in WITHOUT_USE and not any(output.consumers() for output in operation.outputs):
+            for output in operation.outputs:
+                found[operation.name if output.value_index == 0 else output.name] = output
+    if not found:
+        raise ModelFailed(f"input_tensor: expected a tensor that outputs depend on, got {pixels.name}")
+    return found
+
+
+def _after(pixels: Any) -> list[Any]:
+    """Returns the operations that depend on a tensor, in the graph's order."""
+    found, pending = set(), list(pixels.consumers())
+    while pending:
+        operation = pending.pop()
+        if operation not in found:
+            found.add(operation)
+            pending += [consumer for output in operation.outputs for consumer in output.consumers()]
+    return [operation for operation in pixels.graph.get_operations() if operation in found]
+
+
+def _constants(graph: Any, pixels: Any, outputs: Iterable[Any]) -> dict[str, object]:
+    """Returns values for what the outputs need besides the images. Raises ModelFailed where one is not known."""
+    needed, pending = set(), [output.op for output in outputs]
+    while pending:
+        operation = pending.pop()
+        if operation not in needed and operation is not pixels.op:
+            needed.add(operation)
+            pending += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+    others = [one.outputs[0] for one in graph.get_operations() if one in needed and one.type in PLACEHOLDERS]
+    keys = {tensor.name: (tensor.op.name.rpartition("/")[2], tensor.dtype.name) for tensor in others}
+    if left := [tensor for tensor in others if keys[tensor.name] not in FOR_INFERENCE]:
+        raise ModelFailed(
+            f"source: expected a graph of one input, the image, but it also takes {_shown(left)}; freeze it with"
+            " constants in their place"
+        )
+    return {name: FOR_INFERENCE[key] for name, key in keys.items()}
+
+
+def _tensor(graph: Any, name: str, field: str) -> Any:
+    try:
+        return graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
+    except (KeyError, ValueError):
+        last = [operation.outputs[0] for operation in graph.get_operations() if operation.outputs][-MOST_SHOWN:]
+        raise ModelFailed(
+            f"{field}: expected the name of a tensor of the graph, such as {_shown(last)}, got {name}"
+        ) from None
+
+
+def _shown(tensors: list[Any]) -> str:
+    shown = [f"{one.name}: {one.dtype.name} {one.shape}" for one in tensors[:MOST_SHOWN]]
+    return "; ".join(shown) + ("; ..." if len(tensors) > MOST_SHOWN else "") or "none"

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
+from xlaserve.errors import ModelFailed
+from xlaserve.models import catalog
+
+v1 = tf.compat.v1
+PIXELS = np.random.default_rng(0).integers(0, 256, (3, 6, 5, 3), np.uint8)
+SUMS = PIXELS.sum(axis=(1, 2)) * 0.5
+
+Build = Callable[[Any], Any]
+
+
+def settings(source: Path, **fields: Any) -> ModelSettings:
+    return ModelSettings(name="it", source=str(source), **({"buckets": (BucketSettings(3),)} | fields))
+
+
+def write(file: Path, build: Build, batch: int | None = None) -> Path:
+    """Writes a graph of an image input, which `build` continues."""
+    with v1.Graph().as_default() as graph:
+        build(v1.placeholder(tf.float32, (batch, 6, 5, 3), name="photo"))
+    file.write_bytes(graph.as_graph_def().SerializeToString())
+    return file
+
+
+def sums(photo: Any) -> Any:
+    unused = v1.placeholder(tf.float32, (), name="rate")
+    tf.multiply(unused, 2.0, name="unused")
+    return tf.multiply(tf.reduce_sum(photo, axis=(1, 2)), 0.5, name="head/sums")
+
+
+def run(model: ModelSettings, mode: Mode = Mode.GRAPH) -> Any:
+    (scores,) = catalog.load(model).program.compile(mode, Bucket(3, 6, 5)).executable(PIXELS)
+    return scores
+
+
+def reason(model: ModelSettings) -> str:
+    with pytest.raises(ModelFailed) as failure:
+        catalog.load(model)
+    return str(failure.value)
+
+
+@pytest.mark.parametrize("mode", [Mode.XLA, Mode.GRAPH, Mode.EAGER, Mode.OPENVINO])
+def test_a_frozen_graph_runs_from_its_placeholder_to_what_nothing_reads(tmp_path: Path, mode: Mode) -> None:
+    np.testing.assert_allclose(run(settings(write(tmp_path / "sums.pb", sums)), mode), SUMS, rtol=1e-4)
+
+
+def test_a_batch_that_the_placeholder_fixes_is_freed(tmp_path: Path) -> None:
+    source = write(tmp_path / "one.pb", lambda photo: tf.reduce_sum(tf.reshape(photo, (1, 30, 3)), axis=1) * 0.5, 1)
+    np.testing.assert_allclose(run(settings(source), Mode.XLA), SUMS, rtol=1e-4)
+
+
+def test_switches_of_training_are_set_for_inference(tmp_path: Path) -> None:
+    def build(photo: Any) -> None:
+        training = v1.placeholder(tf.bool, (), name="model/phase_train")
+        kept = v1.placeholder(tf.float32, (), name="keep_prob")
+        tf.identity(sums(photo) * kept * (1.0 - tf.cast(training, tf.float32)), name="scores")
+
+    np.testing.assert_allclose(run(settings(write(tmp_path / "old.pb", build)), Mode.XLA), SUMS, rtol=1e-4)
+
+
+def test_tensors_are_taken_by_their_names(tmp_path: Path) -> None:
+    def build(photo: Any) -> None:
+        mask = v1.placeholder(tf.float32, (None, 6, 5, 3), name="mask")
+        tf.identity(sums(photo), name="scores")
+        tf.reduce_max(mask, axis=(1, 2), name="most")
+
+    source = write(tmp_path / "two.pb", build)
+    assert "one of photo:0: float32 (None, 6, 5, 3); mask:0: float32 (None, 6, 5, 3)" in reason(settings(source))
+    chosen = settings(source, input_tensor="mask", output_names={"scores": "most:0"})
+    np.testing.assert_allclose(run(chosen), PIXELS.max(axis=(1, 2)))
+    both = settings(source, input_tensor="photo", output_names={"scores": "most:0"})
+    assert "but it also takes mask:0: float32 (None, 6, 5, 3)" in reason(both)
+    assert "input_tensor: expected the name of a tensor of the graph" in reason(settings(source, input_tensor="other"))
+
+
+def test_what_is_no_frozen_graph_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "other.pb").write_bytes(b"no graph")
+    assert "expected a frozen graph, got other.pb of 8 bytes" in reason(settings(tmp_path / "other.pb"))
+    tf.saved_model.save(tf.Module(), str(tmp_path / "saved"))
+    said = reason(settings(tmp_path / "saved" / "saved_model.pb"))
+    assert said.endswith("source: saved/")
