@@ -16,7 +16,11 @@ File = tuple[str, Stamp]
 def named_paths(settings: ModelSettings) -> list[Path]:
     """Returns the paths that settings name. There may be nothing at them: sources and weights also have names."""
     named = (settings.source, settings.weights, settings.architecture, settings.labels, settings.calibration)
-    return [Path(path) for path in named if path]
+    paths = [Path(path) for path in named if path]
+    source = Path(settings.source)
+    # Weights of ONNX models may be in files beside them, such as model.onnx.data.
+    beside = source.parent.glob(f"{source.name}[._]*") if source.suffix.lower() == ".onnx" else ()
+    return [*paths, *beside]
 
 
 def files_at(path: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:

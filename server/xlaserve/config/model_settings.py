@@ -37,9 +37,9 @@ class ModelSettings(Frozen):
     source: Annotated[str, OrPath(sources.looks_like_path)]
     """Where it comes from: `keras.applications:<Name>`, `keras_cv:<Backbone>`, `keras_cv:<Head>-<Backbone>`,
     `keras_hub:<Class>`, the path of a `.keras` or `.h5` file, of a `.pb` file (a frozen graph of TensorFlow 1), of a
-    `.jax` file (what `jax.export` wrote) or of a SavedModel folder, or of a folder that holds one of these and no
-    other, `kagglehub:<handle>` (one of these, fetched from Kaggle and kept), `builtin:digits`,
-    `builtin:shapes-detector`, `builtin:shapes-segmenter`, or `builtin:noop`."""
+    `.onnx` or `.tflite` file, of a `.jax` file (what `jax.export` wrote) or of a SavedModel folder, or of a folder that
+    holds one of these and no other, `kagglehub:<handle>` (one of these, fetched from Kaggle and kept),
+    `builtin:digits`, `builtin:shapes-detector`, `builtin:shapes-segmenter`, or `builtin:noop`."""
     task: Literal["auto", TaskName] = "auto"
     """The meaning of the outputs; `auto` tells by the source, or by the outputs' names and shapes. `embedding` makes
     Keras Applications, KerasCV's backbones and KerasHub's classifiers give their pooled features."""

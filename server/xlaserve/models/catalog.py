@@ -133,7 +133,7 @@ def _listed(kind: Source) -> tuple[str, ...]:
             return keras_hub_table.names()
         case Source.KAGGLE | Source.BUILT_IN | Source.NOOP:
             return ()
-        case Source.KERAS_FILE | Source.GRAPH_FILE | Source.JAX_FILE | Source.SAVED_MODEL:
+        case Source.KERAS_FILE | Source.GRAPH_FILE | Source.OPENVINO_FILE | Source.JAX_FILE | Source.SAVED_MODEL:
             return ()
         case _:
             assert_never(kind)
@@ -190,6 +190,10 @@ def _network(source: str, settings: ModelSettings, conversions: Conversions) -> 
             from xlaserve.models.sources import graph_file  # noqa: PLC0415
 
             return graph_file.graph_file(path, settings)
+        case Source.OPENVINO_FILE:
+            from xlaserve.models.sources import openvino_file  # noqa: PLC0415
+
+            return openvino_file.openvino_file(path, settings)
         case Source.JAX_FILE:
             from xlaserve.models.sources import jax_file  # noqa: PLC0415
 

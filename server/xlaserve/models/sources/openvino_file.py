@@ -1,0 +1,79 @@
+"""Networks from ONNX and TFLite files: OpenVINO reads them, and its operations become TensorFlow's."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import tensorflow as tf
+
+from xlaserve.config import ModelSettings
+from xlaserve.engine.causes import telling_line
+from xlaserve.errors import ModelFailed
+from xlaserve.models.networks.network import Network
+from xlaserve.models.sources import functions, saved_model
+from xlaserve.models.sources.openvino_graph import Translator
+from xlaserve.models.sources.openvino_values import UntranslatableError
+from xlaserve.programs.openvino.openvino_program import load
+
+TOLERANCE: Final = 1e-3
+"""Largest difference of the translation's answers from OpenVINO's, as a share of the largest answer."""
+SIDE: Final = 64
+"""Of images with which sides that are not fixed are tried."""
+
+
+def openvino_file(file: Path, settings: ModelSettings) -> Network:
+    """Reads a `.onnx` or `.tflite` file, and compares the answers to a random image with OpenVINO's own.
+
+    Raises ModelFailed.
+    """
+    if importlib.util.find_spec("openvino") is None:
+        raise ModelFailed(
+            f"source: {file.name} is read by openvino, which is not installed; pip install --no-deps"
+            " 'openvino>=2026.4,<2026.5'"
+        )
+    openvino = load()
+    core = openvino.Core()
+    try:
+        model = core.read_model(file)
+    except RuntimeError as error:
+        raise ModelFailed(
+            f"source: {file.name} can't be read by OpenVINO {openvino.__version__.partition('-')[0]}: {_cause(error)};"
+            f" copy it once more, and compare both: sha256sum {file.name}"
+        ) from error
+    if len(model.inputs) != 1:
+        known = ", ".join(one.any_name for one in model.inputs)
+        raise ModelFailed(f"source: expected a model of one input, the image, got {file.name}, which takes {known}")
+    try:
+        translator = Translator(model)
+        function = tf.function(translator.run, autograph=False).get_concrete_function(translator.pixels)
+    except UntranslatableError as error:
+        raise ModelFailed(
+            f"source: {file.name} holds what is not translated: {error}; make a SavedModel of it elsewhere:"
+            f" pip install onnx2tf && onnx2tf -osd -i {file.name}"
+        ) from error
+    _compare(core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}), function, translator)
+    found = functions.found(translator, function, file.name)
+    return saved_model.network(found.call, found.pixels, found.outputs, settings, weights=file.name)
+
+
+def _cause(error: RuntimeError) -> str:
+    """Returns the last line of an error of OpenVINO, which tells the cause."""
+    return telling_line(([*filter(str.strip, str(error).splitlines())] or ["it gives no reason"])[-1])
+
+
+def _compare(expected: Any, function: Any, translator: Translator) -> None:
+    """Raises ModelFailed where a translation answers otherwise than OpenVINO."""
+    batch, *sides = translator.pixels.shape
+    is_whole = translator.pixels.dtype.is_integer
+    noise = np.random.default_rng(0).uniform(0, 255 if is_whole else 1, (batch or 2, *(side or SIDE for side in sides)))
+    images = noise.astype(translator.pixels.dtype.as_numpy_dtype)
+    wanted, answers = expected(images), function(tf.constant(images))
+    for index, name in enumerate(translator.outputs):
+        other, one = (np.asarray(values, np.float64) for values in (wanted[index], answers[name]))
+        limit = TOLERANCE * max(1.0, np.abs(other).max(initial=0.0))
+        if one.shape != other.shape or not np.allclose(one, other, rtol=0, atol=limit, equal_nan=True):
+            how = "has another shape" if one.shape != other.shape else f"is off by {np.abs(one - other).max():.2g}"
+            raise ModelFailed(f"source: output {name} {how} once the model is translated; it is not served")

@@ -1,0 +1,71 @@
+"""Writes ONNX files: the few fields of onnx.proto3 that tests need, in the wire format of protocol buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Input = tuple[str, Sequence[int]]
+"""A tensor's name and its shape."""
+FLOAT, INTS = 1, 7
+"""The type of a tensor's numbers, and of an attribute."""
+
+
+def _varint(number: int) -> bytes:
+    done = bytearray()
+    while number > 127:
+        done.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*done, number])
+
+
+def _field(number: int, value: int | str | bytes) -> bytes:
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    contents = value.encode() if isinstance(value, str) else value
+    return _varint(number << 3 | 2) + _varint(len(contents)) + contents
+
+
+def tensor(name: str, values: NDArray[np.float32]) -> bytes:
+    """Returns a TensorProto."""
+    sides = b"".join(_field(1, side) for side in values.shape)
+    return sides + _field(2, FLOAT) + _field(8, name) + _field(9, values.tobytes())
+
+
+def node(kind: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Sequence[int]) -> bytes:
+    """Returns a NodeProto whose attributes are lists of numbers."""
+    return b"".join(
+        [
+            *(_field(1, name) for name in inputs),
+            *(_field(2, name) for name in outputs),
+            _field(4, kind),
+            *(
+                _field(5, _field(1, name) + b"".join(_field(8, one) for one in numbers) + _field(20, INTS))
+                for name, numbers in attributes.items()
+            ),
+        ]
+    )
+
+
+def model(nodes: Sequence[bytes], *, pixels: Input, scores: Input, weights: Sequence[bytes]) -> bytes:
+    """Returns a ModelProto of one input and one output."""
+    graph = b"".join(
+        [
+            *(_field(1, one) for one in nodes),
+            _field(2, "graph"),
+            *(_field(5, one) for one in weights),
+            _field(11, _value(pixels)),
+            _field(12, _value(scores)),
+        ]
+    )
+    return _field(1, 8) + _field(7, graph) + _field(8, _field(2, 13))
+
+
+def _value(of: Input) -> bytes:
+    name, sides = of
+    shape = b"".join(_field(1, _field(1, side)) for side in sides)
+    kind: Any = _field(1, _field(1, FLOAT) + _field(2, shape))
+    return _field(1, name) + _field(2, kind)

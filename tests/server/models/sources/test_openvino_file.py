@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from numpy.typing import NDArray
+from tensorflow.python.framework import convert_to_constants
+from tests.server.models.sources.onnx_writer import model, node, tensor
+
+from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
+from xlaserve.errors import ModelFailed
+from xlaserve.models import catalog
+from xlaserve.models.networks.keras_runtime import keras
+from xlaserve.models.sources import openvino_operations
+from xlaserve.models.sources.openvino_graph import Translator
+from xlaserve.models.task import Segmentation
+
+ov = pytest.importorskip("openvino")
+ops = pytest.importorskip("openvino.opset15")
+
+SIDE = 8
+PIXELS = np.random.default_rng(0).integers(0, 256, (3, SIDE, SIDE, 3), np.uint8)
+RANDOM = np.random.default_rng(1)
+
+Build = Callable[[Any], Any]
+
+
+def weights(*shape: int) -> NDArray[np.float32]:
+    return RANDOM.uniform(-1, 1, shape).astype(np.float32)
+
+
+def settings(source: Path, **fields: Any) -> ModelSettings:
+    return ModelSettings(name="it", source=str(source), **({"buckets": (BucketSettings(3),)} | fields))
+
+
+def run(model: ModelSettings, mode: Mode) -> Any:
+    (answer,) = catalog.load(model).program.compile(mode, Bucket(3, SIDE, SIDE)).executable(PIXELS)
+    return answer
+
+
+PAIR, NONE = np.array([1, 1]), np.array([0, 0])
+WINDOW = {"strides": [2, 2], "pads_begin": [0, 1], "pads_end": [1, 2]}
+POOL = {**WINDOW, "kernel_shape": [3, 3]}
+CASES: dict[str, Build] = {
+    "convolution": lambda x: ops.convolution(x, weights(5, 4, 3, 2), [2, 1], [1, 0], [2, 1], [1, 2]),
+    "convolution-same": lambda x: ops.convolution(x, weights(5, 4, 3, 3), [2, 2], NONE, NONE, PAIR, "same_upper"),
+    "convolution-lower": lambda x: ops.convolution(x, weights(5, 4, 2, 2), PAIR, NONE, NONE, PAIR, "same_lower"),
+    "depthwise": lambda x: ops.group_convolution(x, weights(4, 2, 1, 3, 3), PAIR, PAIR, PAIR, PAIR),
+    "grouped": lambda x: ops.group_convolution(x, weights(2, 3, 2, 3, 3), [2, 1], PAIR, PAIR, PAIR),
+    "transposed": lambda x: ops.convolution_backprop_data(
+        x, weights(4, 5, 3, 3), strides=[2, 2], pads_begin=[1, 1], pads_end=[0, 1], output_padding=[1, 0]
+    ),
+    "max-pool": lambda x: ops.max_pool(x, [2, 2], PAIR, [0, 1], [1, 2], [3, 3], "ceil").output(0),
+    "max-pool-floor": lambda x: ops.max_pool(x, [2, 2], PAIR, NONE, NONE, [3, 3]).output(0),
+    "average-pool": lambda x: ops.avg_pool(x, [2, 2], [0, 1], [1, 1], [3, 3], True),
+    "average-pool-padded": lambda x: ops.avg_pool(x, [2, 2], [0, 1], [1, 1], [3, 3], False),
+    "batch-normalization": lambda x: ops.batch_norm_inference(
+        x, weights(4), weights(4), weights(4), np.abs(weights(4)) + 0.1, 1e-3
+    ),
+    "channels-are-scaled": lambda x: ops.multiply(ops.add(x, weights(4, 1, 1)), weights(1, 4, 1, 1)),
+    "sides-are-added": lambda x: ops.add(ops.relu(ops.transpose(x, [0, 2, 3, 1])), weights(4)),
+    "prelu": lambda x: ops.prelu(x, weights(4)),
+    "clamp": lambda x: ops.clamp(x, -0.5, 0.5),
+    "activations": lambda x: ops.concat(
+        [ops.hswish(x), ops.mish(x), ops.elu(x, 0.5), ops.swish(x), ops.gelu(x, "erf"), ops.hsigmoid(x)], 1
+    ),
+    "scaled-activations": lambda x: ops.concat(
+        [ops.selu(x, np.float32(1.5), np.float32(1.1)), ops.hard_sigmoid(x, np.float32(0.2), np.float32(0.5))], 1
+    ),
+    "softmax": lambda x: ops.softmax(x, 1),
+    "log-softmax": lambda x: ops.log_softmax(x, -1),
+    "means": lambda x: ops.reduce_mean(x, [2, 3], True),
+    "largest": lambda x: ops.reduce_max(x, [1], False),
+    "norms": lambda x: ops.reduce_l2(x, [-1], False),
+    "mvn": lambda x: ops.mvn(x, [2, 3], True, 1e-5, "inside_sqrt"),
+    "normalize": lambda x: ops.normalize_l2(x, [1], 1e-6, "add"),
+    "product": lambda x: ops.matmul(ops.reshape(x, [0, -1], True), weights(5, 4 * 36), False, True),
+    "transposition": lambda x: ops.transpose(x, [0, 3, 1, 2]),
+    "split": lambda x: ops.concat([*reversed(ops.split(x, 1, 2).outputs())], 1),
+    "variadic-split": lambda x: ops.variadic_split(x, 1, [1, 3]).output(1),
+    "squeeze": lambda x: ops.unsqueeze(ops.squeeze(ops.reduce_sum(x, [2], True), [2]), [1, -1]),
+    "gather": lambda x: ops.gather(x, [2, -1, 0], 1),
+    "strided-slice": lambda x: ops.strided_slice(
+        x, [0, 1, 0, 5], [0, 3, -1, 0], [1, 1, 2, -1], [1, 0, 0, 0], [1, 0, 0, 0]
+    ),
+    "slice": lambda x: ops.slice(x, [1, -1], [4, -7], [1, -2], [1, 2]),
+    "pad": lambda x: ops.pad(x, [0, 0, 1, 2], [0, 1, 0, 1], "constant", np.float32(0.5)),
+    "pad-reflect": lambda x: ops.pad(x, [0, 0, 1, 2], [0, 0, 0, 1], "reflect"),
+    "pad-edge": lambda x: ops.pad(x, [0, 0, 1, 2], [0, 0, 0, 1], "edge"),
+    "shape": lambda x: ops.reshape(x, ops.concat([ops.gather(ops.shape_of(x), [0], 0), np.array([-1])], 0), False),
+    "broadcast": lambda x: ops.add(x, ops.broadcast(weights(1, 4, 1, 1), ops.shape_of(x))),
+    "tile": lambda x: ops.tile(x, [1, 2, 1, 3]),
+    "depth-to-space": lambda x: ops.depth_to_space(x, "blocks_first", 2),
+    "depth-first-to-space": lambda x: ops.depth_to_space(x, "depth_first", 2),
+    "space-to-depth": lambda x: ops.space_to_depth(x, "blocks_first", 2),
+    "largest-first": lambda x: ops.topk(x, 2, 1, "max", "value").output(0),
+    "places-of-smallest": lambda x: ops.convert(ops.topk(x, 2, 2, "min", "value").output(1), "f32"),
+    "select": lambda x: ops.select(ops.greater(x, np.float32(0)), x, ops.multiply(x, np.float32(0.1))),
+    "resize-nearest": lambda x: resized(x, "nearest", "asymmetric", "floor"),
+    "resize-nearest-half": lambda x: resized(x, "nearest", "half_pixel", "round_prefer_floor"),
+    "resize-linear": lambda x: resized(x, "linear_onnx", "half_pixel"),
+    "resize-corners": lambda x: resized(x, "linear_onnx", "align_corners"),
+    "narrow": lambda x: ops.convert(ops.multiply(ops.convert(x, "f16"), np.float16(0.5)), "f32"),
+}
+
+
+def resized(x: Any, mode: str, how: str, nearest: str = "round_prefer_floor") -> Any:
+    return ops.interpolate(
+        x, [9, 4], mode, "sizes", axes=[2, 3], coordinate_transformation_mode=how, nearest_mode=nearest
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("has_channels_last", [False, True])
+def test_an_operation_answers_as_in_openvino(case: str, has_channels_last: bool) -> None:
+    pixels = ops.parameter([2, 6, 6, 4] if has_channels_last else [2, 4, 6, 6], np.float32)
+    end = CASES[case](ops.transpose(pixels, [0, 3, 1, 2]) if has_channels_last else pixels)
+    built = ov.Model([end], [pixels])
+    translator = Translator(built)
+    images = RANDOM.uniform(-1, 1, tuple(translator.pixels.shape)).astype(np.float32)
+    expected = ov.Core().compile_model(built, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(images)[0]
+    answer = tf.function(translator.run, autograph=False)(tf.constant(images))[translator.outputs[0]]
+    np.testing.assert_allclose(answer, expected, rtol=2e-3 if case == "narrow" else 1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def flowers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A model in a `.tflite` file, and as it was."""
+    pixels = keras.Input((SIDE, SIDE, 3), batch_size=1)
+    x = keras.layers.Conv2D(4, 3, strides=2, padding="same", activation="relu")(keras.layers.Rescaling(1 / 255)(pixels))
+    x = keras.layers.BatchNormalization()(keras.layers.DepthwiseConv2D(3, padding="same")(x))
+    x = keras.layers.Flatten()(keras.layers.MaxPooling2D()(x))
+    kept = keras.Model(pixels, keras.layers.Dense(3, activation="softmax")(x))
+    file = tmp_path_factory.mktemp("tflite") / "flowers.tflite"
+    spec = tf.TensorSpec((1, SIDE, SIDE, 3), tf.float32)
+    function = tf.function(kept.call, autograph=False).get_concrete_function(spec)
+    constant = convert_to_constants.convert_variables_to_constants_v2(function)
+    file.write_bytes(tf.lite.TFLiteConverter.from_concrete_functions([constant], kept).convert())
+    return file, kept
+
+
+@pytest.mark.parametrize("mode", [Mode.XLA, Mode.GRAPH, Mode.OPENVINO])
+def test_a_tflite_file_runs_in_every_mode_and_batch(flowers: tuple[Path, Any], mode: Mode) -> None:
+    file, kept = flowers
+    expected = np.concatenate([kept(one[None].astype(np.float32)) for one in PIXELS])
+    np.testing.assert_allclose(run(settings(file), mode), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", [Mode.XLA, Mode.GRAPH, Mode.OPENVINO])
+def test_an_onnx_file_runs_in_every_mode_and_batch(tmp_path: Path, mode: Mode) -> None:
+    kernel = weights(4, 3, 1, 1)
+    file = tmp_path / "maps.onnx"
+    file.write_bytes(
+        model(
+            [
+                node("Transpose", ["pixels"], ["first"], perm=[0, 3, 1, 2]),
+                node("Conv", ["first", "kernel"], ["maps"], kernel_shape=[1, 1]),
+                node("Transpose", ["maps"], ["scores"], perm=[0, 2, 3, 1]),
+            ],
+            pixels=("pixels", [1, SIDE, SIDE, 3]),
+            scores=("scores", [1, SIDE, SIDE, 4]),
+            weights=[tensor("kernel", kernel)],
+        )
+    )
+    assert catalog.load(settings(file)).task == Segmentation(4)
+    scores = PIXELS.astype(np.float32) @ kernel[:, :, 0, 0].T
+    np.testing.assert_array_equal(run(settings(file), mode), scores.argmax(axis=-1))
+
+
+def test_what_can_not_be_read_or_translated_is_refused_with_what_to_do(
+    tmp_path: Path, flowers: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reason(file: Path) -> str:
+        with pytest.raises(ModelFailed) as failure:
+            catalog.load(settings(file))
+        return str(failure.value)
+
+    (tmp_path / "other.onnx").write_bytes(b"no model")
+    assert reason(tmp_path / "other.onnx").endswith("sha256sum other.onnx")
+    file, _ = flowers
+    with monkeypatch.context() as without:
+        without.setattr("importlib.util.find_spec", lambda name: None)
+        assert reason(file).endswith("pip install --no-deps 'openvino>=2026.4,<2026.5'")
+    with monkeypatch.context() as without:
+        without.setattr(openvino_operations, "TABLE", {})
+        said = reason(file)
+        assert said.startswith("source: flowers.tflite holds what is not translated: the operation ")
+        assert said.endswith("pip install onnx2tf && onnx2tf -osd -i flowers.tflite")
+    with monkeypatch.context() as wrong:
+        table = openvino_operations.TABLE
+        wrong.setattr(openvino_operations, "TABLE", {**table, "Softmax": table["LogSoftmax"]})
+        assert "once the model is translated; it is not served" in reason(file)
