@@ -28,6 +28,10 @@ LOOKS: Final = 200
 RISE_BYTES: Final = 128 * 2**20
 """Connections are closed only where the process takes so much more than at the least of the last `LOOKS` looks: else it
 is not they that fill the memory."""
+TRIM_LOOKS: Final = 20
+TRIMS: Final = 5
+"""After connections were closed, freed memory is given back so many times, so many looks apart: gRPC goes on to take in
+what has arrived, and the C library would keep what it frees."""
 RECEIVED_BYTES: Final = 64 * 1024
 """Bytes that a connection sends between two looks, at least, to be one of those that fill the memory."""
 _RECEIVED: Final = struct.Struct("=Q")
@@ -69,6 +73,8 @@ class MemoryGuard:
         self._trim = trim
         self._last: Mapping[Client, int] | None = None
         """Bytes that each connection had sent at the last look; None while there is memory."""
+        self._looks_with_trims = 0
+        """Looks that are left in which freed memory is given back."""
         self._is_over = Event()
         self._taken: deque[int] = deque(maxlen=LOOKS)
 
@@ -82,6 +88,10 @@ class MemoryGuard:
 
     def look(self) -> int:
         """Closes what fills the memory now, and returns how many connections that are."""
+        if self._looks_with_trims:
+            self._looks_with_trims -= 1
+            if self._looks_with_trims % TRIM_LOOKS == 0:
+                self._trim()
         taken = self._resident()
         self._taken.append(taken)
         if taken < max(self._max_bytes(), min(self._taken) + RISE_BYTES):
@@ -99,7 +109,7 @@ class MemoryGuard:
                 len(filling),
                 taken >> 20,
             )
-            self._trim()
+            self._looks_with_trims = TRIMS * TRIM_LOOKS
         return len(filling)
 
     def _follow(self) -> None:
