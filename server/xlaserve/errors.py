@@ -191,6 +191,8 @@ def shown(value: object) -> str:
         return "a list" if value else "an empty list"
     if isinstance(value, dict):
         return "an object" if value else "an empty object"
+    if isinstance(value, (bytes, bytearray, memoryview)):  # a long string of JSON that may be base64
+        return f"a long text, taken for {len(value)} bytes in base64"
     return "nothing" if value is None else "another value"
 
 

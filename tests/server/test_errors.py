@@ -4,7 +4,7 @@ import pytest
 
 from xlaserve import errors
 from xlaserve.engine.causes import cause
-from xlaserve.errors import InvalidArgument, XlaserveError
+from xlaserve.errors import InvalidArgument, XlaserveError, shown
 
 CLASSES = [
     each
@@ -73,3 +73,8 @@ def test_an_error_without_words_is_told_by_what_it_comes_from_or_its_type() -> N
 
 def test_all_are_caught_as_the_root() -> None:
     assert [each.__name__ for each in CLASSES if not issubclass(each, XlaserveError)] == []
+
+
+@pytest.mark.parametrize("value", [b"abc", bytearray(3), memoryview(b"abc")])
+def test_a_long_text_of_json_is_called_one_where_another_value_is_expected(value: object) -> None:
+    assert shown(value) == "a long text, taken for 3 bytes in base64"
