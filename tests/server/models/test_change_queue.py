@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from xlaserve.errors import ModelFailed, QueueFull, ShuttingDown
+from xlaserve.errors import LoadEnded, ModelFailed, QueueFull, ShuttingDown
 from xlaserve.models.change_queue import MAX_WAITING, ChangeQueue, Kind, Shared
 
 
@@ -98,6 +98,26 @@ async def test_work_is_shared_by_those_who_ask_before_it_begins_and_by_no_others
             await task
     may_go_on.release()
     assert await shared() == 3
+
+
+async def test_loads_that_wait_are_dropped_and_what_follows_still_waits_for_its_turn() -> None:
+    changes, work = ChangeQueue(), Work()
+    unloading, asked = asyncio.create_task(changes.make("a", "unload", work)), []
+    await work.has_begun.wait()
+    kinds: list[Kind] = ["load", "update"]
+    for kind in kinds:
+        asked.append(asyncio.create_task(changes.make("a", kind, nothing)))
+        await asyncio.sleep(0)
+    changes.drop_loads("a")
+    last = asyncio.create_task(changes.make("a", "unload", work))
+    for dropped in asked:
+        with pytest.raises(LoadEnded):
+            await dropped
+    assert not last.done()
+    assert work.begun == 1
+    work.may_end.set()
+    await asyncio.gather(unloading, last)
+    assert work.begun == 2
 
 
 async def nothing() -> None: ...
