@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 PATIENCE_S: Final = 60.0
 """Time that a load may spend on one step before others begin beside it, and the interval between its warnings."""
@@ -27,6 +27,13 @@ class Progress(Protocol):
     def since_s(self) -> float:
         """Time of the last change of steps, in seconds of the monotonic clock; 0.0 before the first."""
         ...
+
+
+class Step(NamedTuple):
+    """The only step of a load."""
+
+    step: str
+    since_s: float = 0.0
 
 
 class Turn:
@@ -61,12 +68,14 @@ class LoadTurns:
             load.result()
 
     @asynccontextmanager
-    async def turn(self, title: str) -> AsyncIterator[Turn]:
-        """Waits for the turn and holds it until the block ends, at the latest. `title` names the version."""
+    async def turn(self, title: str, step: str = "") -> AsyncIterator[Turn]:
+        """Waits for the turn and holds it until the block ends, at the latest. `title` names the version, and `step`
+        its only step."""
         await self._turn.acquire()
         with ExitStack() as held:
             held.callback(self._turn.release)
             turn = Turn()
+            turn.progress = Step(step) if step else None
             watching = asyncio.create_task(self._watch(title, turn, held.close))
             try:
                 yield turn

@@ -78,12 +78,14 @@ class Loader:
     turns: LoadTurns = field(default_factory=LoadTurns)
     """One load at a time: XLA's own work is parallel, and models become ready one after the other instead of all at the
     end."""
+    background_turns: LoadTurns = field(default_factory=LoadTurns)
+    """Turns of programs that are made beside the traffic."""
     has_tf32: bool = False
     on_cpu: bool = True
 
     def __post_init__(self) -> None:
         self._compiling = ThreadPoolExecutor(MAX_LOADS, thread_name_prefix="compile")
-        self._compiling_in_background = ThreadPoolExecutor(1, "background", initializer=yield_to_traffic)
+        self._compiling_in_background = ThreadPoolExecutor(MAX_LOADS, "background", initializer=yield_to_traffic)
 
     def close(self) -> None:
         """Cancels the work that still waits for a thread."""
@@ -241,6 +243,7 @@ class Loader:
             worker=self.worker,
             ledger=version.ledger,
             compiling=self._compiling_in_background,
+            turn=partial(self.background_turns.turn, version.title),
             expecting=partial(self._making, version),
             noted=partial(self.under_way.noted, version.key),
             verifier=verifier,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.required import required
-from tests.server.models.house import GateAt, House, model
+from tests.server.models.house import Gate, GateAt, House, model
 
 from xlaserve.config import AutoBuckets, Bucket, Mode, ModelSettings, model_files
 from xlaserve.engine import under_way
@@ -19,6 +19,7 @@ from xlaserve.engine.buckets import demand
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.under_way import UnderWay
 from xlaserve.errors import ModelFailed, ModelNotReady
+from xlaserve.models.load_turns import LoadTurns
 from xlaserve.models.version import State
 
 REFUSED = ValueError(
@@ -275,6 +276,25 @@ async def test_what_compiles_beside_the_traffic_is_noted_as_a_load(make_house: C
     await required(house.repository.index()[0].growth)
     assert not under_way.suspects(file, "")
     os.close(file)
+
+
+async def test_a_bucket_that_never_compiles_does_not_keep_others_from_compiling(
+    make_house: Callable[..., House], caplog: pytest.LogCaptureFixture
+) -> None:
+    house = make_house(ready_when="first_bucket")
+    house.configured = [model(name, buckets=(1, 2), modes=(Mode.XLA,)) for name in "ab"]
+    house.repository.loader.background_turns = LoadTurns(patience_s=0.05)
+    gate = house.compiling = GateAt(2)
+    loading = asyncio.create_task(house.repository.load_all())
+    await gate.reached()
+    house.compiling = Gate()
+    await loading
+    _, other = house.repository.index()
+    await required(other.growth)
+    assert [(entry.model, entry.bucket.batch) for entry in house.entries] == [("a", 1), ("b", 1), ("b", 2)]
+    assert "model a: compiling mode xla, bucket 2x2x2 has taken" in caplog.text
+    await asyncio.wait_for(house.repository.unload("a"), 20)
+    gate.open()
 
 
 async def test_a_bucket_that_does_not_compile_beside_the_traffic_leaves_the_others(

@@ -7,6 +7,7 @@ import logging
 import statistics
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -31,8 +32,8 @@ log = logging.getLogger(__name__)
 class BesideTraffic:
     """Makes the programs of one model. All methods run on the event loop.
 
-    `compiling` has a single thread, on which all that may compile something is done in an `expecting()` of the step in
-    words.
+    All that may compile something is done on a thread of `compiling`, in a `turn` and in an `expecting()`, both of the
+    step in words.
     """
 
     program: Program
@@ -40,6 +41,8 @@ class BesideTraffic:
     worker: Worker
     ledger: Ledger
     compiling: Executor
+    turn: Callable[[str], AbstractAsyncContextManager[object]] = lambda step: nullcontext()
+    """Held while a program is compiled: one at a time."""
     expecting: At = unnoted
     noted: Callable[[Executable], Executable] = lambda executable: executable
     """Wraps an executable so that its runs are recorded as under way; see `UnderWay.noted`."""
@@ -55,7 +58,10 @@ class BesideTraffic:
         timed now as well: the ratio of both times now is the ratio of their costs.
         """
         loop = asyncio.get_running_loop()
-        compilation, verified, images = await loop.run_in_executor(self.compiling, self._compile_one, mode, bucket)
+        step = f"compiling mode {mode}, bucket {bucket}"
+        async with self.turn(step):
+            made = await loop.run_in_executor(self.compiling, self._compile_one, mode, bucket, step)
+        compilation, verified, images = made
         cost = compilation.cost
         if cost is not None and verified is not None:
             factor = excess(cost, verified.fastest_s, self.lanes.count)
@@ -79,9 +85,8 @@ class BesideTraffic:
         if self.verifier is not None:
             self.verifier.forget(height, width)
 
-    def _compile_one(self, mode: Mode, bucket: Bucket) -> tuple[Compilation, Verified | None, Images]:
+    def _compile_one(self, mode: Mode, bucket: Bucket, step: str) -> tuple[Compilation, Verified | None, Images]:
         """Returns the executable, and images to time it with, which take too long to make for the event loop."""
-        step = f"compiling mode {mode}, bucket {bucket}"
         with self.expecting(step), gil.shared(), failing_on_exit():
             compilation, verified = self.program.compile(mode, bucket), None
             if self.verifier is not None:
