@@ -35,7 +35,7 @@ def test_a_warning_is_ascii_on_one_line() -> None:
 
 
 async def test_the_answer_warns_of_a_slip_beside_other_warnings() -> None:
-    context = request_context.begin(Endpoint("Classify", ""), ())
+    context = request_context.begin(Endpoint("Classify", {}), ())
     context.warn("grey of 16 bits")
     form = Form(options={"topk": "3", "trace": "x"})
     form.count("top_k")
@@ -47,6 +47,6 @@ async def test_the_answer_warns_of_a_slip_beside_other_warnings() -> None:
 async def test_parameters_of_a_request_are_looked_at_each_time() -> None:
     parameters = check_parameters([("gateway", "x"), ("timeouts", 3), ("other", 1)])
     for _ in range(2):
-        context = request_context.begin(Endpoint("ModelInfer", ""), ())
+        context = request_context.begin(Endpoint("ModelInfer", {}), ())
         parameters.check_unknown(is_strict=False)
         assert "'timeouts'" in context.warning
