@@ -284,7 +284,7 @@ def test_a_model_that_is_added_to_the_configuration_can_be_loaded(module_server:
     operator.configure(NOOP)
     error = operator.load("another").exception()
     assert error.code() is Status.NOT_FOUND
-    assert error.details() == "no model 'another' is configured; there are: noop"
+    assert error.details() == "no model 'another' is configured; add it to `models` in the configuration first"
 
 
 def test_a_server_without_tensorflow_says_that_it_must_be_restarted_for_it(

@@ -9,7 +9,6 @@ from xlaserve.config import ModelSettings
 from xlaserve.config.versions import VersionSet, grouped
 from xlaserve.errors import ConfigError, ModelFailed, ModelNotFound
 from xlaserve.models.change_queue import Shared
-from xlaserve.models.directory import usable
 
 log = logging.getLogger(__name__)
 
@@ -28,5 +27,6 @@ class ConfiguredModels:
             log.error("model %s: %s", name[:128], error)
             raise ModelFailed("the configuration is no longer valid; the server's log says why") from error
         if name not in models:
-            raise ModelNotFound(f"no model {name[:128]!r} is configured; there are: {usable(models)}")
+            # Other names are not for every caller, and an engine doesn't know which caller asks.
+            raise ModelNotFound(f"no model {name[:128]!r} is configured; add it to `models` in the configuration first")
         return models[name]
