@@ -16,7 +16,19 @@ from xlaserve.engine.buckets.planner import Cost
 Images = NDArray[np.uint8]
 """RGB pixels, `[n, height, width, 3]`, from 0 to 255."""
 
-Value = np.float32 | np.int32 | np.uint8
+Value = (
+    np.float32
+    | np.float64
+    | np.int8
+    | np.int16
+    | np.int32
+    | np.int64
+    | np.uint8
+    | np.uint16
+    | np.uint32
+    | np.uint64
+    | np.bool_
+)
 """The dtypes of outputs."""
 
 Outputs = tuple[NDArray[Value], ...]

@@ -6,9 +6,10 @@ order of `outputs`, one row for each image.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,22 @@ from numpy.typing import NDArray
 from xlaserve.config import Fit, TaskName
 from xlaserve.engine.program import Outputs, Value
 
-Datatype = Literal["FP32", "INT32", "UINT8"]
+Datatype = Literal["FP32", "FP64", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "BOOL"]
 """A type of outputs, as the Open Inference Protocol spells it."""
+DATATYPES: Final[Mapping[np.dtype[Any], Datatype]] = {
+    np.dtype(np.float32): "FP32",
+    np.dtype(np.float64): "FP64",
+    np.dtype(np.int8): "INT8",
+    np.dtype(np.int16): "INT16",
+    np.dtype(np.int32): "INT32",
+    np.dtype(np.int64): "INT64",
+    np.dtype(np.uint8): "UINT8",
+    np.dtype(np.uint16): "UINT16",
+    np.dtype(np.uint32): "UINT32",
+    np.dtype(np.uint64): "UINT64",
+    np.dtype(np.bool_): "BOOL",
+}
+"""By NumPy's type."""
 UINT8_CLASSES = 256
 """The most classes that a class map of bytes can tell apart."""
 
@@ -29,6 +44,11 @@ class TensorSpec(NamedTuple):
     datatype: Datatype
     shape: tuple[int, ...]
     """-1 is the batch, or a side that depends on the input's."""
+
+    @property
+    def is_float(self) -> bool:
+        """Whether its numbers are floats, which programs compute up to rounding."""
+        return self.datatype.startswith("FP")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +213,7 @@ class Embedding(_Task):
 
 def best(scores: NDArray[Value], k: int) -> NDArray[np.intp]:
     """Returns where the `k` largest of `scores` `[classes]` are, the largest first; equal ones by index, NaN last."""
-    negated = -scores
+    negated = np.negative(scores)
     candidates = np.arange(len(scores))
     if 0 < k < len(scores) // 4:
         below = np.flatnonzero(negated <= np.partition(negated, k - 1)[k - 1])

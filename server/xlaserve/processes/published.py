@@ -16,13 +16,13 @@ from xlaserve.engine.warmup.difference import Difference
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.models.catalog import Model
 from xlaserve.models.directory import Directory
-from xlaserve.models.task import Datatype, TensorSpec
+from xlaserve.models.task import DATATYPES, Datatype, Task, TensorSpec
 from xlaserve.models.version import Served, State, Version
 from xlaserve.processes.link.engine_state import ModelSnapshot
 from xlaserve.programs.tf.device import Device
 from xlaserve.programs.watch.xla_log import XlaCompilation
 
-ITEM_BYTES: Final[dict[Datatype, int]] = {"FP32": 4, "INT32": 4, "UINT8": 1}
+ITEM_BYTES: Final[dict[Datatype, int]] = {datatype: dtype.itemsize for dtype, datatype in DATATYPES.items()}
 
 
 @dataclass(slots=True)
@@ -169,19 +169,27 @@ def snapshot(served: Served, batcher: Batcher, number: int) -> ModelSnapshot:
     model = served.model
     admission, largest = batcher.admission, batcher.shapes()
     resolutions = sorted({(height, width) for _, height, width in largest})
+    measured = {entry.bucket[1:]: entry.verified.row_bytes for entry in served.version.ledger if entry.verified}
     return ModelSnapshot(
         id=number,
         title=served.settings.title,
         is_open=not admission.is_closed,
         max_images=admission.max_images,
         max_bytes=admission.max_bytes,
-        output_bytes={size: tuple(row_bytes(output, *size) for output in model.task.outputs) for size in resolutions},
+        output_bytes={size: measured.get(size) or described(model.task, *size) for size in resolutions},
         largest=largest,
         unmatched=batcher.unmatched,
     )
 
 
-def row_bytes(output: TensorSpec, height: int, width: int) -> int:
-    """Returns the bytes of one row of an output for an image of `height` x `width` pixels."""
+def described(task: Task, height: int, width: int) -> tuple[int, ...]:
+    """Returns the bytes of one row of each output, as the task describes them, for images of `height` x `width` pixels.
+
+    For sizes that no program has run in yet.
+    """
+    return tuple(_row_bytes(output, height, width) for output in task.outputs)
+
+
+def _row_bytes(output: TensorSpec, height: int, width: int) -> int:
     sides: Iterator[int] = iter((height, width))
     return ITEM_BYTES[output.datatype] * math.prod(next(sides) if side == -1 else side for side in output.shape[1:])

@@ -12,7 +12,7 @@ from xlaserve.engine.batching.unmatched import Unmatched
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.models.task import Classification, Detection, Embedding, Segmentation, Task
 from xlaserve.models.version import Served, State
-from xlaserve.processes.published import Publisher, row_bytes, snapshot
+from xlaserve.processes.published import Publisher, described, snapshot
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from xlaserve.processes.published import Publisher, row_bytes, snapshot
     ],
 )
 def test_the_bytes_of_an_images_outputs_are_known(task: Task, wanted: list[int]) -> None:
-    assert [row_bytes(output, 6, 4) for output in task.outputs] == wanted
+    assert [*described(task, 6, 4)] == wanted
 
 
 async def test_each_loading_has_a_number_of_its_own_and_its_facts_are_pickled_once(house: House) -> None:
@@ -69,12 +69,17 @@ def test_fronts_are_told_what_they_need_to_run_a_model() -> None:
     task = Classification(2, ("cat", "dog"))
     admission = SimpleNamespace(max_images=10, max_bytes=20, is_closed=False)
     model = SimpleNamespace(buckets=(Bucket(1, 4, 6), Bucket(2, 8, 8)), task=task, fit=Fit.RESIZE)
-    version = SimpleNamespace(settings=settings, state=State.READY)
+    verified = SimpleNamespace(row_bytes=(12,))
+    ledger = [
+        SimpleNamespace(bucket=Bucket(2, 8, 8), verified=verified),
+        SimpleNamespace(bucket=Bucket(1, 4, 6), verified=None),
+    ]
+    version = SimpleNamespace(settings=settings, state=State.READY, ledger=ledger)
     shapes = {(Mode.XLA, 4, 6): 1, (Mode.XLA, 8, 8): 2, (Mode.GRAPH, 5, 5): 1}
     unmatched = Unmatched(sides=(None, None), max_pixels=128, max_opened=3, configured=frozenset({(4, 6), (8, 8)}))
     batcher: Any = SimpleNamespace(admission=admission, shapes=lambda: shapes, unmatched=unmatched)
     told = snapshot(Served(cast(Any, version), cast(Any, model), batcher), batcher, 7)
     assert (told.id, told.title, told.is_open, told.max_images, told.max_bytes) == (7, settings.title, True, 10, 20)
-    assert told.output_bytes == {(4, 6): (8,), (5, 5): (8,), (8, 8): (8,)}
+    assert told.output_bytes == {(4, 6): (8,), (5, 5): (8,), (8, 8): (12,)}
     assert (told.largest, told.unmatched) == (shapes, unmatched)
     assert pickle.loads(pickle.dumps(told)) == told

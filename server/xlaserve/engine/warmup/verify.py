@@ -72,20 +72,24 @@ class Verified:
     """Whether the model's rows depend on each other."""
     fastest_s: float = field(default=math.inf, compare=False)
     """Seconds of the program's fastest run."""
+    row_bytes: tuple[int, ...] = field(default=(), compare=False)
+    """For each output, the bytes of one image's row; empty where it did not run."""
 
 
 class _Timed:
-    """Runs a program, and notes how long the fastest run took."""
+    """Runs a program, and notes how long the fastest run took, and how large its outputs are."""
 
     def __init__(self, executable: Executable, clock: Callable[[], float]) -> None:
         self._executable = executable
         self._clock = clock
         self.fastest_s = math.inf
+        self.row_bytes: tuple[int, ...] = ()
 
     def __call__(self, images: Images) -> Outputs:
         began = self._clock()
         outputs = run_batch(self._executable, images)
         self.fastest_s = min(self.fastest_s, self._clock() - began)
+        self.row_bytes = tuple(output.nbytes // len(output) for output in outputs)
         return outputs
 
 
@@ -197,7 +201,7 @@ class Verifier:
             verified = self._compared(mode, bucket, timed)
         except WrongRowsError as error:
             verified = Verified(None, fault=self._fault_of_rows(error))
-        return replace(verified, fastest_s=timed.fastest_s)
+        return replace(verified, fastest_s=timed.fastest_s, row_bytes=timed.row_bytes)
 
     def _fault_of_rows(self, error: WrongRowsError) -> Fault:
         output = f"output {self._task.outputs[error.index].name}"

@@ -30,8 +30,16 @@ _RAW_OUTPUTS: Final = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
 LISTING: Final = PackedListing(
     {
         "FP32": pb.InferTensorContents.FP32_CONTENTS_FIELD_NUMBER,
+        "FP64": pb.InferTensorContents.FP64_CONTENTS_FIELD_NUMBER,
+        "INT8": pb.InferTensorContents.INT_CONTENTS_FIELD_NUMBER,
+        "INT16": pb.InferTensorContents.INT_CONTENTS_FIELD_NUMBER,
         "INT32": pb.InferTensorContents.INT_CONTENTS_FIELD_NUMBER,
+        "INT64": pb.InferTensorContents.INT64_CONTENTS_FIELD_NUMBER,
         "UINT8": pb.InferTensorContents.UINT_CONTENTS_FIELD_NUMBER,
+        "UINT16": pb.InferTensorContents.UINT_CONTENTS_FIELD_NUMBER,
+        "UINT32": pb.InferTensorContents.UINT_CONTENTS_FIELD_NUMBER,
+        "UINT64": pb.InferTensorContents.UINT64_CONTENTS_FIELD_NUMBER,
+        "BOOL": pb.InferTensorContents.BOOL_CONTENTS_FIELD_NUMBER,
     },
     elements_field=pb.InferTensorContents.BYTES_CONTENTS_FIELD_NUMBER,
 )

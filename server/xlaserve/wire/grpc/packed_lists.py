@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from xlaserve.engine.program import Value
 from xlaserve.errors import InvalidArgument
-from xlaserve.models.task import Datatype
+from xlaserve.models.task import DATATYPES, Datatype
 from xlaserve.pipeline import Readable
 from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.shared.input_tensors import PIXELS
-from xlaserve.wire.shared.output_tensors import DATATYPES, raw_part
+from xlaserve.wire.shared.output_tensors import raw_part
 from xlaserve.wire.shared.parts import Part
 
 MAX_LISTED_VALUES: Final = 2**21
@@ -150,11 +150,11 @@ class PackedListing(NamedTuple):
 
     def us_per_value(self, datatype: Datatype) -> float:
         """Returns 0 for floats, which are sent as they lie in memory."""
-        return 0.0 if datatype == "FP32" else US_PER_INTEGER
+        return 0.0 if datatype.startswith("FP") else US_PER_INTEGER
 
     def numbers(self, values: NDArray[Value]) -> list[Part]:
         """Returns the field that lists the numbers."""
-        content = raw_part(values) if values.dtype == np.float32 else wire_format.packed(values)
+        content = raw_part(values) if values.dtype.kind == "f" else wire_format.packed(values)
         return wire_format.record(self.fields[DATATYPES[values.dtype]], content)
 
     def elements(self, elements: Sequence[bytes]) -> list[Part]:

@@ -38,8 +38,16 @@ VIEWED: Final[wire_format.Fields] = {
 LISTING: Final = PackedListing(
     {
         "FP32": pb.TensorProto.FLOAT_VAL_FIELD_NUMBER,
+        "FP64": pb.TensorProto.DOUBLE_VAL_FIELD_NUMBER,
+        "INT8": pb.TensorProto.INT_VAL_FIELD_NUMBER,
+        "INT16": pb.TensorProto.INT_VAL_FIELD_NUMBER,
         "INT32": pb.TensorProto.INT_VAL_FIELD_NUMBER,
+        "INT64": pb.TensorProto.INT64_VAL_FIELD_NUMBER,
         "UINT8": pb.TensorProto.INT_VAL_FIELD_NUMBER,
+        "UINT16": pb.TensorProto.INT_VAL_FIELD_NUMBER,
+        "UINT32": pb.TensorProto.UINT32_VAL_FIELD_NUMBER,
+        "UINT64": pb.TensorProto.UINT64_VAL_FIELD_NUMBER,
+        "BOOL": pb.TensorProto.BOOL_VAL_FIELD_NUMBER,
     },
     elements_field=pb.TensorProto.STRING_VAL_FIELD_NUMBER,
 )

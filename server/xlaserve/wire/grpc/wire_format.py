@@ -91,9 +91,9 @@ async def join(wire: Wire, size_bytes: int) -> bytes:
 
 
 def packed(values: NDArray[Any]) -> bytes:
-    """Returns the values of a packed list: float32, or integers as varints."""
-    if values.dtype == np.float32:
-        return values.astype("<f4", copy=False).tobytes()
+    """Returns the values of a packed list: floats, or integers and truth values as varints."""
+    if values.dtype.kind == "f":
+        return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
     # Negative ones take ten bytes, as protobuf has it.
     numbers = values.reshape(-1).astype(np.int64).view(np.uint64)
     return b"".join(_to_varints(numbers[start : start + _STEP]) for start in range(0, len(numbers), _STEP))

@@ -15,18 +15,12 @@ from numpy.typing import NDArray
 
 from xlaserve.engine.program import Images, Outputs, Value
 from xlaserve.images.decoder import Encoded
-from xlaserve.models.task import Classification, Datatype, Task, TensorSpec
+from xlaserve.models.task import DATATYPES, Classification, Datatype, Task, TensorSpec
 from xlaserve.models.version import Served
 from xlaserve.pipeline import Answer, Pending, Render
 from xlaserve.wire.shared.input_tensors import raw_bytes
 from xlaserve.wire.shared.parts import Part
 
-DATATYPES: Final[dict[np.dtype[Value], Datatype]] = {
-    np.dtype(np.float32): "FP32",
-    np.dtype(np.int32): "INT32",
-    np.dtype(np.uint8): "UINT8",
-}
-"""By an output's NumPy type."""
 MAX_COPIED_BYTES: Final = 64 * 1024
 """Outputs up to this size are copied before the response is put together: that costs less than a view."""
 MAX_INLINE_US: Final = 1000.0
@@ -69,7 +63,8 @@ class WantedOutput(NamedTuple):
         sides = self.spec.shape[1:]
         if self.classes:
             return category_us(self.classes, sides[0])
-        return listing.us_per_value(self.spec.datatype) * (pixels if -1 in sides else math.prod(sides))
+        values = math.prod(side for side in sides if side != -1) * (pixels if -1 in sides else 1)
+        return listing.us_per_value(self.spec.datatype) * values
 
     def write(self, task: Task, outputs: Outputs, listing: Listing) -> list[Part]:
         """Returns its values in rows of a program's outputs, as they are sent."""

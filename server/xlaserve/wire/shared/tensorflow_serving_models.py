@@ -20,10 +20,18 @@ SIGNATURE: Final = "serving_default"
 SIGNATURE_DEF: Final = "signature_def"
 PREDICT: Final = "tensorflow/serving/predict"
 DTYPES: Final = {
+    "BOOL": "DT_BOOL",
     "UINT8": "DT_UINT8",
+    "UINT16": "DT_UINT16",
+    "UINT32": "DT_UINT32",
+    "UINT64": "DT_UINT64",
+    "INT8": "DT_INT8",
+    "INT16": "DT_INT16",
     "INT32": "DT_INT32",
+    "INT64": "DT_INT64",
     "FP16": "DT_HALF",
     "FP32": "DT_FLOAT",
+    "FP64": "DT_DOUBLE",
     "BYTES": "DT_STRING",
 }
 """By datatype of the Open Inference Protocol."""

@@ -198,7 +198,7 @@ def test_class_maps_are_held_to_the_pixel_and_objects_may_change_places() -> Non
     def objects(images: Images, first_is_other: bool = False) -> Outputs:
         (rows,) = scores(images)
         if first_is_other:
-            rows[:1, :1] += 1
+            np.add(rows[:1, :1], 1, out=rows[:1, :1])
         counts = np.zeros(len(rows), np.int32)
         return np.zeros((len(rows), 5, 4), np.float32), rows, np.zeros(rows.shape, np.int32), counts
 

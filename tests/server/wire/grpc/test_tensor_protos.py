@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from xlaserve.config import PixelRange
 from xlaserve.errors import InvalidArgument
+from xlaserve.models.task import DATATYPES
 from xlaserve.pipeline import Pending
 from xlaserve.wire.grpc import serving_messages, tensor_protos, wire_format
 from xlaserve.wire.grpc.tensor_protos import LISTING, TensorInput
 from xlaserve.wire.shared.input_tensors import images_of
-from xlaserve.wire.shared.output_tensors import DATATYPES, OutputTensor
+from xlaserve.wire.shared.output_tensors import OutputTensor
 from xlaserve_proto import tensorflow_messages_pb2 as pb
 
 SHAPE = (2, 4, 5, 3)
@@ -114,15 +115,20 @@ def output_parts(values: np.ndarray[Any, Any]) -> wire_format.Wire:
     return tensor_protos.output_parts(tensor)
 
 
-@given(st.sampled_from([np.float32, np.int32, np.uint8]), st.lists(st.integers(0, 5), min_size=1, max_size=4))
-def test_outputs_stand_in_the_list_of_their_type(dtype: type[np.generic], shape: list[int]) -> None:
+@given(st.sampled_from([*DATATYPES]), st.lists(st.integers(0, 5), min_size=1, max_size=4))
+def test_outputs_stand_in_the_list_of_their_type(dtype: np.dtype[Any], shape: list[int]) -> None:
     values = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape).astype(dtype)
     response = pb.PredictResponse.FromString(b"".join(output_parts(values)))
     found = response.outputs["name"]
     assert [dim.size for dim in found.tensor_shape.dim] == shape
-    numbers = found.float_val if dtype is np.float32 else found.int_val
-    assert [*numbers] == values.reshape(-1).tolist()
-    assert DTYPES[found.dtype] is dtype
+    tf = pytest.importorskip("tensorflow")
+    same = tf.make_tensor_proto(values)
+    listed = {field.name: [*numbers] for field, numbers in found.ListFields() if field.name.endswith("_val")}
+    assert [*listed.values()] == ([values.reshape(-1).tolist()] if values.size else [])
+    assert found.dtype == same.dtype
+    read = tf.make_ndarray(type(same).FromString(found.SerializeToString()))
+    np.testing.assert_array_equal(read, values)
+    assert read.dtype == dtype
 
 
 def test_large_outputs_are_not_copied_before_the_response_is_joined() -> None:

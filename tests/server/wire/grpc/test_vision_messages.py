@@ -15,14 +15,13 @@ from xlaserve.config import Fit, Mode, OutputRole, TaskName
 from xlaserve.engine.timings import Timings
 from xlaserve.errors import ImageTooLarge, InvalidArgument
 from xlaserve.images.frame import Frame, place, whole
-from xlaserve.models.task import Classification, Datatype, Detection, Embedding, Segmentation, Task
+from xlaserve.models.task import DATATYPES, Classification, Datatype, Detection, Embedding, Segmentation, Task
 from xlaserve.models.version import Served
 from xlaserve.pipeline import Answer, Request
 from xlaserve.wire.grpc import open_inference_tensors, tensor_protos
 from xlaserve.wire.grpc import vision_messages as messages
 from xlaserve.wire.grpc.wire_format import LARGE_BYTES
 from xlaserve.wire.shared.objects import METHODS
-from xlaserve.wire.shared.output_tensors import DATATYPES
 from xlaserve_proto import open_inference_pb2 as oip
 from xlaserve_proto import vision_pb2 as pb
 
