@@ -8,9 +8,10 @@ its documentation; the command's help prints it, and `xlaserve config --show` th
 from __future__ import annotations
 
 from xlaserve.config.bucket_settings import AutoBuckets, Bucket, BucketSettings
+from xlaserve.config.built_in_models import BUILTIN_MODELS
 from xlaserve.config.files import CONFIG_FILE_VARIABLE, ENV_PREFIX, check_files, dump, load
 from xlaserve.config.image_settings import Decoding, Fit, Grey16, PixelRange, Window
-from xlaserve.config.model_settings import BUILTIN_MODELS, BoxFormat, ModelSettings, OutputRole, TaskName
+from xlaserve.config.model_settings import BoxFormat, ModelSettings, OutputRole, TaskName
 from xlaserve.config.modes import Lowering, Mode, Precision
 from xlaserve.config.server_settings import MIB, PerformanceHint, Settings
 from xlaserve.config.shadow_settings import ShadowSettings

@@ -270,7 +270,7 @@ class ModelSettings(Frozen):
         if self.max_queue_images is not None:
             self.check_queue(self.max_queue_images)
         if self.shadow is not None:
-            self._check_shadow(self.shadow)
+            self.shadow.check(self.version, self.modes)
         return self
 
     def _check_int8(self) -> None:
@@ -287,14 +287,6 @@ class ModelSettings(Frozen):
             raise ValueError(
                 f"openvino_precision int8 is made of float32: expected that precision, got {self.precision}"
             )
-
-    def _check_shadow(self, shadow: ShadowSettings) -> None:
-        if shadow.version not in (None, self.version):
-            return  # whose modes are known once it is loaded
-        if shadow.mode is None:
-            raise ValueError("shadow: expected another version, or a mode")
-        if shadow.mode not in self.modes:
-            raise ValueError(f"shadow.mode: expected one of modes ({', '.join(self.modes)}), got {shadow.mode}")
 
     def check_queue(self, max_images: int) -> None:
         """Raises ValueError where too few images may wait to fill the largest bucket."""
@@ -350,13 +342,3 @@ class ModelSettings(Frozen):
     def effective_default_mode(self) -> Mode:
         """The mode of a request that names none."""
         return self.default_mode or self.modes[0]
-
-
-BUILTIN_MODELS: Final = (
-    ModelSettings(
-        name="digits",
-        source="builtin:digits",
-        modes=(Mode.XLA, Mode.GRAPH, Mode.EAGER),
-        buckets=tuple(map(BucketSettings, (1, 2, 4, 8, 16, 32))),
-    ),
-)

@@ -14,7 +14,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from xlaserve.config import versions
 from xlaserve.config.base import Frozen
-from xlaserve.config.model_settings import BUILTIN_MODELS, ModelSettings
+from xlaserve.config.built_in_models import BUILTIN_MODELS
+from xlaserve.config.model_settings import ModelSettings
 
 MIB: Final = 1024 * 1024
 ORIGIN: Final = re.compile(r"\*|https?://[^/\s*?#@]+")
