@@ -77,7 +77,7 @@ def _run(invocation: Invocation) -> int:
             record.write(own.json, known.values())
     found = [known[model.name] for model in asked]
     console.stdout(WIDE).print(tables.rich_table(found))
-    for line in tables.failures(found):
+    for line in (*tables.notes(found), *tables.failures(found)):
         sys.stdout.write(f"{line}\n")
     return FAILED if any(model.has_failed for model in found) else 0
 

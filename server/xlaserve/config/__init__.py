@@ -11,8 +11,9 @@ from xlaserve.config.bucket_settings import AutoBuckets, Bucket, BucketSettings
 from xlaserve.config.built_in_models import BUILTIN_MODELS
 from xlaserve.config.files import CONFIG_FILE_VARIABLE, ENV_PREFIX, check_files, dump, load
 from xlaserve.config.image_settings import Decoding, Fit, Grey16, PixelRange, Window
-from xlaserve.config.model_settings import BoxFormat, ModelSettings, OutputRole, TaskName
+from xlaserve.config.model_settings import ModelSettings
 from xlaserve.config.modes import Lowering, Mode, Precision
+from xlaserve.config.output_settings import Activation, BoxFormat, OutputRole, OutputSettings, TaskName
 from xlaserve.config.server_settings import MIB, PerformanceHint, Settings
 from xlaserve.config.shadow_settings import ShadowSettings
 from xlaserve.config.yaml_text import parse
@@ -22,6 +23,7 @@ __all__ = [
     "CONFIG_FILE_VARIABLE",
     "ENV_PREFIX",
     "MIB",
+    "Activation",
     "AutoBuckets",
     "BoxFormat",
     "Bucket",
@@ -33,6 +35,7 @@ __all__ = [
     "Mode",
     "ModelSettings",
     "OutputRole",
+    "OutputSettings",
     "PerformanceHint",
     "PixelRange",
     "Precision",

@@ -113,6 +113,8 @@ def resolved(value: Any, kinds: Sequence[object], folder: Path) -> Any:
         is_path = any(kind is Path or (isinstance(kind, OrPath) and kind.is_path(value)) for kind in kinds)
         return str(folder / value) if is_path else value
     if isinstance(value, list):
+        if str in kinds:  # a path, or a list of names
+            kinds = [kind for kind in kinds if kind is not Path]
         return [resolved(item, kinds, folder) for item in value]
     if not isinstance(value, dict):
         return value
@@ -173,7 +175,7 @@ def _files(model: ModelSettings) -> Iterator[tuple[str, Path]]:
             yield "weights", Path(weights)
     if model.architecture is not None and sources.is_architecture_path(model.architecture):
         yield "architecture", Path(model.architecture)
-    if model.labels is not None:
+    if isinstance(model.labels, Path):
         yield "labels", model.labels
     if model.has_auto_buckets and model.auto_buckets.demand is not None:
         yield "auto_buckets.demand", model.auto_buckets.demand

@@ -15,7 +15,8 @@ File = tuple[str, Stamp]
 
 def named_paths(settings: ModelSettings) -> list[Path]:
     """Returns the paths that settings name. There may be nothing at them: sources and weights also have names."""
-    named = (settings.source, settings.weights, settings.architecture, settings.labels, settings.calibration)
+    labels = settings.labels if isinstance(settings.labels, Path) else None
+    named = (settings.source, settings.weights, settings.architecture, labels, settings.calibration)
     paths = [Path(path) for path in named if path]
     source = Path(settings.source)
     # Weights of ONNX models may be in files beside them, such as model.onnx.data.

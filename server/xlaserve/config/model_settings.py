@@ -14,19 +14,18 @@ from xlaserve.config.base import Frozen, OrPath, Pairs
 from xlaserve.config.bucket_settings import AutoBuckets, BucketSettings, shown
 from xlaserve.config.image_settings import MAX_GREY16, Decoding, Fit, Grey16, PixelRange, Window
 from xlaserve.config.modes import Lowering, Mode, Precision
+from xlaserve.config.output_settings import (
+    DEFAULT_THRESHOLD,
+    Activation,
+    BoxFormat,
+    OutputRole,
+    OutputSettings,
+    TaskName,
+)
 from xlaserve.config.shadow_settings import ShadowSettings
 from xlaserve.config.version_names import LATEST, SHARED, Label, Number, Percentage, VersionOrLabel
 
 AUTO: Final = "auto"
-
-
-BoxFormat = Literal["xyxy", "yxyx", "xywh", "center_xywh", "rel_xyxy", "rel_yxyx", "rel_xywh", "rel_center_xywh"]
-"""How a box is written, as KerasCV names it."""
-
-TaskName = Literal["classification", "detection", "segmentation", "embedding"]
-
-OutputRole = Literal["scores", "boxes", "classes", "count", "class_map", "embedding"]
-"""Roles of outputs in a task; the names that the protocol shows."""
 
 
 class ModelSettings(Frozen):
@@ -41,8 +40,11 @@ class ModelSettings(Frozen):
     holds one of these and no other, `kagglehub:<handle>` (one of these, fetched from Kaggle and kept),
     `builtin:digits`, `builtin:shapes-detector`, `builtin:shapes-segmenter`, or `builtin:noop`."""
     task: Literal["auto", TaskName] = "auto"
-    """The meaning of the outputs; `auto` tells by the source, or by the outputs' names and shapes. `embedding` makes
-    Keras Applications, KerasCV's backbones and KerasHub's classifiers give their pooled features."""
+    """The meaning of the outputs. `tensors` reads nothing: clients get the model's own outputs, by their own names, of
+    any shape and type but text. `regression` is numbers, such as an age. `auto` tells by the source, or by the outputs'
+    names, shapes and values, and takes `tensors` where these are of no task for certain; the log and the metadata say
+    what it took, and why. `embedding` makes Keras Applications, KerasCV's backbones and KerasHub's classifiers give
+    their pooled features."""
     version: Number = Field("1", examples=[2])
     """The version's number, by which requests may choose it. Models of one name are its versions, which serve at
     the same time."""
@@ -106,8 +108,22 @@ class ModelSettings(Frozen):
     strict_parameters: bool = False
     """Refuse requests with parameters that this server does not know, for finding misspelled ones. Otherwise they are
     ignored, as clients send those of other servers."""
-    labels: Path | None = None
-    """A text file with the name of one class a line."""
+    labels: tuple[str, ...] | Path | None = Field(None, examples=[["cat", "dog"]])
+    """The names of the classes: a list, or a text file with one a line."""
+    activation: Activation | None = None
+    """For files and SavedModels: the function that the program applies to scores, `softmax` or `sigmoid` to logits.
+    With `none` they are what the model gives; so they are by default, with a warning if they are no probabilities."""
+    threshold: float = Field(DEFAULT_THRESHOLD, gt=0, lt=1)
+    """For files and SavedModels whose output is one number of each image, or of each pixel: from here on it is of the
+    second of two classes."""
+    values: Pairs[str, str] = Field((), examples=[{"age": "years"}])
+    """For regression: the names of the numbers, in their order, and their units, which metadata show. A unit may be
+    empty."""
+    outputs: Pairs[str, OutputSettings] = Field(
+        (), examples=[{"age": {"task": "regression"}, "sex": {"task": "classification", "labels": ["female", "male"]}}]
+    )
+    """For files and SavedModels with several outputs: how to read each, by the model's own name of it. Clients get all
+    outputs, those that are not read as they are; a method such as Classify answers from the only one of its task."""
     max_detections: int = Field(100, ge=1, le=1000)
     """For detection: the most objects of an image."""
     score_threshold: float = Field(0.2, ge=0, lt=1)
@@ -118,8 +134,8 @@ class ModelSettings(Frozen):
     """For detectors from files and SavedModels: what their boxes are. `rel_` is relative to the image's size, the
     others are in pixels."""
     output_names: Pairs[OutputRole, str] = Field((), examples=[{"scores": "logits"}])
-    """For files and SavedModels with several outputs: the model's own name for `scores`, `class_map`, `embedding`, or a
-    detector's `boxes`, `scores`, `classes` and `count`."""
+    """For files and SavedModels with several outputs: the model's own name for `scores`, `class_map`, `embedding`,
+    `values`, or a detector's `boxes`, `scores`, `classes` and `count`."""
     input_tensor: str | None = Field(None, examples=["input:0"])
     """For frozen graphs (`.pb`): the name of the tensor that takes the images; the only placeholder that can by
     default. Outputs are those that nothing in the graph reads, or the tensors that `output_names` names."""
@@ -266,6 +282,8 @@ class ModelSettings(Frozen):
             raise ValueError(f"default_mode: expected one of modes ({', '.join(self.modes)}), got {self.default_mode}")
         if self.resolutions and self.input_size:
             raise ValueError("input_size and resolutions are both set; expected one of them")
+        if self.outputs and self.task not in ("auto", "tensors"):
+            raise ValueError(f"outputs: expected each to have its task there, and no other, got task {self.task}")
         self._check_int8()
         if self.max_queue_images is not None:
             self.check_queue(self.max_queue_images)

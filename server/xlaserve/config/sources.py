@@ -32,7 +32,14 @@ class Traits(NamedTuple):
 
 _ADAPTED: Final = frozenset({"classes", "task", "preprocess"})
 _BUILT: Final = _ADAPTED | {"weights", "precision"}
-_STORED: Final = _ADAPTED | {"bounding_box_format", "output_names"}
+_STORED: Final = _ADAPTED | {
+    "activation",
+    "bounding_box_format",
+    "output_names",
+    "outputs",
+    "threshold",
+    "values",
+}
 
 
 @unique

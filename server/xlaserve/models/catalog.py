@@ -20,7 +20,7 @@ from xlaserve.models import labels
 from xlaserve.models.networks.network import Network, Size
 from xlaserve.models.sources import file_content, noop
 from xlaserve.models.sources.conversions import Conversions
-from xlaserve.models.task import Task, WithClasses
+from xlaserve.models.task import Task, Tensors, WithClasses
 
 if TYPE_CHECKING:
     from xlaserve.programs.tf.device_replicas import Replicas
@@ -87,9 +87,16 @@ def load(
         raise
     except Exception as error:
         raise ModelFailed(_explain(settings, error)) from error
+    if network.reason:
+        _log.info("model %s: %s", settings.title, reading(task, network.reason))
     if network.weights == "random":
         _log.warning("model %s has random weights: its answers mean nothing", settings.title)
     return Model(**{**vars(network), "task": task}, settings=settings, buckets=buckets)
+
+
+def reading(task: Task, reason: str) -> str:
+    """Returns in words which task `auto` chose, why, and how to have another."""
+    return f"task {task.name}, as {reason}; set task for another reading"
 
 
 def load_replicated(settings: ModelSettings, replicas: Replicas) -> Model:
@@ -229,8 +236,9 @@ def _labelled(task: Task, settings: ModelSettings) -> Task:
     if settings.labels is None:
         return task
     if not isinstance(task, WithClasses):
-        raise ModelFailed(f"labels: {task.name} has no classes, expected no labels, got {settings.labels.name}")
-    return task.labelled(labels.from_file(settings.labels, task.classes))
+        got = settings.labels.name if isinstance(settings.labels, Path) else ", ".join(settings.labels)
+        raise ModelFailed(f"labels: {task.name} has no classes, expected no labels, got {got}")
+    return task.labelled(labels.named(settings.labels, task.classes))
 
 
 def _buckets(settings: ModelSettings, network: Network) -> tuple[Bucket, ...]:
@@ -266,6 +274,9 @@ def _check_output_name(settings: ModelSettings, task: Task) -> None:
 def _check_unmatched(settings: ModelSettings, network: Network) -> None:
     if settings.unmatched == "reject":
         return
+    if isinstance(network.task, Tensors) and any(-1 in output.shape[1:] for output in network.task.outputs):
+        # Memory for outputs is allocated beforehand.
+        raise ModelFailed("unmatched: expected reject, as only a run shows how large these outputs are, got background")
     if None not in network.size:
         raise ModelFailed(
             f"unmatched: expected reject, as the model's only size is {_by(network.size)}, got background"

@@ -15,6 +15,15 @@ FETCH_TIMEOUT_S: Final = 10.0
 _log = logging.getLogger(__name__)
 
 
+def named(labels: tuple[str, ...] | Path, classes: int | None = None) -> tuple[str, ...]:
+    """Returns the configured names. Raises ModelFailed where there is not one for each of `classes`, if given."""
+    if isinstance(labels, Path):
+        return from_file(labels, classes)
+    if classes is not None and len(labels) != classes:
+        raise ModelFailed(f"labels: expected {classes} names, one for each class, got {len(labels)}")
+    return labels
+
+
 def from_file(file: Path, classes: int | None = None) -> tuple[str, ...]:
     """Reads one name a line, UTF-8. Raises ModelFailed where there is not one for each of `classes`, if given."""
     try:

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve.engine.program import Outputs
+from xlaserve.engine.warmup.verify import EXACT
 from xlaserve.images.frame import Frame
-from xlaserve.models.task import Classification, Detection, Embedding, Objects, Segmentation, Task
+from xlaserve.models.task import Classification, Detection, Embedding, Objects, Regression, Segmentation, Task, Tensors
 from xlaserve.telemetry.findings import Likeness
 
 MIN_IOU: Final = 0.5
@@ -32,6 +33,10 @@ def can_compare(one: Task, other: Task) -> bool:
     is_same_kind = type(one) is type(other)
     if isinstance(one, Embedding) and isinstance(other, Embedding):
         return one.dimensions == other.dimensions
+    if isinstance(one, Regression) and isinstance(other, Regression):
+        return one.outputs == other.outputs
+    if isinstance(one, Tensors) and isinstance(other, Tensors):
+        return one.outputs == other.outputs
     return is_same_kind
 
 
@@ -48,6 +53,8 @@ def likeness(task: Task, wanted: OfImage, got: OfImage) -> Likeness:
             return Likeness(task.agreement((ours,), (theirs,)), _mean_iou(ours, theirs))
         case Embedding():
             return _of_vectors(wanted.outputs[0][0], got.outputs[0][0])
+        case Regression() | Tensors():
+            return _of_tensors(wanted.outputs, got.outputs)
 
 
 def _in_original(task: Detection, answer: OfImage) -> Objects:
@@ -104,6 +111,22 @@ def _of_vectors(wanted: Numbers, got: Numbers) -> Likeness:
     lengths = float(np.linalg.norm(ours) * np.linalg.norm(theirs))
     cosine = float(ours @ theirs) / lengths if lengths else float(np.array_equal(ours, theirs))
     return Likeness(min(max(0.0, cosine), 1.0), difference=_largest_difference(wanted, got))  # NaN becomes 0
+
+
+def _of_tensors(wanted: Outputs, got: Outputs) -> Likeness:
+    """Returns the mean share of elements that are alike in each output: equal, or floats that rounding sets apart."""
+    agreements, differences = [], []
+    for theirs, ours in zip(wanted, got, strict=True):
+        if theirs.shape != ours.shape:
+            agreements.append(0.0)
+        elif theirs.dtype.kind == "f":
+            largest = float(np.max(np.abs(theirs), initial=0.0, where=np.isfinite(theirs)))
+            agreements.append(float(np.mean(np.isclose(theirs, ours, rtol=0, atol=EXACT * largest, equal_nan=True))))
+            differences.append(_largest_difference(theirs, ours))
+        else:
+            agreements.append(float(np.mean(theirs == ours)))
+    known = [difference for difference in differences if difference is not None]
+    return Likeness(float(np.mean(agreements)), difference=max(known, default=None))
 
 
 def _largest_difference(wanted: Numbers, got: Numbers) -> float | None:

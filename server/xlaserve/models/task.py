@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +96,8 @@ class WithClasses(_Task):
 
     classes: int
     labels: tuple[str, ...] | None = None
+    at: int = field(default=0, kw_only=True)
+    """The place of the output among the model's outputs; 0 for a task of its own."""
 
     def label(self, index: int) -> str:
         """Returns the name of a class, or its index as text where it has no label."""
@@ -113,6 +115,9 @@ class WithClasses(_Task):
 class Classification(WithClasses):
     """`scores` FP32 `[n, classes]`: a number for each class, the greater the likelier."""
 
+    threshold: float | None = field(default=None, kw_only=True)
+    """Of two classes: the score of the second from which on it is the likelier; None where the greater score is."""
+
     name = "classification"
 
     @cached_property
@@ -122,15 +127,25 @@ class Classification(WithClasses):
 
     def agreement(self, wanted: Outputs, got: Outputs) -> float:
         """Returns the share of images whose likeliest class is the same."""
-        return float(np.mean(wanted[0].argmax(axis=1) == got[0].argmax(axis=1)))
+        return float(np.mean(self._likeliest(wanted) == self._likeliest(got)))
+
+    def _likeliest(self, outputs: Outputs) -> NDArray[Any]:
+        scores = outputs[self.at]
+        return scores.argmax(axis=1) if self.threshold is None else scores[:, 1] >= self.threshold
+
+    def best(self, scores: NDArray[Value], k: int) -> NDArray[np.intp]:
+        """Returns the indices of the `k` likeliest classes by `scores` `[classes]`, the likeliest first."""
+        if self.threshold is None:
+            return best(scores, k)
+        return np.array((1, 0) if scores[1] >= self.threshold else (0, 1), np.intp)[: max(k, 0)]
 
     def top(self, outputs: Outputs, k: int) -> list[list[Category]]:
         """Returns for each image its `k` likeliest classes, the likeliest first.
 
         `k` beyond the number of classes gives all of them. Equal scores go by index.
         """
-        (scores,) = outputs
-        tops = [best(row, k) for row in scores]
+        scores = outputs[self.at]
+        tops = [self.best(row, k) for row in scores]
         return [
             [Category(i, self.label(i), s) for i, s in zip(top.tolist(), row[top].tolist(), strict=True)]
             for row, top in zip(scores, tops, strict=True)
@@ -194,7 +209,12 @@ class Segmentation(WithClasses):
 
     def agreement(self, wanted: Outputs, got: Outputs) -> float:
         """Returns the share of pixels whose class is the same."""
-        return float(np.mean(wanted[0] == got[0]))
+        return float(np.mean(wanted[self.at] == got[self.at]))
+
+    def map_of(self, outputs: Outputs) -> NDArray[Any]:
+        """Returns the class map `[height, width]` of the only image of `outputs`."""
+        (class_map,) = outputs[self.at]
+        return np.asarray(class_map)
 
 
 @dataclass(frozen=True)
@@ -202,6 +222,8 @@ class Embedding(_Task):
     """`embedding` FP32 `[n, dimensions]`: a vector for each image, as the network gives it."""
 
     dimensions: int
+    at: int = field(default=0, kw_only=True)
+    """The place of the output among the model's outputs."""
 
     name = "embedding"
 
@@ -209,6 +231,66 @@ class Embedding(_Task):
     def outputs(self) -> tuple[TensorSpec, ...]:
         """`embedding`, alone."""
         return (TensorSpec("embedding", "FP32", (-1, self.dimensions)),)
+
+
+@dataclass(frozen=True)
+class Regression(_Task):
+    """`values` FP32 `[n, count]`: numbers for each image, such as an age."""
+
+    count: int
+    values: tuple[tuple[str, str], ...] = ()
+    """The name and the unit of each; empty where they have none."""
+    at: int = field(default=0, kw_only=True)
+    """The place of the output among the model's outputs."""
+
+    name = "regression"
+
+    @cached_property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """`values`, alone."""
+        return (TensorSpec("values", "FP32", (-1, self.count)),)
+
+    @property
+    def text(self) -> str:
+        """The names and units in words: `age in years, height in cm`."""
+        return ", ".join(f"{name} in {unit}" if unit else name for name, unit in self.values)
+
+
+Reading = Classification | Segmentation | Embedding | Regression
+"""The task of one output."""
+
+
+@dataclass(frozen=True)
+class Tensors(_Task):
+    """The model's own outputs, `[n, ...]` of any rank and type, by the names that it gives them.
+
+    Some of them may have readings; the others are read by the client alone.
+    """
+
+    outputs: tuple[TensorSpec, ...]
+    readings: tuple[Reading, ...] = ()
+    """The readings of outputs, each with its place among them."""
+
+    name = "tensors"
+
+    @cached_property
+    def least_alike(self) -> float:  # type: ignore[override] # it depends on the outputs
+        """1 with floats; below without: rounding may change any integer, such as the index of one of two classes that
+        almost tie."""
+        return 1.0 if any(output.is_float for output in self.outputs) else 0.75
+
+    def comparable(self, outputs: Outputs) -> Outputs:
+        """Returns the floats; all outputs where none are floats."""
+        floats = tuple(values for values in outputs if values.dtype.kind == "f")
+        return floats or outputs
+
+    def agreement(self, wanted: Outputs, got: Outputs) -> float | None:
+        """Returns the share of integers, truth values and likeliest classes that are the same, in the output where it
+        is the smallest; None where there are none."""
+        found = [each for reading in self.readings if (each := reading.agreement(wanted, got)) is not None]
+        pairs = [pair for pair in zip(wanted, got, strict=True) if pair[0].dtype.kind != "f"]
+        found += [float(np.mean(theirs == ours)) for theirs, ours in pairs]
+        return min(found, default=None)
 
 
 def best(scores: NDArray[Value], k: int) -> NDArray[np.intp]:
@@ -222,4 +304,31 @@ def best(scores: NDArray[Value], k: int) -> NDArray[np.intp]:
     return candidates[np.argsort(negated[candidates], kind="stable")[: max(k, 0)]]
 
 
-Task = Classification | Detection | Segmentation | Embedding
+Task = Classification | Detection | Segmentation | Embedding | Regression | Tensors
+
+TaskT = TypeVar("TaskT", Classification, Detection, Segmentation, Embedding, Regression)
+
+
+def reading_of(task: Task, kind: type[TaskT]) -> TaskT:
+    """Returns `task` where it is of this kind, or the reading of this kind among its outputs.
+
+    Raises LookupError where there is none, or more than one.
+    """
+    if isinstance(task, kind):
+        return task
+    found = [reading for reading in readings_of(task) if isinstance(reading, kind)]
+    if len(found) != 1:
+        raise LookupError(f"{len(found)} outputs for {kind.name}")
+    only: Any = found[0]
+    return cast(TaskT, only)
+
+
+def readings_of(task: Task) -> tuple[Reading, ...]:
+    """Returns the readings of single outputs of a task of several."""
+    return task.readings if isinstance(task, Tensors) else ()
+
+
+def classification_at(task: Task, place: int) -> Classification | None:
+    """Returns the classification whose scores are the output at a place; None where that is read in another way."""
+    found = (task, *readings_of(task))
+    return next((one for one in found if isinstance(one, Classification) and one.at == place), None)

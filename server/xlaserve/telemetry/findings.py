@@ -17,7 +17,8 @@ class Likeness(NamedTuple):
 
     agreement: float
     """From 0 to 1: whether the likeliest class is the same; the share of objects that are in both answers, or of pixels
-    with the same class; the cosine of two vectors, 0 where it is negative."""
+    with the same class; the cosine of two vectors, 0 where it is negative; the share of elements of tensors that are
+    equal, of floats up to a thousandth of the largest."""
     iou: float | None = None
     """Mean intersection over union: of the boxes of the objects that are in both, or of the classes of pixels."""
     difference: float | None = None

@@ -8,7 +8,7 @@ import pytest
 from xlaserve.config import Fit
 from xlaserve.images.frame import Frame, place, whole
 from xlaserve.models.likeness import OfImage, can_compare, likeness
-from xlaserve.models.task import Classification, Detection, Embedding, Segmentation
+from xlaserve.models.task import Classification, Detection, Embedding, Regression, Segmentation, Tensors, TensorSpec
 from xlaserve.telemetry.findings import Likeness
 
 SIDE = 8
@@ -105,3 +105,29 @@ def test_answers_to_other_tasks_and_vectors_of_other_lengths_cannot_be_compared(
     assert can_compare(Embedding(2), Embedding(2))
     assert not can_compare(Embedding(2), Embedding(3))
     assert not can_compare(Classification(3), Segmentation(3))
+
+
+TENSORS = Tensors((TensorSpec("numbers", "FP32", (-1, 2)), TensorSpec("flags", "BOOL", (-1, 2))))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "flags", "expected"),
+    [
+        ([100.0, 1.0], [True, False], Likeness(1.0, None, 0.0)),
+        ([100.0625, 1.0], [True, False], Likeness(1.0, None, 0.0625)),
+        ([101.0, 1.0], [True, True], Likeness(0.5, None, 1.0)),
+        ([1.0, 1.0, 1.0], [True, False], Likeness(0.5, None, None)),
+    ],
+)
+def test_tensors_agree_in_the_elements_that_are_alike(numbers: Any, flags: Any, expected: Likeness) -> None:
+    wanted = OfImage((np.array([[100.0, 1.0]], np.float32), np.array([[True, False]])), FRAME)
+    got = OfImage((np.array([numbers], np.float32), np.array([flags])), FRAME)
+    assert likeness(TENSORS, wanted, got) == expected
+
+
+def test_tensors_and_regressions_are_compared_with_the_same_outputs_alone() -> None:
+    other = Tensors((TensorSpec("numbers", "FP32", (-1, 3)),))
+    assert can_compare(TENSORS, TENSORS)
+    assert not can_compare(TENSORS, other)
+    assert can_compare(Regression(2), Regression(2, (("x", "m"), ("y", "m"))))
+    assert not can_compare(Regression(2), Regression(3))

@@ -10,7 +10,7 @@ from tests.server.models.house import House
 from xlaserve.config import Bucket, Fit, Mode, ModelSettings
 from xlaserve.engine.batching.unmatched import Unmatched
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.models.task import Classification, Detection, Embedding, Segmentation, Task
+from xlaserve.models.task import Classification, Detection, Embedding, Segmentation, Task, Tensors, TensorSpec
 from xlaserve.models.version import Served, State
 from xlaserve.processes.published import Publisher, described, snapshot
 
@@ -23,6 +23,7 @@ from xlaserve.processes.published import Publisher, described, snapshot
         (Detection(80, max_detections=10), [160, 40, 40, 4]),
         (Segmentation(21), [6 * 4]),
         (Segmentation(300), [6 * 4 * 4]),
+        (Tensors((TensorSpec("kept", "BOOL", (-1, 5)), TensorSpec("sums", "FP64", (-1,)))), [5, 8]),
     ],
 )
 def test_the_bytes_of_an_images_outputs_are_known(task: Task, wanted: list[int]) -> None:

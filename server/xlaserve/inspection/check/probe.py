@@ -31,7 +31,7 @@ from xlaserve.engine.warmup.verify import Verifier
 from xlaserve.errors import XlaserveError
 from xlaserve.inspection import buffers, dump
 from xlaserve.inspection.check.record import WITHOUT, Assignment, CheckedProgram, Environment
-from xlaserve.models import catalog
+from xlaserve.models import catalog, scores
 from xlaserve.models.catalog import Model
 from xlaserve.programs.tf import device
 from xlaserve.programs.xla_refusal import Refusal, explain
@@ -78,6 +78,7 @@ class Probe:
         self._folder = folder
         self._write = write
         self._eager: Outputs | None = None
+        self._doubts: list[str] = []
 
     def check(self) -> None:
         """Checks the modes one after the other. Raises XlaserveError where the model can't be built."""
@@ -88,6 +89,7 @@ class Probe:
         self._write(
             {
                 "task": model.task.name,
+                "reading": catalog.reading(model.task, model.reason) if model.reason else "",
                 "weights": model.weights,
                 "size": model.buckets[0][1:],
                 "lowered": model.lowerings,
@@ -96,6 +98,7 @@ class Probe:
         )
         for mode in self._assignment.modes:
             self._check_arm(model, mode, str(mode))
+            self._write({"doubts": self._doubts})
             if mode.traits.is_jit and isinstance(model.program, IsLowered):  # now without lowerings that failed
                 self._write({"lowered": model.program.lowerings(model.buckets[0])})
         if not self._assignment.lowerings or Mode.XLA not in self._assignment.modes:
@@ -132,6 +135,7 @@ class Probe:
             seconds, outputs = _run(compilation.executable, images)
             peak_bytes = max(0, memory.peak_bytes() - before)
             rows.verify(mode, bucket, compilation, partial(model.program.compile, mode, bucket))
+            self._doubts = self._doubts or scores.doubts(model, outputs)
         except Exception as error:
             return CheckedProgram(arm=arm, batch=bucket.batch, refusal=explain(error))
         apart: tuple[float | None, float | None] = (None, None)

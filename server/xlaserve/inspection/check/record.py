@@ -90,6 +90,10 @@ class Checked(Frozen):
     """Seconds that the check took, building the model included."""
     machine: Environment | None = None
     task: str | None = None
+    reading: str = ""
+    """How `auto` reads the outputs, and why; empty where the settings or the source name the task."""
+    doubts: tuple[str, ...] = ()
+    """What is doubtful about the scores, and what to set."""
     weights: str | None = None
     size: tuple[int, int] | None = None
     """Height and width of the model's input, in pixels."""

@@ -55,6 +55,11 @@ def failures(checked: Iterable[Checked]) -> list[str]:
     return lines
 
 
+def notes(checked: Iterable[Checked]) -> list[str]:
+    """Returns a line for each model whose task `auto` chose, and for each doubt about scores."""
+    return [f"{model.name}: {note}" for model in checked for note in (model.reading, *model.doubts) if note]
+
+
 def columns(checked: Iterable[Checked]) -> list[tuple[str, int]]:
     """Returns the arms and batches that any model has, in the order of the modes."""
     found = {(program.arm, program.batch) for model in checked for program in model.programs}

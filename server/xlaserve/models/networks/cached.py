@@ -27,7 +27,7 @@ from xlaserve.errors import ModelFailed
 from xlaserve.models.networks.cached_program import CachedProgram
 from xlaserve.models.networks.model_identity import identity
 from xlaserve.models.networks.network import Network
-from xlaserve.models.task import Task
+from xlaserve.models.task import Task, Tensors
 from xlaserve.programs.cache.compile_cache import CompileCache
 from xlaserve.programs.cache.records import Record, RecordFolder
 from xlaserve.programs.tf import persistent_cache
@@ -99,7 +99,19 @@ def has(cache: CompileCache, device: Device, settings: ModelSettings) -> bool:
 def _description(network: Network) -> dict[str, Any]:
     """Returns all that is known of a network, except its program, as JSON types."""
     facts = {each.name: getattr(network, each.name) for each in fields(network) if each.name not in _APART}
-    return {**facts, "task": {"kind": type(network.task).__name__, **asdict(network.task)}}
+    return {**facts, "task": _task_facts(network.task)}
+
+
+def _task_facts(task: Task) -> dict[str, Any]:
+    facts = {"kind": type(task).__name__, **asdict(task)}
+    return {**facts, "readings": [*map(_task_facts, task.readings)]} if isinstance(task, Tensors) else facts
+
+
+def _task(facts: Mapping[str, Any]) -> Any:
+    """Returns the task of `_task_facts`. Raises any exception where these are of none."""
+    kind: TypeAdapter[Any] = TypeAdapter(_TASKS[facts["kind"]])
+    task = kind.validate_python({name: value for name, value in facts.items() if name not in ("kind", "readings")})
+    return replace(task, readings=tuple(map(_task, facts["readings"]))) if isinstance(task, Tensors) else task
 
 
 def _described(description: Mapping[str, Any], program: CachedProgram) -> Network:
@@ -108,9 +120,7 @@ def _described(description: Mapping[str, Any], program: CachedProgram) -> Networ
     values = {
         name: TypeAdapter(types[name]).validate_python(description[name]) for name in description.keys() - {"task"}
     }
-    facts = dict(description["task"])
-    kind: TypeAdapter[Task] = TypeAdapter(_TASKS[facts.pop("kind")])
-    return Network(program=program, task=kind.validate_python(facts), **values)
+    return Network(program=program, task=_task(description["task"]), **values)
 
 
 def _reference(folder: RecordFolder, program: CachedProgram, images: Images) -> Outputs:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple, assert_never
+from typing import Final, NamedTuple
 
 import tensorflow as tf
 
-from xlaserve.config import ModelSettings, OutputRole, TaskName
+from xlaserve.config import ModelSettings, OutputRole
 from xlaserve.errors import ModelFailed
 from xlaserve.models import labels
 from xlaserve.models.networks import boxes
-from xlaserve.models.task import Classification, Detection, Embedding, Segmentation, Task
+from xlaserve.models.task import (
+    DATATYPES,
+    Classification,
+    Detection,
+    Embedding,
+    Regression,
+    Segmentation,
+    Task,
+    Tensors,
+    TensorSpec,
+)
 
 Raw = Mapping[str, tf.Tensor]
 """A network's outputs by their names."""
@@ -25,6 +35,10 @@ OUTPUT_NAMES: Final[Mapping[OutputRole, tuple[str, ...]]] = {
     "count": ("count", "num_detections"),
 }
 """Names that models give each output; the longer ones are those of TensorFlow's Object Detection API."""
+
+_HALF: Final = ("float16", "bfloat16")
+"""Types that are given as float32, as the protocol has no lists of them."""
+_BY_NAME: Final = {dtype.name: datatype for dtype, datatype in DATATYPES.items()}
 
 
 class TensorShape(NamedTuple):
@@ -45,47 +59,12 @@ class Head(NamedTuple):
 
     task: Task
     finish: Finish
+    reason: str = ""
+    """Why `auto` chose the task; empty where the settings name it."""
 
 
-def choose(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
-    """Returns the head for the task of the settings or, with `auto`, of the outputs' names and shapes.
-
-    Raises ModelFailed where the outputs are not what the task needs.
-    """
-    match task := settings.task if settings.task != "auto" else _recognise(outputs, settings):
-        case "classification":
-            return _classification(outputs, settings)
-        case "detection":
-            return _detection(outputs, settings)
-        case "segmentation":
-            return _segmentation(outputs, settings)
-        case "embedding":
-            return _embedding(outputs, settings)
-        case _:
-            assert_never(task)
-
-
-def _recognise(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> TaskName:
-    named = set(dict(settings.output_names))
-    if "embedding" in named:
-        return "embedding"
-    if "class_map" in named:
-        return "segmentation"
-    if "boxes" in named or any(name in outputs for name in OUTPUT_NAMES["boxes"]):
-        return "detection"
-    _, output = _pick(outputs, settings, "scores")
-    match output.shape:
-        case (_, _):
-            return "classification"
-        case (_, _, _, _):
-            return "segmentation"
-    raise ModelFailed(
-        f"source: expected an output of scores [None, classes] or [None, height, width, classes], got {output}"
-    )
-
-
-def _pick(outputs: Mapping[str, TensorShape], settings: ModelSettings, role: OutputRole) -> tuple[str, TensorShape]:
-    """Returns the output that is to be `role`, the name of an output of the task."""
+def pick(outputs: Mapping[str, TensorShape], settings: ModelSettings, role: OutputRole) -> tuple[str, TensorShape]:
+    """Returns the output that is to be `role`, the name of an output of the task. Raises ModelFailed."""
     known = "; ".join(f"{name}: {shape}" for name, shape in sorted(outputs.items()))
     name = dict(settings.output_names).get(role)
     if name is not None and name not in outputs:
@@ -99,25 +78,102 @@ def _pick(outputs: Mapping[str, TensorShape], settings: ModelSettings, role: Out
     return name, outputs[name]
 
 
-def _classification(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
-    name, scores = _pick(outputs, settings, "scores")
+def tensors(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
+    """Returns the head that gives all outputs as they are, floats of 16 bits as float32.
+
+    Raises ModelFailed for outputs that are no numbers, or of unknown rank or none.
+    """
+    if settings.output_names:
+        raise ModelFailed("output_names: expected none with task: tensors, which keeps the model's own names, got some")
+    task = Tensors(tuple(_spec(name, output) for name, output in outputs.items()))
+    dtypes = {name: "float32" if output.dtype in _HALF else output.dtype for name, output in outputs.items()}
+
+    def finish(raw: Raw, _: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return tuple(tf.cast(raw[name], dtype) for name, dtype in dtypes.items())
+
+    return Head(task, finish)
+
+
+def _spec(name: str, output: TensorShape) -> TensorSpec:
+    """Returns an output as metadata shows it."""
+    datatype = _BY_NAME.get("float32" if output.dtype in _HALF else output.dtype)
+    if datatype is None:
+        numbers = ", ".join(_BY_NAME)
+        raise ModelFailed(
+            f"source: expected outputs of numbers ({numbers}), got {name}: {output}; export the model without it"
+        )
+    if not output.shape:
+        raise ModelFailed(f"source: expected outputs [n, ...] with a row for each image, got {name}: {output}")
+    return TensorSpec(name, datatype, (-1, *(-1 if side is None else side for side in output.shape[1:])))
+
+
+def classification(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
+    """Returns the head for scores `[n, classes]`, or the probability of the second of two classes `[n, 1]` or `[n]`.
+
+    Raises ModelFailed for other outputs, as the other heads do.
+    """
+    name, scores = pick(outputs, settings, "scores")
     match scores.shape:
+        case (_, 1) | (_,):
+            task = Classification(2, threshold=settings.threshold)
+            return Head(task, lambda raw, _: (_both_classes(_activated(raw[name], settings)),))
         case (_, int(classes)):
-            return Head(Classification(classes), lambda raw, _: (tf.cast(raw[name], tf.float32),))
+            return Head(Classification(classes), lambda raw, _: (_activated(raw[name], settings),))
     raise ModelFailed(f"source: expected an output of scores [None, classes], got {scores}")
 
 
-def _embedding(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
-    name, vectors = _pick(outputs, settings, "embedding")
+def _activated(scores: tf.Tensor, settings: ModelSettings) -> tf.Tensor:
+    """Returns scores as float32, after the function that the settings apply to them."""
+    scores = tf.cast(scores, tf.float32)
+    match settings.activation:
+        case "softmax":
+            return tf.nn.softmax(scores)
+        case "sigmoid":
+            return tf.sigmoid(scores)
+        case "none" | None:
+            return scores
+
+
+def _both_classes(scores: tf.Tensor) -> tf.Tensor:
+    """Returns the scores `[n, 2]` of both classes from those of the second, `[n, 1]` or `[n]`."""
+    second = tf.reshape(scores, (-1, 1))
+    return tf.concat((1.0 - second, second), axis=1)
+
+
+def regression(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
+    """Returns the head for numbers `[n, count]`, or `[n]`."""
+    name, numbers = pick(outputs, settings, "values")
+    match numbers.shape:
+        case (_,):
+            count = 1
+        case (_, int(count)):
+            pass
+        case _:
+            raise ModelFailed(f"source: expected an output of numbers [None, count], got {numbers}")
+    if settings.values and len(settings.values) != count:
+        raise ModelFailed(f"values: expected {count}, one for each number of {name}, got {len(settings.values)}")
+    task = Regression(count, settings.values)
+    return Head(task, lambda raw, _: (tf.reshape(tf.cast(raw[name], tf.float32), (-1, count)),))
+
+
+def embedding(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
+    """Returns the head for vectors `[n, dimensions]`."""
+    name, vectors = pick(outputs, settings, "embedding")
     match vectors.shape:
         case (_, int(dimensions)):
             return Head(Embedding(dimensions), lambda raw, _: (tf.cast(raw[name], tf.float32),))
     raise ModelFailed(f"source: expected an output of vectors [None, dimensions], got {vectors}")
 
 
-def _segmentation(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
-    name, maps = _pick(outputs, settings, "class_map")
+def segmentation(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
+    """Returns the head for scores `[n, height, width, classes]`, for probabilities of the second of two classes
+    `[n, height, width, 1]` or `[n, height, width]`, or for classes as whole numbers `[n, height, width]`."""
+    name, maps = pick(outputs, settings, "class_map")
     match maps.shape:
+        case (_, _, _, 1):
+            return _masks(name, settings)
+        case (_, _, _) if "float" in maps.dtype:
+            return _masks(name, settings)
         case (_, _, _, int(classes)) if classes > 1:
             task = Segmentation(classes)
             return Head(task, lambda raw, images: (_class_map(task, raw[name], images),))
@@ -125,9 +181,21 @@ def _segmentation(outputs: Mapping[str, TensorShape], settings: ModelSettings) -
             task = Segmentation(_classes(settings))
             return Head(task, lambda raw, _: (tf.cast(raw[name], _map_dtype(task)),))
     raise ModelFailed(
-        "source: expected an output of scores [None, height, width, classes] of at least 2 classes, "
+        "source: expected an output of scores [None, height, width, classes], "
         f"or of whole numbers [None, height, width], got {maps}"
     )
+
+
+def _masks(name: str, settings: ModelSettings) -> Head:
+    """Returns the head for probabilities that a pixel is of the second class; those of fewer pixels are enlarged."""
+    task = Segmentation(2)
+
+    def finish(raw: Raw, images: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        maps = _activated(raw[name], settings)
+        maps = _enlarged(maps if maps.shape.rank == 4 else maps[..., tf.newaxis], images)
+        return (tf.cast(maps[..., 0] >= settings.threshold, _map_dtype(task)),)
+
+    return Head(task, finish)
 
 
 def _map_dtype(task: Segmentation) -> tf.DType:
@@ -136,15 +204,19 @@ def _map_dtype(task: Segmentation) -> tf.DType:
 
 def _class_map(task: Segmentation, maps: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
     """Returns the likeliest class of each pixel of the images; scores of fewer pixels are enlarged."""
-    maps = tf.cast(maps, tf.float32)
-    if maps.shape[1:3] != images.shape[1:3]:
-        maps = tf.image.resize(maps, images.shape[1:3])
+    maps = _enlarged(tf.cast(maps, tf.float32), images)
     return tf.cast(tf.argmax(maps, axis=-1, output_type=tf.int32), _map_dtype(task))
 
 
-def _detection(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
-    boxes_name, boxes_shape = _pick(outputs, settings, "boxes")
-    scores_name, scores_shape = _pick(outputs, settings, "scores")
+def _enlarged(maps: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
+    """Returns maps of the images' size."""
+    return maps if maps.shape[1:3] == images.shape[1:3] else tf.image.resize(maps, images.shape[1:3])
+
+
+def detection(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
+    """Returns the head for boxes and scores, suppressed already or not."""
+    boxes_name, boxes_shape = pick(outputs, settings, "boxes")
+    scores_name, scores_shape = pick(outputs, settings, "scores")
     match boxes_shape.shape, scores_shape.shape:
         case (_, int(), 4), (_, int(), int(classes)):
             return candidates(
@@ -171,7 +243,7 @@ def candidates(
     def finish(raw: Raw, images: tf.Tensor) -> tuple[tf.Tensor, ...]:
         return boxes.suppress(
             boxes.to_xyxy(raw[boxes_name], settings.bounding_box_format, images),
-            tf.cast(raw[scores_name], tf.float32),
+            _activated(raw[scores_name], settings),
             images,
             max_detections=task.max_detections,
             score_threshold=settings.score_threshold,
@@ -184,14 +256,14 @@ def candidates(
 
 def _finished(outputs: Mapping[str, TensorShape], settings: ModelSettings, boxes_name: str, scores_name: str) -> Head:
     """Returns the head for detections that were suppressed before: the highest score first, padded at the end."""
-    classes_name, _ = _pick(outputs, settings, "classes")
+    classes_name, _ = pick(outputs, settings, "classes")
     has_count = "count" in dict(settings.output_names) or any(name in outputs for name in OUTPUT_NAMES["count"])
-    count_name = _pick(outputs, settings, "count")[0] if has_count else None
+    count_name = pick(outputs, settings, "count")[0] if has_count else None
     task = Detection(_classes(settings), max_detections=settings.max_detections)
 
     def finish(raw: Raw, images: tf.Tensor) -> tuple[tf.Tensor, ...]:
         found = boxes.cut(boxes.to_xyxy(raw[boxes_name], settings.bounding_box_format, images), images)
-        scores = _fit(tf.cast(raw[scores_name], tf.float32), task.max_detections)
+        scores = _fit(_activated(raw[scores_name], settings), task.max_detections)
         is_object = scores > settings.score_threshold
         if count_name is not None:
             given = tf.reshape(tf.cast(raw[count_name], tf.int32), (-1,))
@@ -219,5 +291,5 @@ def _classes(settings: ModelSettings) -> int:
     if settings.classes is not None:
         return settings.classes
     if settings.labels is not None:
-        return len(labels.from_file(settings.labels))
+        return len(labels.named(settings.labels))
     raise ModelFailed("classes: expected how many there are, as the outputs don't show it, got nothing; or set labels")

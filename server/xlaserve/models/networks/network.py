@@ -36,6 +36,8 @@ class Network:
     """Height and width have to be multiples of this."""
     reference: Callable[[Images], Outputs] | None = None
     """Computes the outputs in float32, slowly; must not be called while the model serves. None where there is none."""
+    reason: str = ""
+    """Why `auto` chose the task; empty where the settings or the source name it."""
 
     @property
     def lowering_names(self) -> list[str]:

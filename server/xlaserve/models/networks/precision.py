@@ -55,5 +55,5 @@ def with_reference(network: Network, model: Any, precision: Precision) -> Networ
 def widen(outputs: Any) -> Any:
     """Returns outputs with narrow floats as float32: boxes and scores are computed with nothing less."""
     return keras.tree.map_structure(
-        lambda output: keras.ops.cast(output, "float32") if "float" in str(output.dtype) else output, outputs
+        lambda output: keras.ops.cast(output, "float32") if "float16" in str(output.dtype) else output, outputs
     )

@@ -22,6 +22,7 @@ MODELS: Final[Mapping[str, tuple[Callable[[], Any], tuple[str, ...]]]] = {
 def network(name: str, settings: ModelSettings) -> Network:
     """Returns the network of one of MODELS."""
     make, labels = MODELS[name]
+    settings = settings.model_copy(update={"classes": len(labels)})
     built = keras_models.network(make(), settings, preprocessing="none", weights="built in")
     assert isinstance(built.task, WithClasses)
     return replace(built, task=built.task.labelled(labels))

@@ -36,7 +36,10 @@ def found(owner: Any, function: Any, name: str) -> Found:
     (spec,) = tensors
     pixels = _shape(spec)
     structure = function.structured_outputs
-    outputs = {name: _shape(output) for name, output in any_batch.named(structure, structure).items()}
+    named = any_batch.named(structure, structure)
+    # The order of a mapping differs from one loading to the next.
+    ordered = sorted(named.items()) if isinstance(structure, Mapping) else named.items()
+    outputs = {name: _shape(output) for name, output in ordered}
     is_fixed = bool(pixels.shape) and pixels.shape[0] is not None  # type: ignore[index]
     if is_fixed and (free := any_batch.widened(function, pixels)) is not None:
         pixels, outputs = _of_any_batch(pixels), {name: _of_any_batch(output) for name, output in outputs.items()}

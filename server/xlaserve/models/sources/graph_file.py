@@ -36,7 +36,9 @@ def graph_file(file: Path, settings: ModelSettings) -> Network:
     with graph.as_default():
         tf.graph_util.import_graph_def(definition, name="")
     pixels = _input(graph, settings.input_tensor)
-    outputs = _outputs(graph, pixels, [name for _, name in settings.output_names])
+    outputs = _outputs(
+        graph, pixels, [*(name for _, name in settings.output_names), *(name for name, _ in settings.outputs)]
+    )
     constants = _constants(graph, pixels, outputs.values())
 
     def imported() -> None:

@@ -52,6 +52,8 @@ def keras_cv_model(name: str, settings: ModelSettings) -> Network:
             model = _with_head(body, head, backbone_name, settings)
     how = "none" if settings.preprocess == "auto" else settings.preprocess
     stated = keras_library.give_weights(model, settings.weights, size, how)
+    if head is not None:
+        settings = settings.model_copy(update={"task": head.task})
     return keras_library.network(model, settings, preprocessing=how, weights=stated, size=size, multiple=multiple)
 
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 from xlaserve.config import Mode, ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.models import lowering
-from xlaserve.models.networks import any_batch, heads, precision
-from xlaserve.models.networks.assemble import Call, assemble, check_pixels
+from xlaserve.models.networks import any_batch, heads, precision, reading
+from xlaserve.models.networks.assemble import Call, assemble, check_pixels, probe
 from xlaserve.models.networks.heads import Head, TensorShape
 from xlaserve.models.networks.keras_runtime import keras
 from xlaserve.models.networks.network import Network, Size
@@ -41,7 +41,7 @@ def network(
 
     if pixels.shape is not None and pixels.shape[0] is not None and any_batch.takes_any(infer, infer, pixels):
         pixels = TensorShape((None, *pixels.shape[1:]), pixels.dtype)
-    head = heads.choose(_outputs(model, pixels), settings)
+    head = reading.choose(_outputs(model, pixels), settings, lambda: probe(infer, pixels, preprocessing, settings))
     built = assembled(model, infer, head, settings, pixels=pixels, preprocessing=preprocessing)
     return replace(built, weights=weights, default_size=default_size, multiple=multiple)
 

@@ -13,10 +13,11 @@ from xlaserve.config import Mode, ModelSettings
 from xlaserve.engine.causes import cause
 from xlaserve.errors import ModelFailed
 from xlaserve.models import lowering
-from xlaserve.models.networks import heads
-from xlaserve.models.networks.assemble import Call, assemble, check_pixels
+from xlaserve.models.networks import reading
+from xlaserve.models.networks.assemble import Call, assemble, check_pixels, probe
 from xlaserve.models.networks.heads import TensorShape
 from xlaserve.models.networks.network import Network
+from xlaserve.models.networks.preprocess import Preprocess
 from xlaserve.models.sources import functions
 from xlaserve.models.sources.functions import Found
 
@@ -115,11 +116,12 @@ def network(
 ) -> Network:
     """Returns the network of an exported function of one image input. Raises ModelFailed."""
     check_pixels(pixels)
+    preprocessing: Preprocess = "none" if settings.preprocess == "auto" else settings.preprocess
     return assemble(
         call,
-        heads.choose(outputs, settings),
+        reading.choose(outputs, settings, lambda: probe(call, pixels, preprocessing, settings)),
         pixels=pixels,
-        preprocessing="none" if settings.preprocess == "auto" else settings.preprocess,
+        preprocessing=preprocessing,
         weights=weights,
         lower=lowering.for_settings(settings),
         openvino_precision=settings.precision_in(Mode.OPENVINO),

@@ -22,7 +22,7 @@ from xlaserve.wire.grpc.wire_format import LARGE_BYTES, Wire
 from xlaserve.wire.shared.inference import InferRequest, RequestedOutput
 from xlaserve.wire.shared.input_tensors import MAX_IMAGES, MAX_SHOWN
 from xlaserve.wire.shared.output_tensors import OutputTensor
-from xlaserve.wire.shared.tensorflow_serving_models import SIGNATURE, check_regression, classified, classify
+from xlaserve.wire.shared.tensorflow_serving_models import SIGNATURE, classified, classify, regressed
 from xlaserve_proto import tensorflow_messages_pb2 as pb
 
 MessageT = TypeVar(
@@ -131,14 +131,14 @@ def respond_classify(served: Served, answer: Answer) -> Wire:
 
 def parse_regress(message: ServingMessage[pb.RegressionRequest], served: Served, deadline: float) -> Request:
     """Returns the request for an image of each example. Raises InvalidArgument or UnsupportedFeature."""
-    check_regression(served.model.task)
+    regressed(served.model.task)
     return Request("", _images(message), deadline)
 
 
 def respond_regress(served: Served, answer: Answer) -> Wire:
     """Returns a RegressionResponse."""
-    settings, (values,) = served.settings, answer.outputs
-    result = pb.RegressionResult(regressions=[pb.Regression(value=value) for value in values[:, 0].tolist()])
+    settings, values = served.settings, answer.outputs[regressed(served.model.task)]
+    result = pb.RegressionResult(regressions=[pb.Regression(value=value) for value in values.reshape(-1).tolist()])
     return [
         *wire_format.record(pb.RegressionResponse.RESULT_FIELD_NUMBER, result.SerializeToString()),
         _answered_by(pb.RegressionResponse.MODEL_SPEC_FIELD_NUMBER, settings.name, settings.version),

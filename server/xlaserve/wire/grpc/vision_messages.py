@@ -18,7 +18,7 @@ from xlaserve.errors import InvalidArgument
 from xlaserve.images import class_map
 from xlaserve.images.decoder import Encoded
 from xlaserve.images.frame import Frame
-from xlaserve.models.task import Classification, Detection, Embedding, Objects, Segmentation, best
+from xlaserve.models.task import Classification, Detection, Embedding, Objects, Segmentation, Task, reading_of
 from xlaserve.models.version import Served
 from xlaserve.pipeline import CHANNELS, Answer, Render, Request
 from xlaserve.wire.grpc import wire_format
@@ -114,15 +114,15 @@ class Likeliest(NamedTuple):
 
     k: int
 
-    def renderer(self, task: Classification) -> Render:
+    def renderer(self, task: Task) -> Render:
         """Returns what gives one as it stands in a response."""
-        return partial(_classification, task, self.k)
+        return partial(_classification, reading_of(task, Classification), self.k)
 
 
 def _classification(task: Classification, k: int, outputs: Outputs, frame: Frame) -> bytes:
     """Returns the classification of one image as it stands in a response."""
-    ((scores,),) = outputs
-    top = best(scores, k)
+    (scores,) = outputs[task.at]
+    top = task.best(scores, k)
     categories = _categories(task.classes, task.labels)
     # One by one they would take a microsecond each as messages.
     pairs = zip(map(categories.__getitem__, top.tolist()), scores[top].astype("<f4").view("V4").tolist(), strict=True)
@@ -246,12 +246,13 @@ class ClassMaps(NamedTuple):
     has_counts: bool
     max_bytes: int
 
-    def renderer(self, task: Segmentation) -> Render:
+    def renderer(self, task: Task) -> Render:
         """Returns what gives one as it stands in a response. Raises ImageTooLarge where it is one too many."""
+        segmentation = reading_of(task, Segmentation)
 
         def render(outputs: Outputs, frame: Frame) -> bytes:
-            ((classes,),) = outputs
-            return b"".join(wire_format.record(_MAPS, self._map(task, classes, frame).SerializeToString()))
+            message = self._map(segmentation, segmentation.map_of(outputs), frame)
+            return b"".join(wire_format.record(_MAPS, message.SerializeToString()))
 
         return within(render, self.max_bytes)
 
@@ -278,7 +279,7 @@ def parse_embed(request: VisionMessage[pb.EmbedRequest], served: Served, deadlin
 
 def embeddings(request: pb.EmbedRequest, served: Served, answer: Answer) -> Response:
     """Returns the vector of each image."""
-    vectors = answer.outputs[0].astype("<f4", copy=False)
+    vectors = answer.outputs[task_of(served, Embedding).at].astype("<f4", copy=False)
     records = (wire_format.record(_EMBEDDINGS, *wire_format.record(_VALUES, vector.tobytes())) for vector in vectors)
     return Response(pb.EmbedResponse(), list(chain.from_iterable(records)))
 

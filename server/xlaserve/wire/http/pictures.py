@@ -13,7 +13,7 @@ from xlaserve.errors import InvalidArgument
 from xlaserve.images import drawing
 from xlaserve.images.drawing import Box, Line, Pixels
 from xlaserve.images.frame import Frame
-from xlaserve.models.task import Classification, Detection, Segmentation
+from xlaserve.models.task import Classification, Detection, Segmentation, Task, reading_of
 from xlaserve.pipeline import Draw
 from xlaserve.wire.shared.objects import in_original
 
@@ -39,11 +39,12 @@ class DrawnClasses(NamedTuple):
 
     k: int
 
-    def drawer(self, task: Classification) -> Draw:
+    def drawer(self, task: Task) -> Draw:
         """Returns what draws them."""
+        classification = reading_of(task, Classification)
 
         def draw(outputs: Outputs, frame: Frame, pixels: Pixels) -> bytes:
-            (categories,) = task.top(outputs, min(self.k, drawing.MAX_LINES))
+            (categories,) = classification.top(outputs, min(self.k, drawing.MAX_LINES))
             return drawing.captioned(pixels, [Line(one.label, f"{one.score:.4g}") for one in categories])
 
         return draw
@@ -73,20 +74,21 @@ class DrawnObjects(NamedTuple):
 class DrawnMap(NamedTuple):
     """The class of each pixel as a colour, and a legend with the share of each."""
 
-    def drawer(self, task: Segmentation) -> Draw:
+    def drawer(self, task: Task) -> Draw:
         """Returns what draws it."""
+        segmentation = reading_of(task, Segmentation)
+        clear = _background(segmentation)
 
         def draw(outputs: Outputs, frame: Frame, pixels: Pixels) -> bytes:
-            ((classes,),) = outputs
+            classes = segmentation.map_of(outputs)
             height, width, _ = pixels.shape
             shown = replace(frame, height=height, width=width).map_to_original(classes)
             indices, counts = np.unique(shown, return_counts=True)
             most = np.argsort(-counts, kind="stable")[: drawing.MAX_LINES]
-            clear = _background(task)
             lines = []
             for index, count in zip(indices[most].tolist(), counts[most].tolist(), strict=True):
                 colour = None if index == clear else drawing.colour_of(index)
-                lines.append(Line(task.label(index), f"{count / shown.size:.1%}", colour))
+                lines.append(Line(segmentation.label(index), f"{count / shown.size:.1%}", colour))
             return drawing.overlaid(pixels, shown, lines, clear)
 
         return draw

@@ -59,12 +59,11 @@ class TensorflowServing:
         """Answers the images of `examples` with one number each."""
         name, version = _model(request)
         with self.calls.enter("regress", name, version, math.inf) as call:
-            serving.check_regression(call.served.model.task)
+            place = serving.regressed(call.served.model.task)
             images = serving_body.examples(await request.json())
             answer = await call.run(Request("", images, call.deadline))
             call.end(answer)
-            (values,) = answer.outputs
-            return HttpAnswer([b'{"results":[', *LISTING.numbers(values[:, 0]), b"]}"])
+            return HttpAnswer([b'{"results":[', *LISTING.numbers(answer.outputs[place].reshape(-1)), b"]}"])
 
     async def model_status(self, request: HttpRequest) -> HttpAnswer:
         """Returns the state of each version of a model, as TensorFlow Serving does."""

@@ -19,7 +19,7 @@ from xlaserve.errors import InvalidArgument, shown
 from xlaserve.images import class_map
 from xlaserve.images.drawing import MAX_SIDE
 from xlaserve.images.frame import Frame
-from xlaserve.models.task import Classification, Detection, Embedding, Segmentation
+from xlaserve.models.task import Classification, Detection, Embedding, Segmentation, Task, reading_of
 from xlaserve.models.version import Served
 from xlaserve.pipeline import Drawn, Render, Rendering, Request
 from xlaserve.wire.http import pictures
@@ -116,12 +116,13 @@ class Likeliest(NamedTuple):
 
     k: int
 
-    def renderer(self, task: Classification) -> Render:
+    def renderer(self, task: Task) -> Render:
         """Returns what gives that of one image in JSON."""
+        classification = reading_of(task, Classification)
 
         def render(outputs: Outputs, frame: Frame) -> bytes:
-            (categories,) = task.top(outputs, self.k)
-            return to_json({"categories": [_named(task, one.index, one.score) for one in categories]})
+            (categories,) = classification.top(outputs, self.k)
+            return to_json({"categories": [_named(classification, one.index, one.score) for one in categories]})
 
         return render
 
@@ -164,13 +165,12 @@ class ClassMaps(NamedTuple):
     has_counts: bool
     max_bytes: int
 
-    def renderer(self, task: Segmentation) -> Render:
+    def renderer(self, task: Task) -> Render:
         """Returns what gives that of one image in JSON. Raises ImageTooLarge where it is one too many."""
-        return within(partial(self._map, task), self.max_bytes)
+        return within(partial(self._map, reading_of(task, Segmentation)), self.max_bytes)
 
     def _map(self, task: Segmentation, outputs: Outputs, frame: Frame) -> bytes:
-        ((classes,),) = outputs
-        original = frame.map_to_original(classes)
+        original = frame.map_to_original(task.map_of(outputs))
         png = base64.b64encode(class_map.to_png(original, task.classes)).decode()
         fields: Json = {"height": frame.height, "width": frame.width, "png": png}
         if self.has_counts:
@@ -189,9 +189,10 @@ def _class_maps(served: Served, form: Form, max_bytes: int) -> ClassMaps:
 class Vectors(NamedTuple):
     """Renders embeddings."""
 
-    def renderer(self, task: Embedding) -> Render:
+    def renderer(self, task: Task) -> Render:
         """Returns what gives that of one image in JSON."""
-        return lambda outputs, frame: b'{"values":[%b]}' % listed(outputs[0][0])
+        place = reading_of(task, Embedding).at
+        return lambda outputs, frame: b'{"values":[%b]}' % listed(outputs[place][0])
 
 
 def _vectors(served: Served, form: Form) -> Vectors:

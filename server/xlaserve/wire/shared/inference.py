@@ -17,7 +17,7 @@ from xlaserve.engine.program import Images
 from xlaserve.engine.request import DEFAULT_PRIORITY, WEIGHTS
 from xlaserve.errors import InvalidArgument, UnsupportedFeature, shown
 from xlaserve.images.decoder import Encoded
-from xlaserve.models.task import Classification, Task, TensorSpec
+from xlaserve.models.task import Task, TensorSpec, classification_at
 from xlaserve.pipeline import Pending, Request
 from xlaserve.wire.shared import slips
 from xlaserve.wire.shared.call import Call
@@ -174,13 +174,13 @@ def check_outputs(
             raise InvalidArgument("outputs", f"{' or '.join(names)}, each at most once", repr(output.name[:64]))
         named[output.name] = output
     return [
-        WantedOutput(place, spec, named[spec.name].is_raw, _classes(named[spec.name], task, is_strict=is_strict))
+        WantedOutput(place, spec, named[spec.name].is_raw, _classes(named[spec.name], task, place, is_strict=is_strict))
         for place, spec in enumerate(specs)
         if spec.name in named
     ]
 
 
-def _classes(output: RequestedOutput, task: Task, *, is_strict: bool) -> int:
+def _classes(output: RequestedOutput, task: Task, place: int, *, is_strict: bool) -> int:
     """Returns how many classes are to stand in place of an output's scores; 0 for the scores."""
     classes = 0
     for key, value in bounded(output.parameters, f"outputs.{output.name}.parameters"):
@@ -188,7 +188,7 @@ def _classes(output: RequestedOutput, task: Task, *, is_strict: bool) -> int:
             check_unknown(key, f"outputs.{output.name}", is_strict=is_strict)
             continue
         field = f"outputs.{output.name}.{CLASSIFICATION}"
-        if not isinstance(task, Classification):
+        if (classification := classification_at(task, place)) is None:
             raise UnsupportedFeature(f"{field}: the model's task is {task.name}")
-        classes = min(_at_least_1(value, field), task.classes)
+        classes = min(_at_least_1(value, field), classification.classes)
     return classes

@@ -11,7 +11,7 @@ from xlaserve.admission.audit import audited
 from xlaserve.admission.caller import CURRENT
 from xlaserve.engine.request import DEFAULT_PRIORITY, WEIGHTS
 from xlaserve.errors import InvalidArgument, ModelNotFound, UnsupportedFeature
-from xlaserve.models.task import TensorSpec
+from xlaserve.models.task import Reading, Regression, Task, TensorSpec, WithClasses, readings_of
 from xlaserve.models.version import Served, State, Version
 from xlaserve.pipeline import CHANNELS
 from xlaserve.telemetry.version_metrics import Duration, Statistics
@@ -168,6 +168,8 @@ class Models:
             "source": source_name(served.settings.source),
             "weights": served.model.weights,
             "task": served.model.task.name,
+            **({"task_reason": served.model.reason} if served.model.reason else {}),
+            **_readings(served.model.task),
             "inputs": f"{PIXELS},{IMAGE}",
             "fit": served.model.fit,
             "decode": served.version.decode_text,
@@ -245,6 +247,22 @@ def _input(served: Served, name: str) -> str:
 
 def _outputs(served: Served) -> Sequence[TensorSpec]:
     return outputs_of(served.model.task, served.settings.output_name)
+
+
+def _readings(task: Task) -> dict[str, str]:
+    """Returns the properties that say in words how single outputs are read, and what numbers are."""
+    if isinstance(task, Regression):
+        return {"values": task.text} if task.values else {}
+    shown = [f"{task.outputs[reading.at].name}: {reading.name}{_named(reading)}" for reading in readings_of(task)]
+    return {"readings": "; ".join(shown)} if shown else {}
+
+
+def _named(reading: Reading) -> str:
+    """Returns the names of a reading's classes or numbers, in brackets."""
+    names = reading.text if isinstance(reading, Regression) else ""
+    if isinstance(reading, WithClasses) and reading.labels is not None:
+        names = ", ".join(reading.labels)
+    return f" ({names})" if names else ""
 
 
 def _pixel_size(served: Served) -> tuple[int, int]:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Lock
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 
 from xlaserve.engine.program import Outputs
 from xlaserve.errors import ImageTooLarge, InvalidArgument
 from xlaserve.images.frame import Frame
-from xlaserve.models.task import Classification, Detection, Embedding, Objects, Segmentation, Task
+from xlaserve.models.task import (
+    Classification,
+    Detection,
+    Embedding,
+    Objects,
+    Segmentation,
+    Task,
+    TaskT,
+    reading_of,
+    readings_of,
+)
 from xlaserve.models.version import Served
 from xlaserve.pipeline import Render
-
-TaskT = TypeVar("TaskT", bound=Task)
 
 DEFAULT_TOP_K: Final = 5
 METHODS: Final[dict[type[Task], str]] = {
@@ -24,15 +33,22 @@ METHODS: Final[dict[type[Task], str]] = {
     Segmentation: "Segment",
     Embedding: "Embed",
 }
-"""The method of each task."""
+"""The method of each task that has one of its own."""
+ANY_TASK: Final = "ModelInfer"
+"""The method that answers with the outputs of a model of any task."""
 
 
 def task_of(served: Served, kind: type[TaskT]) -> TaskT:
-    """Returns the model's task where it is of this kind. Raises InvalidArgument with the method that serves it."""
+    """Returns the model's task where it is of this kind, or the only such reading of its outputs.
+
+    Raises InvalidArgument with the method that serves the model.
+    """
     task = served.model.task
-    if isinstance(task, kind):
-        return task
-    got = f"{served.settings.name}, a model for {task.name}; use {METHODS[type(task)]}"
+    with suppress(LookupError):
+        return reading_of(task, kind)
+    if names := [task.outputs[reading.at].name for reading in readings_of(task) if isinstance(reading, kind)]:
+        raise InvalidArgument("model", f"one output for {kind.name}", f"{', '.join(names)}; use {ANY_TASK}")
+    got = f"{served.settings.name}, a model for {task.name}; use {METHODS.get(type(task), ANY_TASK)}"
     raise InvalidArgument("model", f"a model for {kind.name}", got)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from xlaserve.engine.program import Images, Outputs, Value
 from xlaserve.images.decoder import Encoded
-from xlaserve.models.task import DATATYPES, Classification, Datatype, Task, TensorSpec
+from xlaserve.models.task import DATATYPES, Classification, Datatype, Task, TensorSpec, classification_at
 from xlaserve.models.version import Served
 from xlaserve.pipeline import Answer, Pending, Render
 from xlaserve.wire.shared.input_tensors import raw_bytes
@@ -69,8 +69,9 @@ class WantedOutput(NamedTuple):
     def write(self, task: Task, outputs: Outputs, listing: Listing) -> list[Part]:
         """Returns its values in rows of a program's outputs, as they are sent."""
         if self.classes:
-            assert isinstance(task, Classification)
-            elements = [*chain.from_iterable(categories(task, outputs, self.classes))]
+            classification = classification_at(task, self.place)
+            assert classification is not None
+            elements = [*chain.from_iterable(categories(classification, outputs, self.classes))]
             return [raw_bytes(elements)] if self.is_raw else listing.elements(elements)
         values = outputs[self.place]
         return [raw_part(values)] if self.is_raw else listing.numbers(values)

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from xlaserve.errors import InvalidArgument, ModelFailed, UnsupportedFeature, status_of
 from xlaserve.images.decoder import Encoded
-from xlaserve.models.task import Category, Classification, Task
+from xlaserve.models.task import Category, Classification, Regression, Task, reading_of, readings_of
 from xlaserve.models.version import Served, State, Version
 from xlaserve.pipeline import Answer, Render, Request
 from xlaserve.wire.shared.models import Models
@@ -35,6 +35,8 @@ DTYPES: Final = {
     "BYTES": "DT_STRING",
 }
 """By datatype of the Open Inference Protocol."""
+ONE_NUMBER: Final = ([("FP32", (1,))], [("FP32", ())])
+"""Types and shapes of rows of outputs that answer `regress`."""
 STATES: Final = {
     State.LOADING: "LOADING",
     State.COMPILING: "LOADING",
@@ -62,9 +64,10 @@ class LikeliestClasses(NamedTuple):
 
     write: Callable[[Sequence[Category]], bytes]
 
-    def renderer(self, task: Classification) -> Render:
+    def renderer(self, task: Task) -> Render:
         """Returns what gives them as the wire's `write` does."""
-        return lambda outputs, frame: self.write(*task.top(outputs, DEFAULT_TOP_K))
+        classification = reading_of(task, Classification)
+        return lambda outputs, frame: self.write(*classification.top(outputs, DEFAULT_TOP_K))
 
 
 def classify(
@@ -82,11 +85,18 @@ def classified(served: Served, answer: Answer, write: Callable[[Sequence[Categor
     return answer.rendered or [*map(write, task.top(answer.outputs, DEFAULT_TOP_K))]
 
 
-def check_regression(task: Task) -> None:
-    """Raises UnsupportedFeature for a task that does not answer an image with one number."""
-    if [(spec.datatype, spec.shape[1:]) for spec in task.outputs] != [("FP32", (1,))]:
+def regressed(task: Task) -> int:
+    """Returns the place of the output that is one number for each image: of the only one, or of the only regression.
+
+    Raises UnsupportedFeature for a task without.
+    """
+    places = [reading.at for reading in readings_of(task) if isinstance(reading, Regression)]
+    if not places and len(task.outputs) == 1:
+        places = [0]
+    if [(task.outputs[at].datatype, task.outputs[at].shape[1:]) for at in places] not in ONE_NUMBER:
         answers = ", ".join(f"{spec.name} {[*spec.shape]}" for spec in task.outputs)
         raise UnsupportedFeature(f"regress: expected a model that answers an image with one number, this has {answers}")
+    return places[0]
 
 
 def metadata(models: Models, name: str, version: str) -> Json:

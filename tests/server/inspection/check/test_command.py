@@ -56,7 +56,13 @@ def test_a_model_that_xla_refuses_is_explained_and_the_others_are_checked_all_th
         assert program.run_ms > 0
         assert program.arm == Mode.EAGER or (program.difference or 0.0) < 1e-5
         assert (program.parameter_bytes is None) is (program.arm != Mode.XLA)
-    assert "XLA has no kernel for ResizeBicubic" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "XLA has no kernel for ResizeBicubic" in said
+    assert refused.reading in said
+    assert refused.reading.startswith("task classification, as output_0")
+    assert len(refused.doubts) == 1  # pixels are no probabilities
+    assert refused.doubts[0] in said
+    assert fine.doubts == ()
 
 
 def test_a_run_that_is_resumed_checks_only_what_is_missing(tmp_path: Path) -> None:

@@ -38,6 +38,11 @@ def test_a_model_has_a_row_with_a_column_for_each_mode_and_batch(checked: Make) 
     assert set(other) == {"b", "NO", "-"}
 
 
+def test_readings_and_doubts_are_told(checked: Make) -> None:
+    models = checked("a", PROGRAMS, reading="task tensors, as it is so"), checked("b", PROGRAMS, doubts=("one", "two"))
+    assert tables.notes(models) == ["a: task tensors, as it is so", "b: one", "b: two"]
+
+
 def test_what_fails_is_told_with_the_operation_and_the_line(checked: Make) -> None:
     far = CheckedProgram(arm=Mode.GRAPH, batch=1, difference=0.25)
     lines = tables.failures([checked("a", PROGRAMS), checked("b", [far]), checked("c", failure="killed by SIGSEGV")])

@@ -28,7 +28,7 @@ from xlaserve.config import Bucket, Mode, ModelSettings
 from xlaserve.errors import ConfigError, ModelFailed
 from xlaserve.models.networks import cached, model_identity
 from xlaserve.models.networks.network import Network
-from xlaserve.models.task import Classification, Detection, Task
+from xlaserve.models.task import Classification, Detection, Regression, Task, Tensors, TensorSpec
 from xlaserve.programs.cache.compile_cache import CompileCache
 from xlaserve.programs.cache.environment import digest
 from xlaserve.programs.cache.records import SUFFIX, RecordFolder
@@ -47,7 +47,13 @@ def test_what_was_built_once_is_not_built_again(open_cache: Callable[..., Compil
     assert facts[0] == facts[1]
 
 
-@pytest.mark.parametrize("task", [Classification(7), Detection(3, ("a", "b", "c"), max_detections=9)])
+HEADS = Tensors(
+    (TensorSpec("sex", "FP32", (-1, 2)), TensorSpec("age", "FP32", (-1, 1)), TensorSpec("kept", "BOOL", (-1, -1))),
+    (Classification(2, ("f", "m"), threshold=0.4), Regression(1, (("age", "years"),), at=1)),
+)
+
+
+@pytest.mark.parametrize("task", [Classification(7), Detection(3, ("a", "b", "c"), max_detections=9), HEADS])
 def test_the_task_comes_back(open_cache: Callable[..., CompileCache], task: Task) -> None:
     for _ in range(2):
         assert cached.network(open_cache(), DEVICE, SETTINGS, Source(task=task)).task == task

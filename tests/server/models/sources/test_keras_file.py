@@ -281,13 +281,13 @@ def test_a_zip_archive_of_a_model_is_to_be_unpacked(tmp_path: Path) -> None:
 def test_score_maps_make_a_class_map_of_the_images_size(keras_file: SaveKeras) -> None:
     pixels = keras.Input((SIDE, SIDE, 3))
     model = keras.Model(pixels, keras.layers.AveragePooling2D(2)(pixels))
-    loaded = catalog.load(settings(keras_file(model)))
+    loaded = catalog.load(settings(keras_file(model), task="segmentation"))
     assert loaded.task == Segmentation(3)
     (class_map,) = run(loaded, Mode.XLA)
     assert class_map.shape == PIXELS.shape[:3]
     assert class_map.dtype == np.uint8
     whole = keras.Model(pixels, keras.layers.Activation("linear")(pixels))
-    (class_map,) = run(catalog.load(settings(keras_file(whole))))
+    (class_map,) = run(catalog.load(settings(keras_file(whole), task="segmentation")))
     np.testing.assert_array_equal(class_map, PIXELS.argmax(axis=-1))
 
 

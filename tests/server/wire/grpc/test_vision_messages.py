@@ -15,7 +15,18 @@ from xlaserve.config import Fit, Mode, OutputRole, TaskName
 from xlaserve.engine.timings import Timings
 from xlaserve.errors import ImageTooLarge, InvalidArgument
 from xlaserve.images.frame import Frame, place, whole
-from xlaserve.models.task import DATATYPES, Classification, Datatype, Detection, Embedding, Segmentation, Task
+from xlaserve.models.task import (
+    DATATYPES,
+    Classification,
+    Datatype,
+    Detection,
+    Embedding,
+    Regression,
+    Segmentation,
+    Task,
+    Tensors,
+    TensorSpec,
+)
 from xlaserve.models.version import Served
 from xlaserve.pipeline import Answer, Request
 from xlaserve.wire.grpc import open_inference_tensors, tensor_protos
@@ -64,13 +75,14 @@ def sent(response: Any, message: type[M]) -> M:
 
 def test_every_task_has_a_setting_a_method_and_roles_for_its_outputs() -> None:
     kinds = get_args(Task)
-    assert set(METHODS) == set(kinds) == set(map(type, TASKS.values()))
+    assert set(METHODS) == set(kinds) - {Regression, Tensors} == set(map(type, TASKS.values()))
     assert {kind.name for kind in kinds} == set(get_args(TaskName))
     assert set(METHODS.values()) == set(PARSERS)
     for known in (DATATYPES.values(), open_inference_tensors.LISTING.fields, tensor_protos.LISTING.fields):
         assert set(get_args(Datatype)) == set(known)
     assert {f"TYPE_{datatype}" for datatype in get_args(Datatype)} <= set(oip.DataType.keys())
-    assert {output.name for task in TASKS.values() for output in task.outputs} == set(get_args(OutputRole))
+    outputs = {output.name for task in (*TASKS.values(), Regression(1)) for output in task.outputs}
+    assert outputs == set(get_args(OutputRole))
 
 
 @pytest.mark.parametrize("method", PARSERS)
@@ -121,6 +133,46 @@ def test_a_model_of_another_task_is_refused_with_the_method_to_use(method: str, 
     with pytest.raises(InvalidArgument) as refusal:
         parse(method, task=TASKS[other], images=[b"x"])
     assert str(refusal.value) == f"model: expected a model for {wanted}, got m, a model for {got}; use {other}"
+
+
+NUMBERS = TensorSpec("numbers", "FP32", (-1, 2))
+
+
+@pytest.mark.parametrize("task", [Tensors((NUMBERS,)), Regression(2)])
+@pytest.mark.parametrize("method", PARSERS)
+def test_a_model_whose_task_has_no_method_is_refused_with_the_one_for_all(method: str, task: Task) -> None:
+    with pytest.raises(InvalidArgument) as refusal:
+        parse(method, task=task, images=[b"x"])
+    assert str(refusal.value).endswith(f"got m, a model for {task.name}; use ModelInfer")
+
+
+def test_methods_answer_from_the_only_reading_of_their_task() -> None:
+    scores, vector = np.array([[0.25, 0.75]], np.float32), np.array([[1.0, 2.0]], np.float32)
+    class_map = np.ones((1, 2, 2), np.uint8)
+    readings = Classification(2, LABELS, at=1), Embedding(2, at=2), Segmentation(2, LABELS, at=3)
+    task = Tensors((NUMBERS,) * 4, readings)
+    served, outputs = served_with(task), (np.zeros((1, 3)), scores, vector, class_map)
+    frame = whole(2, 2)
+    request = parse("Classify", task=task, images=[b"x"])
+    classified = messages.classifications(pb.ClassifyRequest(), served, answer(outputs, [frame]))
+    (category, _) = sent(classified, pb.ClassifyResponse).classifications[0].categories
+    assert (category.label, category.score) == ("dog", 0.75)
+    rendered = pb.ClassifyResponse.FromString(messages.Likeliest(1).renderer(task)(outputs, frame))
+    assert [found.label for found in rendered.classifications[0].categories] == ["dog"]
+    embedded = messages.embeddings(pb.EmbedRequest(), served, answer(outputs, [frame]))
+    assert [*sent(embedded, pb.EmbedResponse).embeddings[0].values] == [1, 2]
+    request = parse("Segment", task=task, images=[b"x"], pixel_counts=True)
+    assert isinstance(request.rendering, messages.ClassMaps)
+    response = pb.SegmentResponse.FromString(request.rendering.renderer(task)(outputs, frame))
+    assert [(count.label, count.pixels) for count in response.maps[0].counts] == [("dog", 4)]
+    with pytest.raises(InvalidArgument, match="model: expected a model for detection, got m, a model for tensors"):
+        parse("Detect", task=task, images=[b"x"])
+
+
+def test_of_two_readings_of_its_task_a_method_takes_neither() -> None:
+    task = Tensors((NUMBERS, NUMBERS._replace(name="others")), (Classification(2), Classification(2, at=1)))
+    with pytest.raises(InvalidArgument, match="one output for classification, got numbers, others; use ModelInfer"):
+        parse("Classify", task=task, images=[b"x"])
 
 
 @pytest.mark.parametrize(

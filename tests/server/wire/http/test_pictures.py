@@ -60,7 +60,7 @@ def test_each_task_is_drawn() -> None:
             (map_,),
         ),
     ):
-        png = drawing.drawing.drawer(task)(outputs, FRAME, PIXELS)  # type: ignore[arg-type]
+        png = drawing.drawing.drawer(task)(outputs, FRAME, PIXELS)
         assert Image.open(io.BytesIO(png)).size[0] >= 480
 
 

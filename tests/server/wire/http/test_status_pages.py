@@ -97,6 +97,7 @@ class House:
                 weights="random",
                 calibrated="",
                 fit="resize",
+                reason="",
             ),
         )
         self.versions.append(version)

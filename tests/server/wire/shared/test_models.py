@@ -27,6 +27,7 @@ def served(*buckets: Bucket) -> Served:
     model = SimpleNamespace(
         program=SimpleNamespace(platform="tensorflow"),
         lowerings="",
+        reason="",
         buckets=buckets,
         task=Classification(2, ("cat", "other")),
         fit=Fit.PAD,

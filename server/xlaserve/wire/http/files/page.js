@@ -299,7 +299,7 @@
     $("model").hidden = false;
     set($("model-title"), `${model.name}, version ${model.version}`);
     const weights = model.weights === model.source ? "" : model.weights;
-    set($("model-what"), [model.task, model.source, weights, model.precision, `fit ${model.fit}`, `decode ${model.decode}`].filter((word) => word && word !== "fit ").join(" · "));
+    set($("model-what"), [model.task, model.source, weights, model.precision, `fit ${model.fit}`, `decode ${model.decode}`, model.task_reason && `${model.task} as ${model.task_reason}`].filter((word) => word && word !== "fit ").join(" · "));
     $("model-reason").hidden = !model.reason;
     set($("model-reason"), model.reason);
     $("model-warnings").hidden = !model.warnings.length;
@@ -544,6 +544,7 @@
     set($("caption"), `${name}, ${bytes(blob.size)}`);
     try {
       const method = METHODS[model.task];
+      if (!method && model.task) throw new Error(`v2/models/${model.name}/infer answers with its tensors; nothing is drawn of them`);
       if (!method) throw new Error(`${model.name} is not ready`);
       const query = new URLSearchParams({ ...OPTIONS[method], ...($("mode").value ? { mode: $("mode").value } : {}) });
       const path = `v1/models/${encodeURIComponent(model.name)}/versions/${encodeURIComponent(model.version)}:${method}?${query}`;

@@ -1,0 +1,39 @@
+"""The meaning of outputs: tasks, the roles of outputs in them, and the reading of one of several outputs."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from pydantic import Field
+
+from xlaserve.config.base import Frozen, Pairs
+
+DEFAULT_THRESHOLD: Final = 0.5
+
+BoxFormat = Literal["xyxy", "yxyx", "xywh", "center_xywh", "rel_xyxy", "rel_yxyx", "rel_xywh", "rel_center_xywh"]
+"""How a box is written, as KerasCV names it."""
+
+TaskName = Literal["classification", "detection", "segmentation", "embedding", "regression", "tensors"]
+
+OutputRole = Literal["scores", "boxes", "classes", "count", "class_map", "embedding", "values"]
+"""Roles of outputs in a task; the names that the protocol shows."""
+
+Activation = Literal["none", "softmax", "sigmoid"]
+"""The function that the program applies to scores."""
+
+
+class OutputSettings(Frozen):
+    """The reading of one output; each field as for a model of one output."""
+
+    task: Literal["classification", "segmentation", "embedding", "regression"]
+    """The meaning of this output."""
+    labels: tuple[str, ...] | None = None
+    """The names of the classes."""
+    classes: int | None = Field(None, ge=1)
+    """For class maps of whole numbers: how many classes there are, if no labels say it."""
+    activation: Activation | None = None
+    """The function that the program applies to the scores."""
+    threshold: float = Field(DEFAULT_THRESHOLD, gt=0, lt=1)
+    """For one number of each image or pixel: from here on it is of the second class."""
+    values: Pairs[str, str] = Field((), examples=[{"age": "years"}])
+    """For regression: the names of the numbers, in their order, and their units."""

@@ -1,0 +1,174 @@
+"""The reading of a model's outputs: the task of the settings or, with `auto`, what names, shapes and values tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, assert_never
+
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from xlaserve.config import ModelSettings, OutputRole, TaskName
+from xlaserve.errors import ModelFailed
+from xlaserve.models import labels
+from xlaserve.models.networks import heads
+from xlaserve.models.networks.heads import OUTPUT_NAMES, Finish, Head, TensorShape
+from xlaserve.models.scores import are_probabilities
+from xlaserve.models.task import Reading, Tensors, WithClasses
+
+
+class Sampled(NamedTuple):
+    """Some images, and what a network gives for them."""
+
+    size: tuple[int, int]
+    """Height and width of the images."""
+    outputs: Mapping[str, NDArray[Any]]
+
+
+Probe = Callable[[], Sampled | None]
+"""Runs the network on some images; None where it can't."""
+
+COLOURS: Final = range(2, 5)
+"""Numbers of channels that images have, or pairs of colours: as many classes are told by other facts alone."""
+MOST_CLASSES: Final = 256
+"""Channels of a map beyond which they are taken for features."""
+_OF_ROLES: Final[Mapping[OutputRole, TaskName]] = {
+    "embedding": "embedding",
+    "class_map": "segmentation",
+    "boxes": "detection",
+}
+"""Roles of outputs that only one task has."""
+
+
+class _Found(NamedTuple):
+    """The task that outputs are of, and how that was told."""
+
+    task: TaskName
+    reason: str
+
+
+def choose(outputs: Mapping[str, TensorShape], settings: ModelSettings, probe: Probe = lambda: None) -> Head:
+    """Returns the head for the task of the settings or, with `auto`, of the network's outputs.
+
+    `probe` is only called where names and shapes leave open what a map is, or how many sides an output has. Raises
+    ModelFailed where the outputs are not what the settings' task needs; with `auto`, outputs that are of no task are
+    tensors.
+    """
+    outputs = _of_known_rank(outputs, probe)
+    if settings.outputs:
+        return _with_readings(outputs, settings)
+    if settings.task != "auto":
+        return _head(settings.task, outputs, settings)
+    found = _recognise(outputs, settings, probe)
+    return _head(found.task, outputs, settings)._replace(reason=found.reason)
+
+
+def _head(task: TaskName, outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
+    match task:
+        case "classification":
+            return heads.classification(outputs, settings)
+        case "detection":
+            return heads.detection(outputs, settings)
+        case "segmentation":
+            return heads.segmentation(outputs, settings)
+        case "embedding":
+            return heads.embedding(outputs, settings)
+        case "regression":
+            return heads.regression(outputs, settings)
+        case "tensors":
+            return heads.tensors(outputs, settings)
+        case _:
+            assert_never(task)
+
+
+def _with_readings(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
+    """Returns the head that gives all outputs, and reads those for which the settings say how."""
+    plain = heads.tensors(outputs, settings)
+    assert isinstance(plain.task, Tensors)
+    specs = list(plain.task.outputs)
+    readings: list[Reading] = []
+    finishes: dict[int, Finish] = {}
+    places = {spec.name: place for place, spec in enumerate(specs)}
+    for name, own in settings.outputs:
+        if name not in places:
+            raise ModelFailed(f"outputs: expected names of {', '.join(places)}, got {name}")
+        place = places[name]
+        given = {field: getattr(own, field) for field in type(own).model_fields}
+        head = _head(own.task, {name: outputs[name]}, settings.model_copy(update={**given, "outputs": ()}))
+        task = head.task
+        assert isinstance(task, Reading)
+        if own.labels is not None:
+            if not isinstance(task, WithClasses):
+                raise ModelFailed(f"outputs.{name}.labels: {own.task} has no classes, expected no labels")
+            task = task.labelled(labels.named(own.labels, task.classes))
+        specs[place] = task.outputs[0]._replace(name=name)
+        readings.append(replace(task, at=place))
+        finishes[place] = head.finish
+
+    def finish(raw: heads.Raw, images: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        values = list(plain.finish(raw, images))
+        for place, read in finishes.items():
+            (values[place],) = read(raw, images)
+        return tuple(values)
+
+    return Head(Tensors(tuple(specs), tuple(readings)), finish)
+
+
+def _of_known_rank(outputs: Mapping[str, TensorShape], probe: Probe) -> Mapping[str, TensorShape]:
+    """Returns the outputs, those of unknown rank with the sides that they have for a sample."""
+    if all(output.shape is not None for output in outputs.values()) or (sampled := probe()) is None:
+        return outputs
+    return {
+        name: output._replace(shape=(None, *sampled.outputs[name].shape[1:])) if output.shape is None else output
+        for name, output in outputs.items()
+    }
+
+
+def _recognise(outputs: Mapping[str, TensorShape], settings: ModelSettings, probe: Probe) -> _Found:
+    """Returns what the settings, or names of outputs, say; else what the shape of the only output does."""
+    roles = dict(settings.output_names)
+    for role, task in _OF_ROLES.items():
+        if role in roles:
+            return _Found(task, f"output_names names the {role}")
+    if settings.values:
+        return _Found("regression", "the settings name its values")
+    has_scores = "scores" in roles or any(name in outputs for name in OUTPUT_NAMES["scores"])
+    for name in OUTPUT_NAMES["boxes"]:
+        if name in outputs and has_scores and (shape := outputs[name].shape) is not None and list(shape[2:]) == [4]:
+            return _Found("detection", f"it has outputs for scores and {name}: {outputs[name]}")
+    if len(outputs) > 1 and not has_scores:
+        known = "; ".join(f"{name}: {shape}" for name, shape in sorted(outputs.items()))
+        return _Found("tensors", f"it has several outputs, none of which is named for a task: {known}")
+    return _of_shape(*heads.pick(outputs, settings, "scores"), settings, probe)
+
+
+def _of_shape(name: str, output: TensorShape, settings: ModelSettings, probe: Probe) -> _Found:
+    """Returns what an only output is."""
+    shown = f"{name}: {output}"
+    is_of_two = settings.labels is not None and len(labels.named(settings.labels)) == 2
+    match output.shape:
+        case (_, 1) | (_,) if is_of_two:
+            return _Found("classification", f"{shown} is one number, and the settings name two classes")
+        case (_, _, _, 1) if is_of_two:
+            return _Found("segmentation", f"{shown} is one number for each pixel, and the settings name two classes")
+        case (_, int(classes)) if classes > 1:
+            return _Found("classification", f"{shown} may be scores of {classes} classes")
+        case (_, _, _, int(classes)) if classes > 1 and "float" in output.dtype:
+            return _of_maps(shown, name, classes, settings, probe)
+    return _Found("tensors", f"{shown} is of no task for certain")
+
+
+def _of_maps(shown: str, name: str, channels: int, settings: ModelSettings, probe: Probe) -> _Found:
+    """Returns what maps `[n, height, width, channels]` are: class scores, or something else, such as features."""
+    if settings.labels is not None or settings.classes == channels:
+        return _Found("segmentation", f"the settings say which classes {shown} has")
+    if "softmax" in name.lower():
+        return _Found("segmentation", f"{shown} is named for a softmax")
+    if (sampled := probe()) is not None:
+        maps = sampled.outputs[name]
+        if are_probabilities(maps):
+            return _Found("segmentation", f"the numbers of each pixel of {shown} are probabilities")
+        if maps.shape[1:3] == sampled.size and channels not in COLOURS and channels <= MOST_CLASSES:
+            return _Found("segmentation", f"{shown} has {channels} numbers for each pixel of the input")
+    return _Found("tensors", f"{shown} may be class scores, features or an image")

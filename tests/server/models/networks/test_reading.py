@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xlaserve.config import ModelSettings
+from xlaserve.errors import ModelFailed
+from xlaserve.models.networks import reading
+from xlaserve.models.networks.heads import Head, TensorShape
+from xlaserve.models.networks.reading import Sampled
+from xlaserve.models.task import (
+    Classification,
+    Detection,
+    Embedding,
+    Regression,
+    Segmentation,
+    Tensors,
+    TensorSpec,
+    reading_of,
+)
+
+SIZE = (8, 6)
+Shape = list[int | None] | None
+
+
+def shapes(**outputs: Shape) -> dict[str, TensorShape]:
+    return {name: TensorShape(shape, "float32") for name, shape in outputs.items()}
+
+
+def choose(raw: Mapping[str, TensorShape], /, *, probed: Any = None, **fields: Any) -> Head:
+    """Chooses a reading, where a probe gives `probed` for the output `it`."""
+    sampled = None if probed is None else Sampled(SIZE, {"it": probed})
+    return reading.choose(raw, ModelSettings(name="m", source="m.keras", **fields), lambda: sampled)
+
+
+def softmax(*shape: int) -> Any:
+    values = np.random.default_rng(0).random(shape)
+    return (values / values.sum(axis=-1, keepdims=True)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "fields", "kind"),
+    [
+        ([None, 10], {}, Classification),
+        ([None, 2], {}, Classification),
+        ([None, 1], {}, Tensors),
+        ([None], {}, Tensors),
+        ([None, None], {}, Tensors),
+        ([None, 30, 3], {}, Tensors),
+        ([None, 8, 6, 1], {}, Tensors),
+        ([None, 1], {"labels": ["no", "yes"]}, Classification),
+        ([None, 8, 6, 1], {"labels": ["no", "yes"]}, Segmentation),
+        ([None, 8, 6, 3], {"labels": ["sky", "road", "tree"]}, Segmentation),
+        ([None, 8, 6, 3], {"classes": 3}, Segmentation),
+        ([None, 2], {"values": {"x": "m", "y": "m"}}, Regression),
+        ([None, 2], {"output_names": {"embedding": "it"}}, Embedding),
+    ],
+)
+def test_an_only_output_is_read_by_its_shape_and_the_settings(shape: Shape, fields: Any, kind: type) -> None:
+    head = choose(shapes(it=shape), **fields)
+    assert type(head.task) is kind
+    assert head.reason
+
+
+@pytest.mark.parametrize(
+    ("shape", "values", "kind"),
+    [
+        ([None, 8, 6, 3], softmax(2, 8, 6, 3), Segmentation),
+        ([None, 4, 3, 16], softmax(2, 4, 3, 16), Segmentation),
+        ([None, 8, 6, 21], np.full((2, 8, 6, 21), 3.0, np.float32), Segmentation),
+        ([None, None, None, 21], np.full((2, 8, 6, 21), 3.0, np.float32), Segmentation),
+        ([None, 8, 6, 3], np.full((2, 8, 6, 3), 0.9, np.float32), Tensors),
+        ([None, 8, 6, 1024], np.full((2, 8, 6, 1024), 3.0, np.float32), Tensors),
+        ([None, 1, 1, 16], np.full((2, 1, 1, 16), 3.0, np.float32), Tensors),
+        ([None, 8, 6, 21], None, Tensors),
+    ],
+)
+def test_a_map_is_of_classes_only_where_its_numbers_or_its_size_say_so(shape: Shape, values: Any, kind: type) -> None:
+    assert type(choose(shapes(it=shape), probed=values).task) is kind
+
+
+def test_a_map_that_is_named_for_a_softmax_is_of_classes() -> None:
+    assert choose(shapes(softmax_2=[None, 8, 6, 3])).task == Segmentation(3)
+
+
+def test_several_outputs_are_a_detection_where_their_names_and_shapes_say_so() -> None:
+    found = shapes(boxes=[None, 9, 4], scores=[None, 9, 5])
+    assert choose(found).task == Detection(5, max_detections=100)
+    assert type(choose(shapes(boxes=[None, 36], scores=[None, 9, 5])).task) is Tensors
+    assert type(choose(shapes(boxes=[None, 9, 4], other=[None, 9, 5])).task) is Tensors
+
+
+def test_tensors_keep_their_names_types_and_shapes() -> None:
+    outputs = {
+        "kept": TensorShape([None, 3], "bool"),
+        "half": TensorShape([4, None, 2, 1], "bfloat16"),
+        "wide": TensorShape([None], "float64"),
+    }
+    assert choose(outputs).task == Tensors(
+        (
+            TensorSpec("kept", "BOOL", (-1, 3)),
+            TensorSpec("half", "FP32", (-1, -1, 2, 1)),
+            TensorSpec("wide", "FP64", (-1,)),
+        )
+    )
+
+
+def test_an_output_of_unknown_rank_has_that_of_a_sample() -> None:
+    head = choose(shapes(it=None), probed=np.zeros((2, 7, 5), np.float32), task="tensors")
+    assert head.task.outputs == (TensorSpec("it", "FP32", (-1, 7, 5)),)
+    with pytest.raises(ModelFailed, match="it: float32 of unknown rank"):
+        choose(shapes(it=None), task="tensors")
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [("string", [None]), ("complex64", [None, 2]), ("float32", [])])
+def test_what_is_no_row_of_numbers_for_each_image_is_refused(dtype: str, shape: Shape) -> None:
+    with pytest.raises(ModelFailed, match=r"source: expected outputs .*, got it: "):
+        choose({"it": TensorShape(shape, dtype)}, task="tensors")
+
+
+def test_each_output_may_have_a_reading_of_its_own() -> None:
+    outputs = shapes(age=[None, 1], sex=[None, 1], features=[None, 4, 4, 8])
+    readings = {
+        "age": {"task": "regression", "values": {"age": "years"}},
+        "sex": {"task": "classification", "labels": ["female", "male"], "threshold": 0.7},
+    }
+    task = choose(outputs, outputs=readings).task
+    assert task.outputs == (
+        TensorSpec("age", "FP32", (-1, 1)),
+        TensorSpec("sex", "FP32", (-1, 2)),
+        TensorSpec("features", "FP32", (-1, 4, 4, 8)),
+    )
+    assert reading_of(task, Regression) == Regression(1, (("age", "years"),), at=0)
+    assert reading_of(task, Classification) == Classification(2, ("female", "male"), threshold=0.7, at=1)
+    with pytest.raises(LookupError):
+        reading_of(task, Segmentation)
+
+
+@pytest.mark.parametrize(
+    ("readings", "says"),
+    [
+        ({"size": {"task": "regression"}}, "outputs: expected names of age, sex, got size"),
+        ({"sex": {"task": "classification", "labels": ["a"]}}, "labels: expected 2 names, .* got 1"),
+        ({"age": {"task": "regression", "labels": ["a"]}}, "outputs.age.labels: regression has no classes"),
+        ({"age": {"task": "regression", "values": {"a": "", "b": ""}}}, "values: expected 1, .* got 2"),
+        ({"age": {"task": "segmentation"}}, "source: expected an output of scores"),
+    ],
+)
+def test_readings_that_do_not_fit_their_outputs_are_refused(readings: Any, says: str) -> None:
+    with pytest.raises(ModelFailed, match=says):
+        choose(shapes(age=[None, 1], sex=[None, 1]), outputs=readings)
+
+
+def test_names_of_outputs_are_of_no_use_to_tensors() -> None:
+    with pytest.raises(ModelFailed, match="output_names: expected none with task: tensors"):
+        choose(shapes(it=[None, 2]), task="tensors", output_names={"scores": "it"})
