@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -33,9 +34,14 @@ _had_log_level = _LOG_LEVEL in os.environ
 
 
 def pytest_collection_finish() -> None:
-    """Undoes what JAX sets where a module of tests imports it, for all that tests start."""
+    """Undoes what JAX sets where a module of tests imports it, for all that tests start.
+
+    Takes what was imported out of the garbage collector's sight: each of many collections would walk all of it.
+    """
     if not _had_log_level:
         os.environ.pop(_LOG_LEVEL, None)
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
