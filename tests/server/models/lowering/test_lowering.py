@@ -222,33 +222,6 @@ def test_whole_models_give_the_same(name: str, options: dict[str, Any], monkeypa
     assert difference(made.forward(tf.constant(images))[0], expected) < TOLERANCE
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SavedModel of MobileNetV2 as Keras exports it."""
-    keras.utils.set_random_seed(3)
-    model = keras.applications.MobileNetV2(weights=None, alpha=0.35, input_shape=(64, 64, 3), classes=10)
-    settle(model, textures((2, 3, 5, 8, 16, 64), 64) / 128)
-    folder = tmp_path_factory.mktemp("saved") / "it"
-    model.export(folder, verbose=False)
-    return folder
-
-
-def test_a_saved_model_is_lowered_as_the_keras_model_would_be(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    fields: Any = {"name": "it", "source": str(saved), "preprocess": "tf", "buckets": (BucketSettings(2),)}
-    model = catalog.load(ModelSettings(**fields))
-    assert model.lowerings == "depthwise 17, stem 8, normalization 52, pooling 1"
-    assert "model it: lowered for XLA on a CPU: depthwise 17, stem 8" in caplog.text
-    as_it_is = catalog.load(ModelSettings(**fields, disable_lowerings=tuple(Lowering)))
-    assert not as_it_is.lowerings
-    pixels = textures((4, 32), 64, seed=1).astype(np.int32).clip(-128, 127).astype(np.uint8) + np.uint8(128)
-    got, expected = (
-        each.program.compile(Mode.XLA, Bucket(2, 64, 64)).executable(pixels)[0] for each in (model, as_it_is)
-    )
-    assert difference(expected[0], expected[1]) > 0.01
-    assert difference(got, expected) < TOLERANCE
-
-
 def settings(**fields: Any) -> ModelSettings:
     return ModelSettings(
         name="it",
@@ -272,11 +245,63 @@ def test_a_loaded_model_says_what_was_lowered_and_runs_it_in_xla_alone() -> None
     np.testing.assert_allclose(xla, graph, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", Lowering)
-def test_each_lowering_is_switched_off_by_its_name(name: Lowering) -> None:
-    assert name not in catalog.load(settings(disable_lowerings=(name,))).lowerings
+def mixed() -> Any:
+    """Returns a Keras model in which most lowerings replace something."""
+    layers = [
+        keras.layers.Conv2D(32, 3, strides=2, padding="same"),  # stem
+        keras.layers.BatchNormalization(),
+        depthwise(),
+        keras.layers.Conv2D(32, 3, padding="same", groups=8),
+        keras.layers.Conv2D(32, 3, padding="same"),  # winograd
+        keras.layers.Conv2D(32, 1, strides=4),  # pointwise
+        keras.layers.Conv2D(8, 3, padding="same"),  # small
+        keras.layers.Resizing(5, 6),
+        keras.layers.GlobalAveragePooling2D(),
+    ]
+    return keras.Sequential([keras.Input((16, 16, 3)), *layers])
+
+
+MIXED = set(Lowering) - {Lowering.FLOAT32, Lowering.MICRO_BATCHES}
+"""The lowerings that replace something in `mixed`."""
+
+
+def named(network: Any) -> set[str]:
+    """Returns the names of the lowerings of a network's program."""
+    return {part.split()[0] for part in network.program.lowerings(Bucket(1, 16, 16)).split(", ") if part}
+
+
+def test_each_lowering_is_switched_off_by_its_name() -> None:
+    model = mixed()
+    for name in MIXED:
+        off = keras_models.network(
+            model, settings(disable_lowerings=(name,)), preprocessing="none", weights="random"
+        )
+        assert named(off) == MIXED - {name}
 
 
 @pytest.mark.parametrize("fields", [{"modes": (Mode.GRAPH,)}, {"disable_lowerings": tuple(Lowering)}])
 def test_nothing_is_lowered_where_nothing_is_asked_for(fields: dict[str, Any]) -> None:
-    assert catalog.load(settings(**fields)).lowerings == ""
+    network = keras_models.network(mixed(), settings(**fields), preprocessing="none", weights="random")
+    assert named(network) == set()
+
+
+def test_a_saved_model_is_lowered_as_the_keras_model_would_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    keras.utils.set_random_seed(3)
+    keras_model = mixed()
+    settle(keras_model, textures((2, 3, 5, 8, 16, 64), 16) / 128)
+    keras_model.export(tmp_path / "it", verbose=False)
+    fields: Any = {"name": "it", "source": str(tmp_path / "it"), "buckets": (BucketSettings(2),)}
+    fields |= {"preprocess": "tf"}
+    model = catalog.load(ModelSettings(**fields))
+    bucket = Bucket(2, 16, 16)
+    assert {part.split()[0] for part in model.lowerings.split(", ")} == MIXED
+    assert f"model it: lowered for XLA on a CPU: {model.lowerings}" in caplog.text
+    as_it_is = catalog.load(ModelSettings(**fields, disable_lowerings=tuple(Lowering)))
+    assert not as_it_is.lowerings
+    pixels = textures((4, 32), 16, seed=1).astype(np.int32).clip(-128, 127).astype(np.uint8) + np.uint8(128)
+    got, expected = (each.program.compile(Mode.XLA, bucket).executable(pixels)[0] for each in (model, as_it_is))
+    assert difference(expected[0], expected[1]) > 0.01
+    assert difference(got, expected) < TOLERANCE
