@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import keras_hub
 import numpy as np
@@ -47,20 +48,28 @@ CLASSIFIERS, DETECTORS, SEGMENTERS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+@pytest.fixture(scope="module", autouse=True)
+def built() -> Iterator[list[Any]]:
     """Makes every class small; returns the Keras models that are built from then on."""
-    for name, arguments in TINY.items():
-        monkeypatch.setitem(keras_hub_table.CLASSES, name, replace(keras_hub_table.CLASSES[name], arguments=arguments))
-    models = []
+    models: list[Any] = []
     build = keras_hub_models._built
 
     def remember(*arguments: Any) -> Any:
         models.append(build(*arguments))
         return models[-1]
 
-    monkeypatch.setattr(keras_hub_models, "_built", remember)
-    return models
+    with pytest.MonkeyPatch.context() as patch:
+        for name, arguments in TINY.items():
+            patch.setitem(keras_hub_table.CLASSES, name, replace(keras_hub_table.CLASSES[name], arguments=arguments))
+        patch.setattr(keras_hub_models, "_built", remember)
+        yield models
+
+
+@pytest.fixture
+def made(built: list[Any]) -> list[Any]:
+    """The Keras models that this test builds."""
+    built.clear()
+    return built
 
 
 def settings(name: str, **fields: Any) -> ModelSettings:
@@ -184,11 +193,26 @@ def save(made: list[Any], name: str, folder: Path, **fields: Any) -> Any:
     return task
 
 
-def test_a_classifiers_preset_answers_as_kerashubs_predict(made: list[Any], tmp_path: Path) -> None:
-    task = save(made, "ResNetImageClassifier", tmp_path, classes=5)
-    model = catalog.load(settings("ResNetImageClassifier", weights=str(tmp_path), input_size=None))
-    assert model.weights == tmp_path.name and model.buckets == (Bucket(BATCH, SIDE, SIDE),)
-    np.testing.assert_allclose(run(model)[0], tf.nn.softmax(task.predict(PIXELS, verbose=0)), atol=1e-5)
+class Preset(NamedTuple):
+    task: Any
+    folder: Path
+    predicted: NDArray[np.float32]
+    """KerasHub's logits of `PIXELS`."""
+
+
+@pytest.fixture(scope="module")
+def resnet(built: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Preset:
+    """A small classifier of five classes, saved as a preset."""
+    built.clear()
+    folder = tmp_path_factory.mktemp("resnet")
+    task = save(built, "ResNetImageClassifier", folder, classes=5)
+    return Preset(task, folder, task.predict(PIXELS, verbose=0))
+
+
+def test_a_classifiers_preset_answers_as_kerashubs_predict(resnet: Preset) -> None:
+    model = catalog.load(settings("ResNetImageClassifier", weights=str(resnet.folder), input_size=None))
+    assert model.weights == resnet.folder.name and model.buckets == (Bucket(BATCH, SIDE, SIDE),)
+    np.testing.assert_allclose(run(model, Mode.GRAPH)[0], tf.nn.softmax(resnet.predicted), atol=1e-5)
 
 
 @pytest.mark.slow
@@ -219,20 +243,20 @@ def test_a_preset_of_one_size_may_have_a_size_that_random_weights_may_not(
     assert model.buckets == (Bucket(BATCH, SIDE, SIDE),)
 
 
-def test_weights_come_from_a_file_and_are_what_runs(made: list[Any], keras_file: Callable[..., str]) -> None:
-    first = catalog.load(settings("ResNetImageClassifier", classes=5))
-    file = keras_file(made[0], "it.weights.h5")
-    second = catalog.load(settings("ResNetImageClassifier", classes=5, weights=file))
-    assert second.weights == "it.weights.h5"
-    np.testing.assert_allclose(run(first)[0], run(second)[0], atol=1e-6)
+def test_weights_come_from_a_file_and_are_what_runs(resnet: Preset, keras_file: Callable[..., str]) -> None:
+    file = keras_file(resnet.task, "it.weights.h5")
+    model = catalog.load(settings("ResNetImageClassifier", classes=5, weights=file))
+    assert model.weights == "it.weights.h5"
+    expected = tf.nn.softmax(resnet.task(pixels_for("ResNetImageClassifier"), training=False))
+    np.testing.assert_allclose(run(model, Mode.GRAPH)[0], expected, atol=1e-5)
 
 
-def test_a_file_of_kerashub_keeps_its_own_preprocessing(
-    made: list[Any], keras_file: Callable[..., str], tmp_path: Path
-) -> None:
-    task = save(made, "ResNetImageClassifier", tmp_path, classes=5)
-    model = catalog.load(ModelSettings(name="it", source=keras_file(task, "it.keras"), input_size=(SIDE, SIDE)))
-    np.testing.assert_allclose(run(model)[0], task.predict(PIXELS, verbose=0), atol=1e-4)
+def test_a_file_of_kerashub_keeps_its_own_preprocessing(resnet: Preset, keras_file: Callable[..., str]) -> None:
+    source = keras_file(resnet.task, "it.keras")
+    model = catalog.load(
+        ModelSettings(name="it", source=source, input_size=(SIDE, SIDE), buckets=(BucketSettings(BATCH),))
+    )
+    np.testing.assert_allclose(run(model, Mode.GRAPH)[0], resnet.predicted, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -282,12 +306,11 @@ def test_what_kerashub_cannot_do_fails_with_a_reason(model: ModelSettings, expec
     assert reason(model).startswith(expected)
 
 
-def test_a_preset_of_another_class_or_number_of_classes_fails_with_a_reason(made: list[Any], tmp_path: Path) -> None:
-    save(made, "ResNetImageClassifier", tmp_path, classes=5)
-    other = reason(settings("VGGImageClassifier", weights=str(tmp_path)))
-    assert other.startswith(f"weights: the preset in {tmp_path.name} can't be loaded as VGGImageClassifier: ")
-    assert str(tmp_path) not in other
-    assert reason(settings("ResNetImageClassifier", weights=str(tmp_path), classes=7)) == (
+def test_a_preset_of_another_class_or_number_of_classes_fails_with_a_reason(resnet: Preset) -> None:
+    other = reason(settings("VGGImageClassifier", weights=str(resnet.folder)))
+    assert other.startswith(f"weights: the preset in {resnet.folder.name} can't be loaded as VGGImageClassifier: ")
+    assert str(resnet.folder) not in other
+    assert reason(settings("ResNetImageClassifier", weights=str(resnet.folder), classes=7)) == (
         "classes: expected 5, as the preset has, got 7"
     )
 
@@ -304,17 +327,28 @@ def test_without_kerashub_its_sources_say_what_to_install(monkeypatch: pytest.Mo
     assert keras_hub_table.names() == ()
 
 
-def test_other_sources_do_not_load_kerashub() -> None:
-    program = """
+@pytest.mark.parametrize(
+    "source", [pytest.param("keras_cv:ResNet18", marks=pytest.mark.slow), "keras_hub:ResNetImageClassifier"]
+)
+def test_only_its_sources_load_kerashub_whatever_backend_is_configured(
+    source: str, tmp_path: Path
+) -> None:
+    (tmp_path / "keras.json").write_text('{"backend": "torch", "floatx": "float16"}')
+    program = f"""
 import sys
 from xlaserve.config import ModelSettings
 from xlaserve.models import catalog
 catalog.names()
 catalog.load(ModelSettings(name="it", source="builtin:digits"))
-print([name for name in ("keras", "keras_hub", "keras_cv") if name in sys.modules])
+print("loaded:", [name for name in ("keras", "keras_hub", "keras_cv") if name in sys.modules])
+print("task:", catalog.load(ModelSettings(name="it", source={source!r}, weights="random", input_size=(64, 64))).task)
 """
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines()[-1] == "['keras']"
+    environment = {**os.environ, "KERAS_HOME": str(tmp_path)}
+    environment.pop("KERAS_BACKEND", None)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    loaded, task = (line for line in ran.stdout.splitlines() if line.startswith(("loaded:", "task:")))
+    assert loaded == "loaded: ['keras']"
+    assert task.startswith("task: Classification(classes=1000")
 
 
 def test_a_preset_that_may_change_is_not_kept_in_a_compile_cache(tmp_path: Path) -> None:
