@@ -8,6 +8,9 @@ BUILD := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 PROCESSES := $(shell processors=$$(getconf _NPROCESSORS_ONLN); echo $$((processors < 4 ? processors + 1 : 4)))
 STUBS := proto/xlaserve_proto
 
+# Each file to one process, in the order in which they are collected.
+BY_FILE := --dist loadfile --no-loadscope-reorder
+
 .DEFAULT_GOAL := help
 .PHONY: help setup stubs reference pictures docs demo test test-fronts test-slow test-pages test-clients test-fleet image attack prove-loadtest prove-sockets check sbom hashes format bench bench-fronts bench-gpu bench-gpu-fronts bench-overload bench-peers bench-start bench-xla clean
 
@@ -45,10 +48,10 @@ test: setup ## Run the test suite
 	scripts/install_chromium.sh
 	scripts/install_package.sh prometheus prometheus promtool
 	scripts/install_helm.sh
-	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile -m "not slow and not fleet"
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) $(BY_FILE) -m "not slow and not fleet"
 
 test-fronts: setup ## Run integration tests against servers of two fronts
-	FRONTS=2 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile -m "not slow and not fleet" \
+	FRONTS=2 $(BIN)/python -m pytest --numprocesses $(PROCESSES) $(BY_FILE) -m "not slow and not fleet" \
 		$(patsubst %,tests/integration/test_%.py,limits overload access versions open_inference vision http shutdown slow_clients)
 
 test-slow: setup ## Run what `make test` leaves out: pods, every dashboard's queries, more pages and ends of servers

@@ -29,8 +29,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # never end (https://github.com/grpc/grpc/issues/43157).
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+_LONG = ("tests/integration/", "tests/server/models/", "tests/loadtest/")
+"""What is begun first, in this order: a long file that began last would run alone while other processors are idle."""
+
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _had_log_level = _LOG_LEVEL in os.environ
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        return next((place for place, folder in enumerate(_LONG) if item.nodeid.startswith(folder)), len(_LONG))
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish() -> None:
