@@ -163,8 +163,8 @@ def _of_maps(shown: str, name: str, channels: int, settings: ModelSettings, prob
     """Returns what maps `[n, height, width, channels]` are: class scores, or something else, such as features."""
     if settings.labels is not None or settings.classes == channels:
         return _Found("segmentation", f"the settings say which classes {shown} has")
-    if "softmax" in name.lower():
-        return _Found("segmentation", f"{shown} is named for a softmax")
+    if "softmax" in name.lower() or name in (*OUTPUT_NAMES["scores"], dict(settings.output_names).get("scores")):
+        return _Found("segmentation", f"{shown} is named for scores")
     if (sampled := probe()) is not None:
         maps = sampled.outputs[name]
         if are_probabilities(maps):

@@ -82,8 +82,10 @@ def test_a_map_is_of_classes_only_where_its_numbers_or_its_size_say_so(shape: Sh
     assert type(choose(shapes(it=shape), probed=values).task) is kind
 
 
-def test_a_map_that_is_named_for_a_softmax_is_of_classes() -> None:
+def test_a_map_that_is_named_for_scores_is_of_classes() -> None:
     assert choose(shapes(softmax_2=[None, 8, 6, 3])).task == Segmentation(3)
+    assert choose(shapes(scores=[None, 8, 6, 3])).task == Segmentation(3)
+    assert choose(shapes(it=[None, 8, 6, 3]), output_names={"scores": "it"}).task == Segmentation(3)
 
 
 def test_several_outputs_are_a_detection_where_their_names_and_shapes_say_so() -> None:

@@ -200,8 +200,6 @@ def sums(images: Any) -> Any:
          "width, 3], got float32 [None, 8, 8]"),
         (sums, [image(dtype=jnp.int32)], "source: expected an input of float32, float16, bfloat16 or uint8 [None, "
          "height, width, 3], got int32 [None, 8, 8, 3]"),
-        (lambda images: (images, sums(images)), [image()], "output_names: expected the name of the output to take for "
-         "scores, of output_0: float32 [None, 8, 8, 3]; output_1: float32 [None, 3]"),
         (lambda images: jnp.ones((1, 3)), [image(1)], "source: expected a function of images, got it.jax, which does "
          "not use its last input"),
         (lambda: jnp.ones((1, 3)), [], "source: expected a function of images, got it.jax, which does not use its last "
