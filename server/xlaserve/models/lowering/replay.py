@@ -24,6 +24,8 @@ PASSED_ON: Final = frozenset({"Identity", "IdentityN", "StopGradient", "PreventG
 OLD_CONTROL_FLOW: Final = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond"})
 """Operations of branches and loops in TensorFlow 1, which have cycles, and edges that order without data."""
 
+MOST_CONSTANT: Final = 64
+"""Numbers of a tensor from outside a graph that become a constant of the graph."""
 READ: Final = "ReadVariableOp"
 SOURCES: Final = frozenset({"Const", READ})
 """Operations that give numbers of the type that they are stored in."""
@@ -151,7 +153,7 @@ class Node:
             graph._add_function_recursive(function)
         copy = graph.create_op(
             self.kind,
-            [value.tensor for value in self.inputs],
+            [_in_graph(value.tensor) for value in self.inputs],
             [tf.float32 if self.is_widened and each.dtype in NARROW else each.dtype for each in self.operation.outputs],
             attrs=attributes,
             name=self.name,
@@ -217,6 +219,12 @@ def widened_cast(node: Node) -> tf.Tensor | None:
         return None
     images = node.inputs[0].tensor
     return images if images.dtype == tf.float32 else None
+
+
+def _in_graph(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns small numbers from outside the graph as constants: XLA has to know sizes when it compiles."""
+    is_outside = not tf.is_symbolic_tensor(tensor) and tensor.dtype != tf.resource
+    return tf.constant(tensor.numpy()) if is_outside and tensor.shape.num_elements() <= MOST_CONSTANT else tensor
 
 
 def _wide_tensor(tensor: tf.Tensor) -> tf.Tensor:

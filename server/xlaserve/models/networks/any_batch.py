@@ -39,7 +39,12 @@ def widened(function: Any, pixels: TensorShape) -> Call | None:
     def free(images: tf.Tensor) -> Raw:
         return named(structure, replay(function, partial(_reshaped, batch), images, keeps_shapes=False))
 
-    return free if takes_any(fixed, free, pixels) else None
+    try:
+        # A function of its own, as what is built again is so in a graph alone.
+        built = tf.function(free, autograph=False).get_concrete_function(_any(pixels))
+    except (TypeError, ValueError):
+        return None
+    return built if takes_any(fixed, built, pixels) else None
 
 
 def named(structure: Any, values: Any) -> dict[str, Any]:
@@ -57,9 +62,8 @@ def takes_any(fixed: Call, free: Call, pixels: TensorShape) -> bool:
     assert pixels.shape is not None
     batch, *image = pixels.shape
     assert batch is not None
-    spec = tf.TensorSpec((None, *image), pixels.dtype)
     try:
-        function = tf.function(free, autograph=False).get_concrete_function(spec)
+        function = tf.function(free, autograph=False).get_concrete_function(_any(pixels))
         outputs = tf.nest.flatten(function.structured_outputs)
         if any(output.shape.rank == 0 or (output.shape.rank and output.shape[0] is not None) for output in outputs):
             return False
@@ -76,14 +80,21 @@ def takes_any(fixed: Call, free: Call, pixels: TensorShape) -> bool:
         return False
 
 
+def _any(pixels: TensorShape) -> tf.TensorSpec:
+    assert pixels.shape is not None
+    return tf.TensorSpec((None, *pixels.shape[1:]), pixels.dtype)
+
+
 def _reshaped(batch: int, node: Node) -> tf.Tensor | None:
     """Replaces what makes of images a shape that begins with `batch`, a constant, by what makes any number of rows."""
     if node.kind != "Reshape" or (shape := node.inputs[1].known) is None:
         return None
     images = node.inputs[0].tensor
     first, *others = shape.numpy().tolist() or [None]
-    if first != batch or images.shape.rank is None or images.shape[0] is not None:
+    if first != batch or images.shape.rank in (None, 0) or images.shape[0] == batch:
         return None
+    if images.shape.is_fully_defined() and -1 not in others and images.shape.num_elements() == math.prod(shape.numpy()):
+        return None  # it is not of images
     if -1 in others:
         sides = images.shape[1:]
         if not sides.is_fully_defined():

@@ -260,7 +260,7 @@ class Paired(tf.Module):
         return {"sums": tf.reduce_sum(photo, axis=(1, 2)) + tf.constant([[1.0], [2.0]])}
 
 
-@pytest.mark.parametrize("mode", [Mode.XLA, Mode.GRAPH])
+@pytest.mark.parametrize("mode", [Mode.XLA, Mode.GRAPH, Mode.EAGER])
 def test_what_was_exported_for_one_batch_size_runs_in_others_too(tmp_path: Path, mode: Mode) -> None:
     module = Paired()
     tf.saved_model.save(module, str(tmp_path / "pair"), signatures=module.rows.get_concrete_function(PAIR))
@@ -269,6 +269,8 @@ def test_what_was_exported_for_one_batch_size_runs_in_others_too(tmp_path: Path,
     images = np.concatenate([PIXELS, PIXELS[:1]])
     (scores,) = model.program.compile(mode, Bucket(3, 6, 5)).executable(images)
     np.testing.assert_allclose(scores, images.sum(axis=(1, 2)) * 0.5, rtol=1e-6)
+    assert model.reference is not None
+    np.testing.assert_allclose(model.reference(images)[0], scores, rtol=1e-6)
 
 
 @pytest.mark.parametrize("function", ["mean", "fixed"])
