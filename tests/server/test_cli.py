@@ -11,11 +11,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.server.conftest import CommandLine
 
 from xlaserve import __version__, cli, config
 from xlaserve.commands.subject import model_settings
@@ -25,7 +26,6 @@ TIMEOUT_S = 60
 NOOP = "[{name: noop, source: 'builtin:noop', buckets: [1, 2], modes: [xla, graph]}]"
 # Without TensorFlow, which takes seconds to import.
 BROKEN = "[{name: broken, source: 'builtin:noop', weights: other}]"
-Usage = Callable[..., tuple[int, str, str]]
 COMMAND = (sys.executable, "-m", "xlaserve")
 ANY_PORTS = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
 NO_TEMPORARY_FOLDER = """
@@ -96,28 +96,28 @@ def test_a_server_serves_and_stops_with_standard_files_closed(tmp_path: Path, cl
 # Configuration.
 
 
-def test_the_configuration_that_is_shown_is_one_that_can_be_read(tmp_path: Path) -> None:
-    shown = xlaserve("config", "--show", "--models", NOOP, "--grpc-port", 9001, "--no-reflection")
+def test_the_configuration_that_is_shown_is_one_that_can_be_read(tmp_path: Path, command_line: CommandLine) -> None:
+    shown = command_line("config", "--show", "--models", NOOP, "--grpc-port", 9001, "--no-reflection")
     assert shown.returncode == 0, shown.stderr
     assert shown.stderr == ""
     values = yaml.safe_load(shown.stdout)
     assert (values["grpc_port"], values["reflection"], values["models"][0]["name"]) == (9001, False, "noop")
     file = tmp_path / "config.yaml"
     file.write_text(shown.stdout)
-    assert xlaserve("config", "--show", "--config", file).stdout == shown.stdout
+    assert command_line("config", "--show", "--config", file).stdout == shown.stdout
 
 
-def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path) -> None:
+def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path, command_line: CommandLine) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(f"{{grpc_port: 1, http_port: 2, lanes: 3, log_level: error, models: {NOOP}}}")
     env = {"XLASERVE_HTTP_PORT": "20", "XLASERVE_LANES": "30", "XLASERVE_CONFIG": str(file)}
-    values = yaml.safe_load(xlaserve("config", "--show", "--lanes", "200", env=env).stdout)
+    values = yaml.safe_load(command_line("config", "--show", "--lanes", "200", env=env).stdout)
     assert (values["grpc_port"], values["http_port"], values["lanes"]) == (1, 20, 200)
     assert values["log_level"] == "error"
 
 
-def test_without_show_the_configuration_is_only_checked() -> None:
-    done = xlaserve("config")
+def test_without_show_the_configuration_is_only_checked(command_line: CommandLine) -> None:
+    done = command_line("config")
     assert (done.returncode, done.stderr) == (0, "")
     assert "valid" in done.stdout
 
@@ -132,14 +132,16 @@ def test_without_show_the_configuration_is_only_checked() -> None:
     ],
 )
 def test_a_wrong_configuration_is_refused_with_the_field_and_the_value(
-    arguments: list[str], env: dict[str, str], says: tuple[str, ...]
+    arguments: list[str], env: dict[str, str], says: tuple[str, ...], command_line: CommandLine
 ) -> None:
-    assert_refused(xlaserve("config", *arguments, env=env), *says)
+    assert_refused(command_line("config", *arguments, env=env), *says)
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_the_help_of_serve_explains_every_field_with_its_choices_and_its_default(columns: int) -> None:
-    shown = xlaserve("serve", "--help", env={"COLUMNS": str(columns)}).stdout
+def test_the_help_of_serve_explains_every_field_with_its_choices_and_its_default(
+    columns: int, command_line: CommandLine
+) -> None:
+    shown = command_line("serve", "--help", env={"COLUMNS": str(columns)}).stdout
     explained = [line for line in shown.splitlines() if line.startswith(" " * 8)]
     assert columns - 5 < max(map(len, explained)) <= columns
     for name in config.Settings.model_fields:
@@ -166,17 +168,21 @@ def test_the_help_of_serve_explains_every_field_with_its_choices_and_its_default
 
 
 @pytest.mark.parametrize("command", ["config", "serve", "warm"])
-def test_files_that_are_not_there_are_refused_before_anything_is_loaded(command: str, tmp_path: Path) -> None:
+def test_files_that_are_not_there_are_refused_before_anything_is_loaded(
+    command: str, tmp_path: Path, command_line: CommandLine
+) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("models: [{name: a, source: 'builtin:noop'}, {name: b, source: b.keras, labels: b.txt}]")
-    done = xlaserve(command, "--config", file)
+    done = command_line(command, "--config", file)
     assert_refused(done, f"model b: source: expected an existing path, got {tmp_path / 'b.keras'}", "model b: labels: ")
     assert "loading" not in done.stderr
 
 
 @pytest.mark.parametrize("command", ["explain", "profile", "check"])
-def test_a_model_of_a_configuration_that_was_not_named_is_said_to_need_it(command: str) -> None:
-    assert_refused(xlaserve(command, "mine"), "got mine; --config names the file that configures others")
+def test_a_model_of_a_configuration_that_was_not_named_is_said_to_need_it(
+    command: str, command_line: CommandLine
+) -> None:
+    assert_refused(command_line(command, "mine"), "got mine; --config names the file that configures others")
 
 
 def test_a_folder_is_a_source_by_its_bare_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,31 +216,17 @@ def test_a_server_without_tensorflow_takes_no_temporary_folder(without_temporary
 # Usage.
 
 
-@pytest.fixture
-def usage(capsys: pytest.CaptureFixture[str]) -> Usage:
-    """Runs a command that ends where its arguments are read, in this process: exit status, stdout and stderr."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            cli.main(arguments)
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, *capsys.readouterr()
-
-    return run
-
-
-@pytest.mark.parametrize("command", [(), ("serve",)])
-def test_help_is_printed(command: tuple[str, ...]) -> None:
-    done = xlaserve(*command, "--help")
+def test_help_is_printed() -> None:
+    done = xlaserve("--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"usage: {' '.join(('xlaserve', *command))}")
+    assert done.stdout.startswith("usage: xlaserve")
 
 
 @pytest.mark.parametrize("command", [command.name for command in cli.COMMANDS])
-def test_every_command_has_help(command: str, usage: Usage) -> None:
-    status, shown, said = usage(command, "--help")
-    assert (status, said) == (0, "")
-    assert shown.startswith(f"usage: xlaserve {command} ")
+def test_every_command_has_help(command: str, command_line: CommandLine) -> None:
+    done = command_line(command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: xlaserve {command} ")
 
 
 @pytest.mark.parametrize(
@@ -253,22 +245,21 @@ def test_every_command_has_help(command: str, usage: Usage) -> None:
     ],
 )
 def test_a_command_has_flags_for_the_settings_that_concern_it(
-    command: str, takes: set[str], others: set[str], usage: Usage
+    command: str, takes: set[str], others: set[str], command_line: CommandLine
 ) -> None:
-    _, help_text, _ = usage(command, "--help")
-    shown = set(re.findall(r"--[a-z0-9-]+", help_text))
+    shown = set(re.findall(r"--[a-z0-9-]+", command_line(command, "--help").stdout))
     assert {f"--{name.replace('_', '-')}" for name in takes} <= shown
     assert not {f"--{name.replace('_', '-')}" for name in others} & shown
     assert ("--config" in shown) == bool(takes)
 
 
-def test_a_command_without_settings_reads_no_configuration() -> None:
-    done = xlaserve("key", "shop", env={"XLASERVE_GRPC_PORT": "none"})
+def test_a_command_without_settings_reads_no_configuration(command_line: CommandLine) -> None:
+    done = command_line("key", "shop", env={"XLASERVE_GRPC_PORT": "none"})
     assert (done.returncode, done.stdout[:4]) == (0, "xla_")
 
 
-def test_the_version_is_printed() -> None:
-    assert xlaserve("--version").stdout == f"{__version__}\n"
+def test_the_version_is_printed(command_line: CommandLine) -> None:
+    assert command_line("--version").stdout == f"{__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -283,11 +274,11 @@ def test_the_version_is_printed() -> None:
     ],
 )
 def test_wrong_usage_is_one_line_that_says_where_help_is(
-    arguments: tuple[str, ...], command: str, says: str, usage: Usage
+    arguments: tuple[str, ...], command: str, says: str, command_line: CommandLine
 ) -> None:
-    status, shown, said = usage(*arguments)
-    assert (status, shown) == (2, "")
-    (line,) = said.splitlines()
+    done = command_line(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
     assert line.startswith(f"{command}: error: ")
     assert says in line
     assert line.endswith(f"; see {command} --help")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.server.conftest import CommandLine
 
 from xlaserve.inspection import hlo
 
@@ -52,23 +53,33 @@ def test_what_each_layer_takes_in_openvino_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "says"),
+    ("arguments", "says"),
     [
-        (("unheard",), 1, "expected a configured model (digits) or a source such as"),
-        (("builtin:noop",), 1, "which XLA does not compile"),
-        (
-            ("digits", "--mode", "openvino", "--stage", "hlo"),
-            1,
-            "--stage: expected --mode xla with it, got --mode openvino",
-        ),
-        (("digits", "--bucket", "2x"), 2, "expected 8 or 8x224x224, got 2x"),
-        (("digits", "--bucket", "0"), 2, "expected 8 or 8x224x224, got 0"),
-        (("digits", "--peak-gflops", "nan"), 2, "expected a number greater than 0, got 'nan'"),
-        (("digits", "--out", "/dev/null/out"), 1, "--out: expected a folder to write to, got /dev/null/out"),
+        (("unheard",), "expected a configured model (digits) or a source such as"),
+        (("builtin:noop",), "which XLA does not compile"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line_before_any_work(arguments: tuple[str, ...], status: int, says: str) -> None:
+def test_a_model_that_can_not_be_explained_is_refused_in_a_line(arguments: tuple[str, ...], says: str) -> None:
     done = explain(*arguments)
+    assert done.returncode == 1
+    assert says in done.stderr.splitlines()[-1]
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (("--mode", "openvino", "--stage", "hlo"), 1, "--stage: expected --mode xla with it, got --mode openvino"),
+        (("--bucket", "2x"), 2, "expected 8 or 8x224x224, got 2x"),
+        (("--bucket", "0"), 2, "expected 8 or 8x224x224, got 0"),
+        (("--peak-gflops", "nan"), 2, "expected a number greater than 0, got 'nan'"),
+        (("--out", "/dev/null/out"), 1, "--out: expected a folder to write to, got /dev/null/out"),
+    ],
+)
+def test_options_that_can_not_be_used_are_refused_in_a_line(
+    arguments: tuple[str, ...], status: int, says: str, command_line: CommandLine
+) -> None:
+    done = command_line("explain", "digits", *arguments)
     assert done.returncode == status
     assert says in done.stderr.splitlines()[-1]
     assert done.stdout == ""
