@@ -22,8 +22,9 @@ settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
 
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and what they start as well.
+# A shell that starts the tests in the background, and nohup, have them ignore these, and what they start as well.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # As the load tester does for itself, before anything imports gRPC: where gRPC takes part in forks, starting a child may
 # never end (https://github.com/grpc/grpc/issues/43157).

@@ -30,6 +30,8 @@ from xlaserve_loadtest.targets.embedded import EmbeddedServer
 UsePuppet = Callable[..., None]
 Loadtest = Callable[..., "Ran"]
 
+ALONE = ("--equality-images", "0")
+"""No request is sent alone first, for the answers under load to be compared with."""
 QUICK = ("--duration", "0.4", "--warmup", "0.05", "--deadline", "0.5")
 
 
@@ -197,7 +199,7 @@ def test_running_servers_are_compared_as_arms(
     ran = whole_loadtest(
         *("--arm", f"ours={ours}", "--arm", f"theirs={theirs},mode=xla", "--baseline", "theirs"),
         *("--duration", duration, "--warmup", "0.2", "--concurrency", "4", "--deadline", "5"),
-        *("--equality-images", "4"),
+        *ALONE,
     )
     assert ran.status == 0
     assert [(arm.name, arm.mode, arm.target, arm.is_control_of) for arm in ran.run.header.arms] == [
@@ -323,7 +325,7 @@ def test_latencies_that_a_puppet_injects_come_out_within_one_percent(
     # Seven in ten take 1 s, a quarter 2 s, the rest 3 s.
     log = tmp_path / "log"
     target = start_puppet("--delays-s", "1", "2", "3", "--answer-log", str(log))
-    ran = loadtest(*("--mode", "xla", "--rate", "80", "--target", target, "--duration", "7", "--deadline", "9"))
+    ran = loadtest(*("--mode", "xla", "--rate", "80", "--target", target, "--duration", "4", "--deadline", "9"), *ALONE)
     assert ran.status == 0
     rows = np.sort(ran.run.requests, order="start_ns")
     answers = np.loadtxt(log, dtype=np.int64)
@@ -392,7 +394,7 @@ def test_a_target_that_goes_wrong_is_counted_and_reported(
 def test_an_open_loop_reports_its_goodput(loadtest: Loadtest, embedded_puppet: UsePuppet) -> None:
     embedded_puppet("--delay-s", "0.2")
     options = ("--mode", "xla", "--rate", "50", "--slo", "p99<100ms", "--fail-if", "goodput<1%")
-    ran = loadtest(*options, "--distinct", quick=("--duration", "0.5", "--warmup", "0.1"))
+    ran = loadtest(*options, *ALONE, "--distinct", quick=("--duration", "0.5", "--warmup", "0.1"))
     assert ran.status == 3
     assert not ran.run.failures
     assert "0.0% within 100 ms" in " ".join(ran.out.split())
@@ -513,7 +515,7 @@ def test_compilations_that_requests_waited_for_are_told_from_those_beside_traffi
     loadtest: Loadtest, embedded_puppet: UsePuppet, flag: str, counted: tuple[int, int], words: str
 ) -> None:
     embedded_puppet(flag, "20")
-    ran = loadtest("--mode", "xla", "--equality-images", "0")
+    ran = loadtest("--mode", "xla", *ALONE)
     (block,) = ran.run.blocks
     counters = required(block.counters)
     assert (counters.compilations, counters.serving_compilations) == counted
@@ -574,7 +576,7 @@ def test_a_closed_loop_in_which_every_request_failed_meets_its_condition_in_ever
 def test_an_arm_whose_first_requests_fail_keeps_its_blocks(loadtest: Loadtest, start_puppet: StartPuppet) -> None:
     arms = {"a": start_puppet("--fail-first", "8"), "b": start_puppet()}
     ran = loadtest(
-        *("--concurrency", "4", "--equality-images", "0"),
+        *("--concurrency", "4", *ALONE),
         *(f"--arm={name}={target},mode=xla" for name, target in arms.items()),
     )
     assert (ran.status, ran.end.complete) == (0, True)
@@ -632,7 +634,7 @@ def test_errors_are_allowed_by_a_condition_on_them_and_not_by_one_on_speed(
     loadtest: Loadtest, start_puppet: StartPuppet
 ) -> None:
     target = start_puppet("--fail-every", "3")
-    options = ("--target", target, "--mode", "xla", "--equality-images", "0", "--concurrency", "4")
+    options = ("--target", target, "--mode", "xla", *ALONE, "--concurrency", "4")
     failing = loadtest(*options, "--fail-if", "verdict=slower")
     assert failing.status == 3
     assert "loadtest: default --fail-if errors>0: xla, 4 at a time: " in failing.err
@@ -685,7 +687,7 @@ def test_right_answers_under_load_are_compared_and_no_error(loadtest: Loadtest, 
     assert ran.status == 0
     (block,) = ran.run.blocks
     assert block.generator.compared > block.generator.differing == 0
-    ran = loadtest("--mode", "xla", "--target", start_puppet(), "--equality-images", "0")
+    ran = loadtest("--mode", "xla", "--target", start_puppet(), *ALONE)
     assert (ran.status, ran.run.blocks[0].generator.compared) == (0, 0)
     assert "were not compared with what the same request got alone" in " ".join(ran.out.split())
 
