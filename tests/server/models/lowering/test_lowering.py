@@ -273,9 +273,7 @@ def named(network: Any) -> set[str]:
 def test_each_lowering_is_switched_off_by_its_name() -> None:
     model = mixed()
     for name in MIXED:
-        off = keras_models.network(
-            model, settings(disable_lowerings=(name,)), preprocessing="none", weights="random"
-        )
+        off = keras_models.network(model, settings(disable_lowerings=(name,)), preprocessing="none", weights="random")
         assert named(off) == MIXED - {name}
 
 
@@ -285,9 +283,7 @@ def test_nothing_is_lowered_where_nothing_is_asked_for(fields: dict[str, Any]) -
     assert named(network) == set()
 
 
-def test_a_saved_model_is_lowered_as_the_keras_model_would_be(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_saved_model_is_lowered_as_the_keras_model_would_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     keras.utils.set_random_seed(3)
     keras_model = mixed()

@@ -330,9 +330,7 @@ def test_without_kerashub_its_sources_say_what_to_install(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     "source", [pytest.param("keras_cv:ResNet18", marks=pytest.mark.slow), "keras_hub:ResNetImageClassifier"]
 )
-def test_only_its_sources_load_kerashub_whatever_backend_is_configured(
-    source: str, tmp_path: Path
-) -> None:
+def test_only_its_sources_load_kerashub_whatever_backend_is_configured(source: str, tmp_path: Path) -> None:
     (tmp_path / "keras.json").write_text('{"backend": "torch", "floatx": "float16"}')
     program = f"""
 import sys

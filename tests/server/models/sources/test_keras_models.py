@@ -129,9 +129,7 @@ def test_preprocess_overrides_the_familys() -> None:
     assert np.abs(other - by_family).max() > 1e-5
 
 
-def test_imagenet_weights_come_with_names(
-    monkeypatch: pytest.MonkeyPatch, small_application: list[str | None]
-) -> None:
+def test_imagenet_weights_come_with_names(monkeypatch: pytest.MonkeyPatch, small_application: list[str | None]) -> None:
     names = tuple(f"class {i}" for i in range(1000))
     monkeypatch.setattr("xlaserve.models.labels.imagenet", lambda: names)
     model = catalog.load(from_file("keras.applications:MobileNet"))
