@@ -10,7 +10,7 @@ from __future__ import annotations
 from xlaserve.config.bucket_settings import AutoBuckets, Bucket, BucketSettings
 from xlaserve.config.built_in_models import BUILTIN_MODELS
 from xlaserve.config.files import CONFIG_FILE_VARIABLE, ENV_PREFIX, check_files, dump, load
-from xlaserve.config.image_settings import Decoding, Fit, Grey16, PixelRange, Window
+from xlaserve.config.image_settings import Color, Decoding, Fit, Grey16, Layout, PixelRange, Window
 from xlaserve.config.model_settings import ModelSettings
 from xlaserve.config.modes import Lowering, Mode, Precision
 from xlaserve.config.output_settings import Activation, BoxFormat, OutputRole, OutputSettings, TaskName
@@ -28,9 +28,11 @@ __all__ = [
     "BoxFormat",
     "Bucket",
     "BucketSettings",
+    "Color",
     "Decoding",
     "Fit",
     "Grey16",
+    "Layout",
     "Lowering",
     "Mode",
     "ModelSettings",

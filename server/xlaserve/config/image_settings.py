@@ -1,4 +1,4 @@
-"""Choices of how images become a model's pixels: decoding, fit, range, and grey images of 16 bits."""
+"""Choices of how images become a model's pixels: decoding, fit, colour, layout, range, and grey images of 16 bits."""
 
 from __future__ import annotations
 
@@ -28,6 +28,34 @@ class Decoding(StrEnum):
     """Every pixel."""
     FAST = "fast"
     """To a half, a quarter or an eighth of the sides by the decoder itself, where more than enough pixels remain."""
+
+
+class Color(StrEnum):
+    """The channels of a model's pixels, to which encoded images are converted."""
+
+    GREY = "grey"
+    """Luma of ITU-R 601-2: 0.299 red + 0.587 green + 0.114 blue, as Pillow's mode L."""
+    RGB = "rgb"
+    BGR = "bgr"
+    """Blue first, as OpenCV has it."""
+    RGBA = "rgba"
+    """Opacity last; an image without it is opaque."""
+    YUV = "yuv"
+    """Luma and two differences of colour around 128, as OpenCV's BGR2YUV."""
+
+    @property
+    def channels(self) -> int:
+        """Number of channels."""
+        return {Color.GREY: 1, Color.RGBA: 4}.get(self, 3)
+
+
+class Layout(StrEnum):
+    """The place of the channels among the axes of a model's image input."""
+
+    CHANNELS_LAST = "channels_last"
+    """`[n, height, width, channels]`."""
+    CHANNELS_FIRST = "channels_first"
+    """`[n, channels, height, width]`."""
 
 
 class Grey16(StrEnum):

@@ -7,6 +7,8 @@ The decoded pixels are part of the API, since they change a model's answers:
 - Turned upright as its EXIF says, or its XMP where that has no orientation (`orientation`).
 - RGB: transparency is dropped, not blended; grey, palette and CMYK images are converted; of 16 bits the upper 8 stay,
   unless the model says otherwise for grey ones (`config.Grey16`). Colour profiles are not applied.
+- Or what else the model takes (`config.Color`): grey as Pillow's mode L (ITU-R 601-2 luma, rounded) and RGBA, both
+  converted before they are resized; BGR and OpenCV's YUV, of what has become of RGB in the end.
 - Brought to the model's size by the model's policy (`config.Fit`): stretched, letterboxed or padded. Pixels are resized
   by bilinear interpolation with antialiasing: each output pixel weighs all the input pixels under it (Pillow's
   BILINEAR, which is the reference). An image that already has the size is left as it is.
@@ -32,10 +34,11 @@ from PIL.ImageFile import ImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from xlaserve.config import Decoding, Grey16, PixelRange, Settings, Window
+from xlaserve.config import Color, Decoding, Grey16, PixelRange, Settings, Window
 from xlaserve.errors import ImageTooLarge, InvalidArgument, InvalidImage, RequestError
 from xlaserve.images.file_kinds import kind_of
 from xlaserve.images.frame import Frame
+from xlaserve.images.image_input import RGB, ImageInput
 from xlaserve.images.jpeg import JpegFile, Region
 from xlaserve.images.orientation import TURNS, orientation
 
@@ -57,6 +60,8 @@ GREY16_WARNING: Final = (
 
 _MAX_NAMED: Final = 8
 """Images that a warning names."""
+_MODES: Final = {Color.GREY: "L", Color.RGBA: "RGBA"}
+"""Pillow's mode of the colours that pictures are converted to before they are resized; RGB for the others."""
 _FAST_SCALE: Final = 2
 """The least ratio of a reduced image's sides to those that it is then resized to."""
 
@@ -80,7 +85,7 @@ class Decoded(NamedTuple):
     """An image as the model sees it."""
 
     pixels: NDArray[np.uint8]
-    """RGB, `[height, width, 3]` of the model's input; read-only."""
+    """`[height, width, channels]` of the model's input and colours; read-only."""
     frame: Frame
     """The place of the original image in the pixels."""
     warning: str = ""
@@ -126,9 +131,10 @@ def decode(
     hold: Hold = nullcontext,
     decoding: Decoding = Decoding.EXACT,
     *,
+    color: Color = Color.RGB,
     grey16: Grey16 | Window | None = None,
 ) -> Decoded:
-    """Returns the image as RGB pixels of the size that `place` gives it.
+    """Returns the image as pixels of `color`, and of the size that `place` gives it.
 
     Holds the bytes that decoding takes at its peak, once the header is read and before any pixel is allocated. Raises
     InvalidImage for anything but a whole JPEG, PNG or WebP image, ImageTooLarge before that, and the errors of `place`.
@@ -143,29 +149,35 @@ def decode(
         turn = orientation(image.info)  # which a PNG may hold behind its pixels
         frame, size = _placed(width, height, turn, place)
         is_grey16 = image.mode == "I;16"
-        pixels = Image.fromarray(_levels(np.asarray(image), grey16)) if is_grey16 else _to_grey_or_rgb(image)
+        mode = _MODES.get(color, "RGB")
+        opened = Image.fromarray(_levels(np.asarray(image), grey16)) if is_grey16 else image
+        pixels = _to_grey_or(mode, opened)
         if pixels.size != size:
             pixels = pixels.resize(size, Image.Resampling.BILINEAR, box)
         if turn in TURNS:
             pixels = pixels.transpose(TURNS[turn])
-        pixels = pixels.convert("RGB")
+        pixels = pixels.convert(mode)
         if not frame.covers_input:
-            canvas = Image.new("RGB", (frame.input_width, frame.input_height), (frame.border,) * 3)
+            border = (*(frame.border,) * min(3, color.channels), 255)[: color.channels]
+            canvas = Image.new(mode, (frame.input_width, frame.input_height), border)
             canvas.paste(pixels, (frame.left, frame.top))
             pixels = canvas
-        return Decoded(np.asarray(pixels), frame, GREY16_WARNING if is_grey16 and grey16 is None else "")
+        warning = GREY16_WARNING if is_grey16 and grey16 is None else ""
+        return Decoded(_colored(np.asarray(pixels), color), frame, warning)
 
 
-def check_pixels(array: NDArray[np.generic], pixel_range: PixelRange = PixelRange.LEVELS) -> NDArray[np.uint8]:
-    """Returns pixels `[n, height, width, 3]` as uint8: uint8 as it is, others copied, float16 and float32 rounded.
+def check_pixels(
+    array: NDArray[np.generic], pixel_range: PixelRange = PixelRange.LEVELS, image: ImageInput = RGB
+) -> NDArray[np.uint8]:
+    """Returns pixels as uint8 `[n, height, width, channels]`: uint8 as it is, others copied, float16 and float32
+    rounded.
 
-    `pixel_range` applies to float16 and float32; other types are from 0 to 255.
+    `pixel_range` applies to float16 and float32; other types are from 0 to 255. `image` is the input that they are for.
 
     Raises InvalidArgument for another shape or type, for no images, for values out of their range, and for floats that
     are said to be from 0 to 255 but hold fractions of at most 1: every image would be black.
     """
-    if array.ndim != 4 or array.shape[3] != 3 or array.size == 0:
-        raise InvalidArgument("pixels", "shape [n, height, width, 3] of at least one pixel", list(array.shape))
+    array = image.arranged(array)
     if array.dtype == np.uint8:
         return array.view(np.uint8)
     if array.dtype == np.float16:
@@ -320,12 +332,37 @@ def _placed(width: int, height: int, turn: int, place: Place) -> tuple[Frame, tu
     return frame, fitted if is_sideways else fitted[::-1]
 
 
-def _to_grey_or_rgb(image: Image.Image) -> Image.Image:
-    """Returns the image in mode L, which is cheaper to resize, or RGB."""
-    if image.mode in ("L", "RGB"):
+def _to_grey_or(mode: str, image: Image.Image) -> Image.Image:
+    """Returns the image in `mode`, or in mode L, which is cheaper to resize, where it is grey and opaque."""
+    if image.mode == mode or (image.mode == "L" and mode == "RGB"):
         return image
-    image.info.pop("transparency", None)  # else Pillow looks for a place to keep it
-    return image.convert("RGB")
+    if mode != "RGBA":
+        image.info.pop("transparency", None)  # else Pillow looks for a place to keep it
+    return image.convert(mode)
+
+
+def _colored(pixels: NDArray[np.uint8], color: Color) -> NDArray[np.uint8]:
+    """Returns `[height, width, channels]` of `color`, of Pillow's pixels."""
+    match color:
+        case Color.GREY:
+            return pixels[:, :, np.newaxis]
+        case Color.BGR:
+            return pixels[:, :, ::-1]
+        case Color.YUV:
+            return _yuv(pixels)
+        case Color.RGB | Color.RGBA:
+            return pixels
+
+
+def _yuv(rgb: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Returns the levels that OpenCV's BGR2YUV gives, which computes with 14 bits behind the point."""
+    half = 1 << 13
+    red, green, blue = (rgb[:, :, channel].astype(np.int32) for channel in range(3))
+    luma = (4899 * red + 9617 * green + 1868 * blue + half) >> 14
+    differences = (
+        ((other - luma) * factor + (128 << 14) + half) >> 14 for other, factor in ((blue, 8061), (red, 14369))
+    )
+    return np.clip(np.stack([luma, *differences], axis=2), 0, 255).astype(np.uint8)
 
 
 def _levels(values: NDArray[np.uint16], grey16: Grey16 | Window | None) -> NDArray[np.uint8]:

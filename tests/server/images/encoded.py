@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from xlaserve.config import Fit
+from xlaserve.config import Color, Fit
 from xlaserve.images import decoder as image_module
 from xlaserve.images.decoder import Decoded, ImageLimits
 from xlaserve.images.frame import place
@@ -36,8 +36,11 @@ def encode(image: Image.Image, format: str = "PNG", **options: object) -> bytes:
     return file.getvalue()
 
 
-def decode_and_place(data: bytes, *, height: int, width: int, fit: Fit, limits: ImageLimits = LIMITS) -> Decoded:
-    return image_module.decode(data, partial(place, input_height=height, input_width=width, fit=fit), limits)
+def decode_and_place(
+    data: bytes, *, height: int, width: int, fit: Fit, limits: ImageLimits = LIMITS, color: Color = Color.RGB
+) -> Decoded:
+    where = partial(place, input_height=height, input_width=width, fit=fit)
+    return image_module.decode(data, where, limits, color=color)
 
 
 def decode(data: bytes, *, height: int, width: int, limits: ImageLimits) -> NDArray[np.uint8]:

@@ -1,0 +1,85 @@
+"""A model's image input: how many channels its pixels have, what they mean, and how clients may lay them out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlaserve.config import Color
+from xlaserve.errors import InvalidArgument
+
+Axes = Literal["NHWC", "NCHW", "NHW"]
+"""The axes of an image tensor: batch, height, width and channels."""
+
+_FIRST_TO_LAST: Final = (0, 2, 3, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInput:
+    """The image input of a model. Queues and programs have its pixels as uint8 `[n, height, width, channels]`."""
+
+    channels: int = 3
+    color: Color | None = Color.RGB
+    """The meaning of the channels, to which encoded images are converted; None where only pixels are taken."""
+    axes: Axes = "NHWC"
+    """The axes that the model itself declares, which metadata show. Clients may send NHWC to any model."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Numbers of axes that pixels of a request may have."""
+        return (3, 4) if self.channels == 1 else (4,)
+
+    def shape(self, images: int, height: int, width: int) -> tuple[int, ...]:
+        """Returns the shape of pixels as the model declares them."""
+        match self.axes:
+            case "NHWC":
+                return images, height, width, self.channels
+            case "NCHW":
+                return images, self.channels, height, width
+            case "NHW":
+                return images, height, width
+
+    def text(self, height: int | str = "height", width: int | str = "width") -> str:
+        """Returns the shape of pixels in words: `[n, height, width, 3]`."""
+        sides = {"N": "n", "H": str(height), "W": str(width), "C": str(self.channels)}
+        return f"[{', '.join(sides[axis] for axis in self.axes)}]"
+
+    def arranged_shape(self, shape: Sequence[int]) -> tuple[int, int, int, int]:
+        """Returns the shape `[n, height, width, channels]` of pixels that a request has in `shape`.
+
+        Raises InvalidArgument where they are not of this input.
+        """
+        match tuple(shape), self._is_first(shape):
+            case (images, _, height, width), True:
+                return images, height, width, self.channels
+            case (images, height, width, channels), False if channels == self.channels:
+                return images, height, width, channels
+            case (images, height, width), False if self.channels == 1:
+                return images, height, width, 1
+        raise InvalidArgument("pixels", f"shape {self.text()} of at least one pixel", list(shape))
+
+    def is_arranged(self, shape: Sequence[int]) -> bool:
+        """Whether pixels of `shape` need not be copied to have their channels last."""
+        return self.channels == 1 or not self._is_first(shape)
+
+    def arranged(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        """Returns the pixels of a request as `[n, height, width, channels]`: a view, or a copy where the channels came
+        first. Raises InvalidArgument where they are not of this input, or there are none."""
+        shape = self.arranged_shape(pixels.shape)
+        if pixels.size == 0:
+            raise InvalidArgument("pixels", f"shape {self.text()} of at least one pixel", list(pixels.shape))
+        if self.is_arranged(pixels.shape):
+            return pixels.reshape(shape)
+        return np.ascontiguousarray(pixels.transpose(_FIRST_TO_LAST))
+
+    def _is_first(self, shape: Sequence[int]) -> bool:
+        """Whether pixels of `shape` have their channels first, which only a model that declares them so takes."""
+        return self.axes == "NCHW" and len(shape) == len("NCHW") and shape[1] == self.channels
+
+
+RGB: Final = ImageInput()
+"""The image input of most models."""
