@@ -16,6 +16,7 @@ from xlaserve.engine.batching.lanes import Lanes, Share
 from xlaserve.engine.batching.worker import Batch, Run, Worker, gather
 from xlaserve.engine.program import Compilation, Images, Outputs, run_batch
 from xlaserve.engine.request import Result
+from xlaserve.images.image_input import RGB
 from xlaserve.models.task import Task
 from xlaserve.models.version import Served
 
@@ -70,10 +71,10 @@ class FakeWorker(Worker):
         self._at_once = lanes
         self._cost_s = cost_s
 
-    def reserve(self, buckets: Iterable[Bucket]) -> None:
+    def reserve(self, buckets: Iterable[Bucket], channels: int = 3) -> None:
         self.reserved.update(buckets)
 
-    def free(self, buckets: Iterable[Bucket]) -> None:
+    def free(self, buckets: Iterable[Bucket], channels: int = 3) -> None:
         self.reserved.subtract(buckets)
 
     def submit(self, batch: Batch, done: Callable[[Run | BaseException], object]) -> None:
@@ -141,7 +142,7 @@ def served_with(task: Task, side: int = 32) -> Served:
     """Returns a model of `task` that takes images of `side` x `side` pixels, as far as requests look at it."""
     names = {"name": "m", "version": "1", "input_name": "", "output_name": ""}
     settings = SimpleNamespace(**names, pixel_range=PixelRange.LEVELS, strict_parameters=False)
-    model = SimpleNamespace(task=task)
+    model = SimpleNamespace(task=task, image=RGB, color=RGB.color)
     return cast(Served, SimpleNamespace(settings=settings, model=model, inputs=frozenset({(side, side)})))
 
 

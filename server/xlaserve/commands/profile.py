@@ -34,11 +34,12 @@ def run(invocation: Invocation) -> int:
     arguments.make_folder(own.out)
     loaded = subject.load(invocation.settings, own.model, own.bucket, own.mode)
     program = loaded.compile(own.mode)
-    measure(program.executable, loaded.bucket, lanes=1)  # until it runs as it will
+    channels = loaded.model.image.channels
+    measure(program.executable, loaded.bucket, lanes=1, channels=channels)  # until it runs as it will
 
     from xlaserve.programs.tf import trace  # noqa: PLC0415 - TensorFlow had to be set up first
 
-    pixels = noise(loaded.bucket)
+    pixels = noise(loaded.bucket, channels)
     with trace.recorded(own.out):
         batches = _run_batches(lambda: program.executable(pixels), loaded.device.lanes, own.seconds)
     images = batches * loaded.bucket.batch

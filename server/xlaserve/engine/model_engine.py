@@ -26,8 +26,8 @@ class Ticket(Protocol):
     ) -> None: ...
 
     def buffer(self, shape: tuple[int, int, int, int]) -> Images:
-        """Returns memory for pixels `[n, height, width, 3]`, with any content: pixels that are written there and then
-        run are not copied again. Raises QueueFull."""
+        """Returns memory for pixels `[n, height, width, channels]`, with any content: pixels that are written there and
+        then run are not copied again. Raises QueueFull."""
 
     async def open(self, resolution: Resolution, mode: Mode) -> Mode:
         """Makes the model ready for a `resolution` that was admitted as `unmatched`, which takes a few runs the first

@@ -14,7 +14,7 @@ from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets.planner import Cost
 
 Images = NDArray[np.uint8]
-"""RGB pixels, `[n, height, width, 3]`, from 0 to 255."""
+"""Pixels, `[n, height, width, channels]`, from 0 to 255."""
 
 Value = (
     np.float32

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 
-from xlaserve.config import Bucket, BucketSettings, Fit, ModelSettings
+from xlaserve.config import Bucket, BucketSettings, Color, Fit, ModelSettings
 from xlaserve.config import sources as kinds
 from xlaserve.config.sources import Source
 from xlaserve.engine.causes import cause, telling_line
 from xlaserve.engine.program import AnySize, IsLowered
-from xlaserve.errors import ModelFailed
+from xlaserve.errors import InvalidArgument, ModelFailed
 from xlaserve.models import labels
 from xlaserve.models.networks.network import Network, Size
 from xlaserve.models.sources import file_content, noop
@@ -41,6 +41,22 @@ class Model(Network):
     def fit(self) -> Fit:
         """The fit of encoded images to the model's size."""
         return self.settings.fit or self.task.default_fit
+
+    @property
+    def pixels(self) -> str:
+        """The pixels that it takes, in words: `[n, 224, 224, 3] rgb`."""
+        sizes = {bucket[1:] for bucket in self.buckets}
+        text = self.image.text(*sizes.pop()) if len(sizes) == 1 else self.image.text()
+        return f"{text} {self.image.color or 'as they are'}"
+
+    @property
+    def color(self) -> Color:
+        """The colours that encoded images are converted to. Raises InvalidArgument where it takes only pixels."""
+        if self.image.color is None:
+            raise InvalidArgument(
+                "image", f"pixels {self.image.text()}, as the model takes no pictures", "an encoded image"
+            )
+        return self.image.color
 
 
 def uses_tensorflow(settings: ModelSettings) -> bool:

@@ -33,9 +33,10 @@ _FINER: Final = 0.75
 def measure(model: Model, programs: Programs, mode: Mode, limits: ImageLimits) -> Difference | None:
     """Returns the difference in the answers to a few JPEGs of several sizes, in the model's smallest bucket.
 
-    None where no image within `limits` is large enough to be reduced, or where the model takes one size only. Blocks.
+    None where no image within `limits` is large enough to be reduced, or where the model takes one size only or no
+    encoded images. Blocks.
     """
-    if model.fit is Fit.REJECT:
+    if model.fit is Fit.REJECT or model.image.color is None:
         return None
     bucket = min((bucket for of, bucket in programs if of is mode), key=lambda bucket: (math.prod(bucket[1:]), bucket))
     where = partial(place, input_height=bucket.height, input_width=bucket.width, fit=model.fit)
@@ -45,7 +46,9 @@ def measure(model: Model, programs: Programs, mode: Mode, limits: ImageLimits) -
     executable = programs[mode, bucket].executable
     exact, fast = (
         _answers(
-            executable, bucket.batch, np.stack([decode(image, where, limits, decoding=way).pixels for image in encoded])
+            executable,
+            bucket.batch,
+            np.stack([decode(image, where, limits, decoding=way, color=model.color).pixels for image in encoded]),
         )
         for way in (Decoding.EXACT, Decoding.FAST)
     )

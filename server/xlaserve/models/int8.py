@@ -29,7 +29,6 @@ from xlaserve.models.task import Detection
 from xlaserve.programs.openvino.calibration import Size
 from xlaserve.programs.openvino.openvino_program import CompiledModel, ConvertedGraph
 from xlaserve.programs.openvino.quantize import quantize
-from xlaserve.programs.tf.lowered_function import CHANNELS
 from xlaserve.programs.tf.openvino_graph import openvino_threads
 from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 from xlaserve.telemetry.findings import Likeness
@@ -123,7 +122,9 @@ class ImageFolder:
         with file.open("rb") as opened:  # no more than is refused already: it may be a film
             data = opened.read(self._limits.max_image_bytes + 1)
         settings = self._model.settings
-        return decode(data, where, self._limits, decoding=settings.decode, grey16=settings.grey16)
+        return decode(
+            data, where, self._limits, decoding=settings.decode, color=self._model.color, grey16=settings.grey16
+        )
 
 
 def make(model: Model, folder: ImageFolder) -> Iterator[Int8]:
@@ -145,7 +146,7 @@ def make(model: Model, folder: ImageFolder) -> Iterator[Int8]:
         found = _compare(model, folder, size, exact, graph)
         agreement = statistics.fmean(one.agreement for one in found)
         difference = max((one.difference for one in found if one.difference is not None), default=None)
-        speeds = _time(exact, graph, bucket)
+        speeds = _time(exact, graph, bucket, model.image.channels)
         yield Int8(size, graph, exact.digest, len(found), agreement, difference, bucket, speeds)
 
 
@@ -168,7 +169,8 @@ def _compare(
     """Returns how alike answers to held-out images are: to all, or to those with objects. Raises ModelFailed."""
     batch = model.batch or 1
     bucket = Bucket(batch, *size)
-    arms = [_compiled(exact, Precision.FLOAT32, bucket), _compiled(graph, Precision.INT8, bucket)]
+    shape = (*bucket, model.image.channels)
+    arms = [_compiled(exact, Precision.FLOAT32, shape), _compiled(graph, Precision.INT8, shape)]
     found = []
     for images, frames in _batched(folder.decode(folder.held_out, size), batch):
         answers = [arm(images) for arm in arms]
@@ -185,15 +187,16 @@ def _compare(
     return found
 
 
-def _time(exact: ConvertedGraph, graph: ConvertedGraph, bucket: Bucket) -> dict[Precision, Speed]:
+def _time(exact: ConvertedGraph, graph: ConvertedGraph, bucket: Bucket, channels: int) -> dict[Precision, Speed]:
     """Returns the time of a batch in int8, in float32 and, where the processor has it, in bfloat16, timed in turn."""
+    shape = (*bucket, channels)
     arms = {
-        Precision.FLOAT32: _compiled(exact, Precision.FLOAT32, bucket),
-        Precision.BFLOAT16: _compiled(exact, Precision.BFLOAT16, bucket),
-        Precision.INT8: _compiled(graph, Precision.INT8, bucket),
+        Precision.FLOAT32: _compiled(exact, Precision.FLOAT32, shape),
+        Precision.BFLOAT16: _compiled(exact, Precision.BFLOAT16, shape),
+        Precision.INT8: _compiled(graph, Precision.INT8, shape),
     }
     arms = {precision: arm for precision, arm in arms.items() if arm.precision is precision}
-    images = noise(bucket)
+    images = noise(bucket, channels)
     took: dict[Precision, list[Speed]] = {precision: [] for precision in arms}
     for arm in arms.values():
         arm(images)  # the first run is slower
@@ -208,8 +211,8 @@ def _time(exact: ConvertedGraph, graph: ConvertedGraph, bucket: Bucket) -> dict[
     return {precision: Speed(*map(statistics.median, zip(*runs, strict=True))) for precision, runs in took.items()}
 
 
-def _compiled(graph: ConvertedGraph, precision: Precision, bucket: Bucket) -> CompiledModel:
-    return graph.compile((*bucket, CHANNELS), precision, openvino_threads())
+def _compiled(graph: ConvertedGraph, precision: Precision, shape: tuple[int, ...]) -> CompiledModel:
+    return graph.compile(shape, precision, openvino_threads())
 
 
 def _batched(decoded: Iterator[Decoded], batch: int) -> Iterator[tuple[Images, list[Frame]]]:

@@ -124,7 +124,9 @@ class Loader:
         verifier = verification.verifier(model, has_tf32=self.has_tf32, warn=version.warn)
         # A prepared cache has all programs, and only until the model is loaded.
         buckets = self._first_buckets(model) if prepared is None else model.buckets
-        timer = self._timer_beside(version, model) if others_serve else partial(measure, lanes=self.lanes.count)
+        timer: Timer = partial(measure, lanes=self.lanes.count, channels=model.image.channels)
+        if others_serve:
+            timer = self._timer_beside(version, model)
         warm_up = partial(self._warm_up, version, load, model, buckets, timer=timer, verifier=verifier, stop=stop)
         programs = await self._compile(nullcontext(), warm_up)
         if isinstance(model.program, IsLowered):  # without those that have failed
@@ -145,7 +147,7 @@ class Loader:
         if settings.unmatched == "background":
             any_size = await self._compile(load.at(f"compiling mode {Mode.GRAPH}, any size"), _any_size, model)
         background = None if any_size is None else self._make_background(version, model, any_size)
-        batcher = self._make_batcher(version, programs, background)
+        batcher = self._make_batcher(version, model, programs, background)
         log.info(
             "model %s: %d programs ready in %.1f s", settings.title, len(version.ledger), time.perf_counter() - began
         )
@@ -177,7 +179,9 @@ class Loader:
         level = logging.WARNING if found is not None and found.is_large() else logging.INFO
         log.log(level, "model %s: decode %s", version.title, version.decode_text)
 
-    def _make_batcher(self, version: Version, programs: Programs, background: Background | None) -> Batcher:
+    def _make_batcher(
+        self, version: Version, model: Model, programs: Programs, background: Background | None
+    ) -> Batcher:
         settings = version.settings
         return Batcher(
             name=settings.title,
@@ -188,6 +192,7 @@ class Loader:
             max_images=settings.max_queue_images or self.settings.max_queue_images,
             max_bytes=self.settings.max_queue_bytes,
             max_queue_delay_s=settings.max_queue_delay_ms / 1000,
+            channels=model.image.channels,
             noted=partial(self.under_way.noted, version.key),
             on_crash=self.on_crash,
             on_retired=version.retired,
@@ -202,6 +207,7 @@ class Loader:
             settings=version.settings,
             any_size=self.under_way.noted(version.key, any_size),
             sides=model.size,
+            channels=model.image.channels,
             modes=version.compiled_modes,
             buckets=model.buckets,
             beside=self._beside(version, model, verifier),
@@ -249,6 +255,7 @@ class Loader:
             expecting=partial(self._making, version),
             noted=partial(self.under_way.noted, version.key),
             verifier=verifier,
+            channels=model.image.channels,
         )
 
     def _timer_beside(self, version: Version, model: Model) -> Timer:
@@ -257,7 +264,7 @@ class Loader:
         beside = self._beside(version, model)
 
         def time_beside(executable: Executable, bucket: Bucket) -> Cost:
-            timed = beside.time(executable, bucket, noise(bucket))
+            timed = beside.time(executable, bucket, noise(bucket, model.image.channels))
             try:
                 turns = asyncio.run_coroutine_threadsafe(timed, loop)
             except RuntimeError:  # the loop has ended meanwhile
@@ -349,7 +356,7 @@ def _any_size(model: Model) -> Executable:
     """Returns the model in graph mode for any size. It has run once, as every program has before it serves."""
     assert isinstance(model.program, AnySize)
     any_size = model.program.any_size()
-    any_size(np.zeros((*model.buckets[-1], 3), np.uint8))
+    any_size(np.zeros((*model.buckets[-1], model.image.channels), np.uint8))
     return any_size
 
 

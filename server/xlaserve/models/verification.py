@@ -45,6 +45,7 @@ def verifier(
         narrow=narrow(model, has_tf32=has_tf32),
         verification=model.settings.verification,
         batch_dependence=model.settings.batch_dependence,
+        channels=model.image.channels,
         warn=warn,
     )
 

@@ -82,10 +82,10 @@ class Device(Worker):
             for batch, cost in profile.costs.items()
         }
 
-    def reserve(self, buckets: Iterable[Bucket]) -> None:
+    def reserve(self, buckets: Iterable[Bucket], channels: int = 3) -> None:
         """Does nothing: no batch is gathered."""
 
-    def free(self, buckets: Iterable[Bucket]) -> None:
+    def free(self, buckets: Iterable[Bucket], channels: int = 3) -> None:
         """Does nothing."""
 
     def submit(self, batch: Batch, done: Callable[[Run | BaseException], object]) -> None:

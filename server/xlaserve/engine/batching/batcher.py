@@ -64,6 +64,7 @@ class Batcher:
         max_images: int,
         max_bytes: int,
         max_queue_delay_s: float = 0.0,
+        channels: int = 3,
         clock: Callable[[], float] = time.perf_counter,
         noted: Callable[[Executable], Executable] = lambda executable: executable,
         on_crash: Callable[[], None] = lambda: None,
@@ -75,6 +76,8 @@ class Batcher:
         self.lanes = lanes
         self.worker = worker
         self.clock = clock
+        self.channels = channels
+        """Channels of the images that the programs take."""
         self._noted = noted
         self._on_crash = on_crash
         self._opener = opener
@@ -105,7 +108,7 @@ class Batcher:
     def add(self, programs: Mapping[tuple[Mode, Bucket], Warmed]) -> None:
         """Serves `programs` as well: more buckets, modes and resolutions. Waiting images are planned again."""
         buckets = {bucket for _, bucket in programs} - self._reserved
-        self.worker.reserve(buckets)
+        self.worker.reserve(buckets, self.channels)
         self._reserved |= buckets
         noted = {key: replace(one, executable=self._noted(one.executable)) for key, one in programs.items()}
         self._programs.update(noted)
@@ -245,7 +248,7 @@ class Batcher:
         self._dispatcher.close()
         self._task.cancel()
         await asyncio.wait([self._task])
-        self.worker.free(self._reserved)
+        self.worker.free(self._reserved, self.channels)
         self._reserved = set()
 
     async def _serve(self) -> None:
@@ -306,7 +309,7 @@ class BatcherTicket:
         self._batcher.admission.leave(self._images, self._size_bytes)
 
     def buffer(self, shape: tuple[int, int, int, int]) -> Images:
-        """Returns memory for pixels `[n, height, width, 3]`, with any content."""
+        """Returns memory for pixels `[n, height, width, channels]`, with any content."""
         return np.empty(shape, np.uint8)
 
     async def open(self, resolution: Resolution, mode: Mode) -> Mode:

@@ -19,6 +19,7 @@ class Unmatched:
 
     sides: tuple[int | None, int | None]
     """The height and width that the network takes, None for any."""
+    channels: int = 3
     max_pixels: int
     """Most pixels of an image: as many as the largest bucket has."""
     max_opened: int
@@ -35,11 +36,13 @@ class Unmatched:
             return
         if any(side not in (None, got) for side, got in zip(self.sides, resolution, strict=True)):
             sides = ", ".join("any" if side is None else str(side) for side in self.sides)
-            raise refusal(resolution, f"shape [n, {sides}, 3], as the network takes no other")
+            raise refusal(resolution, f"shape [n, {sides}, {self.channels}], as the network takes no other")
         if math.prod(resolution) > self.max_pixels:
             raise refusal(resolution, f"at most {self.max_pixels} pixels an image, as the largest bucket has")
         if len(opened) >= self.max_opened:
-            known = " or ".join(f"[n, {height}, {width}, 3]" for height, width in sorted(self.configured | opened))
+            known = " or ".join(
+                f"[n, {height}, {width}, {self.channels}]" for height, width in sorted(self.configured | opened)
+            )
             raise refusal(resolution, f"shape {known}; no more are taken (max_background_resolutions)")
 
 

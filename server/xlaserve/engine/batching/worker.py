@@ -16,6 +16,9 @@ from xlaserve.engine.program import Executable, Images, Outputs, is_finite, run_
 
 LANE: Final = "lane"
 
+Shape = tuple[int, ...]
+"""Of a batch's pixels: `[batch, height, width, channels]`."""
+
 
 class Batch(NamedTuple):
     """Rows that run together, padded to `bucket`."""
@@ -23,7 +26,7 @@ class Batch(NamedTuple):
     executable: Executable
     bucket: Bucket
     rows: Sequence[Images]
-    """Arrays `[n, height, width, 3]` of the bucket's size, together at least one row and at most the bucket's."""
+    """Arrays `[n, height, width, channels]` of the bucket's size, together at least one row and at most its batch."""
 
 
 class Run(NamedTuple):
@@ -55,8 +58,8 @@ class Worker:
         self._clock = clock
         self._lanes = threading.Semaphore(lanes)
         self._places = lanes + ahead
-        self._buffers: dict[Bucket, list[Images]] = {}
-        self._reserved: Counter[Bucket] = Counter()
+        self._buffers: dict[Shape, list[Images]] = {}
+        self._reserved: Counter[Shape] = Counter()
         self._submitted: SimpleQueue[tuple[Batch, Done] | None] = SimpleQueue()
         self._has_stopped = False
         # Daemons, so that a batch that never ends can't keep the process from its end.
@@ -66,22 +69,24 @@ class Worker:
         for thread in self._threads:
             thread.start()
 
-    def reserve(self, buckets: Iterable[Bucket]) -> None:
+    def reserve(self, buckets: Iterable[Bucket], channels: int = 3) -> None:
         """Allocates the buffers that batches of `buckets` are gathered into, one for each batch that may be in flight.
 
         They are kept until `free` has been called as often. Batches of other buckets are gathered into new memory.
         """
         for bucket in buckets:
-            self._reserved[bucket] += 1
-            if bucket not in self._buffers:
-                self._buffers[bucket] = [np.zeros((*bucket, 3), np.uint8) for _ in range(self._places)]
+            shape = (*bucket, channels)
+            self._reserved[shape] += 1
+            if shape not in self._buffers:
+                self._buffers[shape] = [np.zeros(shape, np.uint8) for _ in range(self._places)]
 
-    def free(self, buckets: Iterable[Bucket]) -> None:
+    def free(self, buckets: Iterable[Bucket], channels: int = 3) -> None:
         """Undoes one `reserve` of each of `buckets`."""
         for bucket in buckets:
-            self._reserved[bucket] -= 1
-            if not self._reserved[bucket]:
-                del self._reserved[bucket], self._buffers[bucket]
+            shape = (*bucket, channels)
+            self._reserved[shape] -= 1
+            if not self._reserved[shape]:
+                del self._reserved[shape], self._buffers[shape]
 
     def is_lane(self, thread: int) -> bool:
         """Returns whether the thread of this number, the operating system's, runs batches."""
@@ -109,14 +114,14 @@ class Worker:
         if whole.shape[0] == batch.bucket.batch:
             images = whole
         else:
-            images = buffer = self._take_buffer(batch.bucket)
+            images = buffer = self._take_buffer((*batch.bucket, whole.shape[3]))
             gather(batch.rows, buffer)
         gathered = self._clock()
         with self._lanes:
             start = self._clock()
             outputs = run_batch(batch.executable, images)
             end = self._clock()
-        if buffer is not None and len(free := self._buffers.get(batch.bucket, [])) < self._places:
+        if buffer is not None and len(free := self._buffers.get(buffer.shape, [])) < self._places:
             free.append(buffer)  # to a throw-away list where the bucket is no longer reserved
         # Padding repeats a real row: it is as finite as that.
         return Run(outputs, gathered - begin, start - gathered, end - start, is_finite(outputs), end)
@@ -131,11 +136,11 @@ class Worker:
             done(result)
             del submitted, batch, done, result  # which hold a request's images
 
-    def _take_buffer(self, bucket: Bucket) -> Images:
+    def _take_buffer(self, shape: Shape) -> Images:
         try:
-            return self._buffers[bucket].pop()
+            return self._buffers[shape].pop()
         except (KeyError, IndexError):
-            return np.empty((*bucket, 3), np.uint8)
+            return np.empty(shape, np.uint8)
 
 
 def gather(rows: Sequence[Images], buffer: Images) -> None:

@@ -47,6 +47,7 @@ class Background:
     settings: ModelSettings
     any_size: Executable
     sides: tuple[int | None, int | None]
+    channels: int = 3
     modes: Collection[Mode]
     buckets: Collection[Bucket]
     beside: BesideTraffic
@@ -61,6 +62,7 @@ class Background:
         self._compilations: set[asyncio.Task[None]] = set()
         self._unmatched = Unmatched(
             sides=self.sides,
+            channels=self.channels,
             max_pixels=max(map(math.prod, self.buckets)),
             max_opened=self.settings.max_background_resolutions,
             configured=frozenset((bucket.height, bucket.width) for bucket in self.buckets),
@@ -107,7 +109,8 @@ class Background:
     async def _begin(self, serving: ServingPrograms, size: Resolution) -> bool:
         """Makes the resolution ready in graph mode and has its buckets compiled; False where it can't be run."""
         try:
-            image_s = await self.beside.time(self.any_size, Bucket(1, *size), np.full((1, *size, 3), GREY, np.uint8))
+            image = np.full((1, *size, self.channels), GREY, np.uint8)
+            image_s = await self.beside.time(self.any_size, Bucket(1, *size), image)
         except Exception as error:
             log.warning("model %s: images of %d x %d can't be run", self._model, *size, exc_info=error)
             self.on_change()

@@ -47,6 +47,8 @@ class BesideTraffic:
     noted: Callable[[Executable], Executable] = lambda executable: executable
     """Wraps an executable so that its runs are recorded as under way; see `UnderWay.noted`."""
     verifier: Verifier | None = None
+    channels: int = 3
+    """Channels of the model's images."""
     _share: Share = field(default_factory=lambda: Share(lambda: False), init=False)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     """Held for each run that is timed for this model: a share has one turn at a time."""
@@ -73,7 +75,7 @@ class BesideTraffic:
             cost = Cost(seconds, seconds)  # measured beside traffic: idle and loaded are not told apart
             if known is not None:
                 known_bucket, warmed = known
-                known_images = await loop.run_in_executor(self.compiling, noise, known_bucket)
+                known_images = await loop.run_in_executor(self.compiling, noise, known_bucket, self.channels)
                 ratio = seconds / await self.time(warmed.executable, known_bucket, known_images)
                 cost = Cost(warmed.cost.alone_s * ratio, warmed.cost.loaded_s * ratio)
             if compilation.cost is not None:
@@ -94,7 +96,7 @@ class BesideTraffic:
                 compilation, verified = self.verifier.verify(mode, bucket, compilation, again)
                 if bucket.batch > 1 and self.verifier.is_dependent:
                     raise ModelFailed(f"{bucket} is left out: an image's answer depends on the others of its batch")
-            return compilation, verified, noise(bucket)
+            return compilation, verified, noise(bucket, self.channels)
 
     async def time(self, executable: Executable, bucket: Bucket, images: Images) -> float:
         """Returns the median seconds of a few runs, each in its turn on a lane. Raises the errors of the executable."""

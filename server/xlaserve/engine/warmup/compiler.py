@@ -173,9 +173,16 @@ def fastest(warmed: Mapping[tuple[Mode, Bucket], Warmed]) -> dict[Bucket, Mode]:
     return {bucket: min(by_mode, key=by_mode.__getitem__) for bucket, by_mode in seconds.items()}
 
 
-def measure(executable: Executable, bucket: Bucket, lanes: int, clock: Callable[[], float] = time.perf_counter) -> Cost:
+def measure(
+    executable: Executable,
+    bucket: Bucket,
+    lanes: int,
+    clock: Callable[[], float] = time.perf_counter,
+    *,
+    channels: int = 3,
+) -> Cost:
     """Returns the median seconds of several runs: alone, and with all `lanes` running the same."""
-    images = noise(bucket)
+    images = noise(bucket, channels)
     run = partial(run_batch, executable, images)
     alone_s = statistics.median(time_runs(run, clock=clock))
     if lanes == 1:
@@ -186,12 +193,12 @@ def measure(executable: Executable, bucket: Bucket, lanes: int, clock: Callable[
     return Cost(alone_s, loaded_s)
 
 
-def noise(bucket: Bucket) -> Images:
+def noise(bucket: Bucket, channels: int = 3) -> Images:
     """Returns images to time a bucket with, the same ones every time.
 
     Noise, not zeros: no arithmetic may be cheaper than on real images.
     """
-    return np.random.default_rng(seed=0).integers(0, 256, (*bucket, 3), dtype=np.uint8)
+    return np.random.default_rng(seed=0).integers(0, 256, (*bucket, channels), dtype=np.uint8)
 
 
 def time_runs(

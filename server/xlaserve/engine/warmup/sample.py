@@ -19,9 +19,10 @@ log = logging.getLogger(__name__)
 _GRAINS: Final = (2, 4, 8, 16, 32)
 """How many patches the sides of the images are cut into; the other images are noise."""
 CONSTANT: Final = {2: (127, 127, 127), 4: (0, 0, 0), 6: (255, 255, 255), 8: (200, 30, 90)}
-"""Images of one colour, by their place: a model may leave out images that are dark, saturated, or show nothing. In
-batches of 2, 3, 4 and 8 there is another image behind one of each kind, whose answer then takes its place. Their own
-answers are not compared: some networks answer them with rounding errors, a thousand times as large as otherwise."""
+"""Images of one colour, by their place, as levels of the channels in turn: a model may leave out images that are dark,
+saturated, or show nothing. In batches of 2, 3, 4 and 8 there is another image behind one of each kind, whose answer
+then takes its place. Their own answers are not compared: some networks answer them with rounding errors, a thousand
+times as large as otherwise."""
 
 RowIndices = NDArray[np.intp]
 """Rows of a batch, or places of images in a sample."""
@@ -40,9 +41,11 @@ class Sample:
         reference: Callable[[Images], Outputs] | None,
         buckets: Iterable[Bucket],
         warn: Callable[[str], object],
+        channels: int = 3,
     ) -> None:
         self.size = images
         """The number of images."""
+        self._channels = channels
         self._reference = reference
         self._warn = warn
         batches = {bucket.batch for bucket in buckets}
@@ -62,7 +65,7 @@ class Sample:
         """
         size = (height, width)
         if size not in self._answered:
-            images = make_images(self.size, height, width)
+            images = make_images(self.size, height, width, self._channels)
             self._answered[size] = images, self._answers(images)
         return self._answered[size]
 
@@ -95,18 +98,18 @@ class Sample:
         return rows_of(answers, np.arange(len(images)))
 
 
-def make_images(count: int, height: int, width: int) -> Images:
+def make_images(count: int, height: int, width: int, channels: int = 3) -> Images:
     """Returns images of noise, of coloured patches, coarse and fine, and of one colour; the same ones every time."""
     random = np.random.default_rng(seed=0)
-    images = random.integers(0, 256, (count, height, width, 3), dtype=np.uint8)
+    images = random.integers(0, 256, (count, height, width, channels), dtype=np.uint8)
     for index, image in enumerate(images):
         grain = _GRAINS[index % len(_GRAINS)]
-        patches = random.integers(0, 256, (grain, grain, 3), dtype=np.uint8)
+        patches = random.integers(0, 256, (grain, grain, channels), dtype=np.uint8)
         if index % 4 != 1:  # every fourth stays noise
             rows, columns = np.arange(height) * grain, np.arange(width) * grain
             image[:] = patches[rows // height][:, columns // width]
     for index, colour in CONSTANT.items():
-        images[index : index + 1] = colour
+        images[index : index + 1] = np.resize(colour, channels)
     return images
 
 

@@ -110,6 +110,7 @@ class Verifier:
         narrow: Mapping[Mode, float] = MappingProxyType({}),
         verification: Literal["refuse", "warn", "off"] = "refuse",
         batch_dependence: Literal["single", "refuse", "allow"] = "single",
+        channels: int = 3,
         warn: Callable[[str], object] = lambda warning: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -120,7 +121,7 @@ class Verifier:
         self._warn = warn
         self._clock = clock
         images = NARROW_SAMPLE_IMAGES if narrow else SAMPLE_IMAGES
-        self._sample = Sample(images, None if verification == "off" else reference, buckets, warn)
+        self._sample = Sample(images, None if verification == "off" else reference, buckets, warn, channels)
         self._lock = threading.Lock()
         self.is_dependent = False
         """Whether rows of any program depend on each other, where that matters."""

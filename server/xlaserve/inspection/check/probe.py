@@ -110,8 +110,10 @@ class Probe:
                 self._check_arm(other, Mode.XLA, f"{Mode.XLA} {WITHOUT} {lowering}")
 
     def _check_arm(self, model: Model, mode: Mode, arm: str) -> None:
-        image = noise(model.buckets[0]._replace(batch=1))
-        rows = Verifier(task=model.task, reference=None, buckets=(), batch_dependence="allow")  # compares nothing
+        channels = model.image.channels
+        image = noise(model.buckets[0]._replace(batch=1), channels)
+        # It compares nothing.
+        rows = Verifier(task=model.task, reference=None, buckets=(), batch_dependence="allow", channels=channels)
         slowest_s = 0.0
         # Eager is only the reference, so that one batch size is enough.
         for bucket in model.buckets[:1] if mode is Mode.EAGER else model.buckets:

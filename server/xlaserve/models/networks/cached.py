@@ -76,13 +76,13 @@ def network(cache: CompileCache, device: Device, settings: ModelSettings, build:
     program = CachedProgram(cache, folder, device, build_rest, settings.name, precision)
     reference = partial(_reference, folder, program)
     if (described := folder.read(NETWORK, lambda record: _described(record.header, program))) is not None:
-        program.described_lowerings = described.lowerings
+        program.described_lowerings, program.channels = described.lowerings, described.image.channels
         return replace(described, reference=reference)
     built = build()
     if not is_unchanged():
         log.warning("model %s: its files were changed while it was loaded; nothing of it is kept", settings.title)
         return built
-    program.built = built
+    program.built, program.channels = built, built.image.channels
     folder.write(NETWORK, _description(built), {})
     return replace(built, program=program, reference=reference)
 
@@ -99,7 +99,7 @@ def has(cache: CompileCache, device: Device, settings: ModelSettings) -> bool:
 def _description(network: Network) -> dict[str, Any]:
     """Returns all that is known of a network, except its program, as JSON types."""
     facts = {each.name: getattr(network, each.name) for each in fields(network) if each.name not in _APART}
-    return {**facts, "task": _task_facts(network.task)}
+    return {**facts, "task": _task_facts(network.task), "image": asdict(network.image)}
 
 
 def _task_facts(task: Task) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from xlaserve.programs.tf.device import Device
 from xlaserve.programs.tf.first_run import run_first
 from xlaserve.programs.tf.frozen_graph import FrozenGraph, UnfreezableError
 from xlaserve.programs.tf.function import Function
-from xlaserve.programs.tf.lowered_function import CHANNELS
 from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 
 log = logging.getLogger(__name__)
@@ -62,6 +61,8 @@ class CachedProgram:
     platform = TensorFlowProgram.platform
 
     def __post_init__(self) -> None:
+        self.channels = 3
+        """Channels of its images, as the cache describes the network."""
         self.described_lowerings = ""
         """The lowerings of the first size that was compiled, as the cache describes the network: `depthwise 17`."""
         self.not_kept: set[Mode] = set()
@@ -187,10 +188,11 @@ class CachedProgram:
             self._graphs[name] = self._graph(mode, bucket, name)
         if (graph := self._graphs[name]) is None:
             return self._program.compile(mode, bucket)
-        prepared = graph.prepare(bucket)
+        shape = (*bucket, self.channels)
+        prepared = graph.prepare(shape)
         if isinstance(prepared, FrozenGraph):
             self._running.add(prepared)
-        compilation = run_first(prepared, bucket, began, run_s=cost and cost.alone_s)
+        compilation = run_first(prepared, shape, began, run_s=cost and cost.alone_s)
         return replace(compilation, from_cache=graph.from_cache, forget=partial(self._forget, name))
 
     def _graph(self, mode: Mode, bucket: Bucket, name: str) -> _KeptGraph | None:
@@ -225,7 +227,7 @@ class CachedProgram:
         lowered = program.lowered(mode, bucket)
         if program.assigns_variables:
             raise ValueError("it assigns variables")
-        traced = stablehlo.export(lowered.in_parts(bucket), (*bucket, CHANNELS))
+        traced = stablehlo.export(lowered.in_parts(bucket), (*bucket, self.channels))
         compilation, executables = self._run(traced, bucket, began, cost)
         self._keep(self._program_name(mode, bucket), traced, executables, lowered.text)
         return replace(compilation, warnings=lowered.warnings)
@@ -284,7 +286,7 @@ class CachedProgram:
         """Compiles or loads a function by running it, and returns the executables that TensorFlow then has."""
         try:
             function = Function(stablehlo.load(traced, self.device.kind))
-            compilation = run_first(function, bucket, began, run_s=cost and cost.alone_s)
+            compilation = run_first(function, (*bucket, self.channels), began, run_s=cost and cost.alone_s)
         finally:
             executables = persistent_cache.take(traced.name)  # one that can't be loaded fails the next try as well
         return compilation, executables

@@ -20,8 +20,8 @@ from xlaserve.programs.tf.openvino_graph import check_openvino, in_openvino
 from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 
 Graph = TypeVar("Graph")
-Prepare = Callable[[Bucket], Executable]
-"""Makes the executable for a bucket, whose first run may compile."""
+Prepare = Callable[[tuple[int, ...]], Executable]
+"""Makes the executable for images of a shape, whose first run may compile."""
 
 
 class Contents(NamedTuple):
@@ -57,7 +57,7 @@ def _read_frozen(record: Record) -> FrozenFunction:
 
 def _start_frozen(frozen: FrozenFunction, _: Precision) -> Prepare:
     graph = FrozenGraph(frozen)
-    return lambda bucket: graph
+    return lambda shape: graph
 
 
 Conversion = ConvertedGraph | UntranslatableGraphError

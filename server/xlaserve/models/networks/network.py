@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from xlaserve.engine.program import Images, Outputs, Program
+from xlaserve.images.image_input import RGB, ImageInput
 from xlaserve.models.task import Task
 
 Size = tuple[int | None, int | None]
@@ -28,6 +29,8 @@ class Network:
     calibrated: str = ""
     """Measured quality of its int8 form for OpenVINO: `agreement 0.998 of 75 held-out images`. Empty where there is
     none."""
+    image: ImageInput = RGB
+    """The channels of its images, and how clients may lay them out."""
     batch: int | None = None
     """The only batch size that it takes, where it was made for one."""
     default_size: Size = (None, None)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from xlaserve.engine.batching.unmatched import Unmatched
 from xlaserve.engine.buckets.demand import Resolution
 from xlaserve.engine.request import Shape
 from xlaserve.processes.link.arena import ALIGNMENT, PAGE_BYTES, aligned
-
-CHANNELS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +26,8 @@ class ModelSnapshot:
     max_images: int
     """Bound of the images that the model holds, of all fronts together; each front applies it to its own as well."""
     max_bytes: int
+    channels: int = 3
+    """Channels of its images."""
     output_bytes: Mapping[Resolution, tuple[int, ...]]
     """For each output, the bytes of one image's row, by the height and width of images that the model takes."""
     largest: Mapping[Shape, int]
@@ -49,7 +49,9 @@ class ModelSnapshot:
         """
         rows = {size: sum(row_bytes) for size, row_bytes in self.output_bytes.items()}
         of_images = self.max_images * max(rows.values(), default=0)
-        of_bytes = self.max_bytes * max((row / (CHANNELS * math.prod(size)) for size, row in rows.items()), default=0)
+        of_bytes = self.max_bytes * max(
+            (row / (self.channels * math.prod(size)) for size, row in rows.items()), default=0
+        )
         rounding_bytes = PAGE_BYTES + (max(map(len, self.output_bytes.values()), default=0) + 2) * ALIGNMENT
         return 2 * (self.max_bytes + math.ceil(min(of_images, of_bytes)) + self.max_images * rounding_bytes)
 

@@ -6,22 +6,20 @@ import time
 
 import numpy as np
 
-from xlaserve.config import Bucket
 from xlaserve.engine.memory import trim_heap
 from xlaserve.engine.program import Compilation, Executable, FixedShape
 from xlaserve.programs.openvino.openvino_program import CompiledModel
 from xlaserve.programs.tf.function import Function
-from xlaserve.programs.tf.lowered_function import CHANNELS
 
 
 def run_first(
-    prepared: Executable, bucket: Bucket, began: float, *, runs: int = 1, run_s: float | None = None
+    prepared: Executable, shape: tuple[int, ...], began: float, *, runs: int = 1, run_s: float | None = None
 ) -> Compilation:
-    """Runs the executable `prepared` for a bucket since `began`; its first `runs` runs may compile.
+    """Runs the executable `prepared` for images of `shape` since `began`; its first `runs` runs may compile.
 
     `run_s` is the time of a later run in seconds, which is measured if it is not known.
     """
-    executable = FixedShape(prepared, (*bucket, CHANNELS))
+    executable = FixedShape(prepared, shape)
     traced = time.perf_counter()
     blank = np.zeros(executable.shape, np.uint8)
     for _ in range(runs):

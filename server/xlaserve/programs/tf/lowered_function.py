@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from xlaserve.config import Bucket
 
-CHANNELS: Final = 3
-"""Channels of every image: red, green, blue."""
-
 Forward = Callable[[tf.Tensor], tuple[tf.Tensor, ...]]
-"""uint8 `[batch, height, width, 3]` to float32, int32 or uint8 tensors whose first dimension is the batch."""
+"""uint8 `[batch, height, width, channels]` to float32, int32 or uint8 tensors whose first dimension is the batch."""
 
 
 class Lowered(NamedTuple):

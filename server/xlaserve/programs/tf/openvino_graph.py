@@ -7,7 +7,7 @@ from typing import Any, Final
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
-from xlaserve.config import Bucket, Mode, Precision
+from xlaserve.config import Mode, Precision
 from xlaserve.errors import ModelFailed
 from xlaserve.programs.openvino.openvino_program import (
     CompiledModel,
@@ -19,7 +19,6 @@ from xlaserve.programs.openvino.openvino_program import (
 )
 from xlaserve.programs.tf.device import usable_cores
 from xlaserve.programs.tf.frozen_graph import UnfreezableError, portable
-from xlaserve.programs.tf.lowered_function import CHANNELS
 
 ON_CPU_ONLY: Final = "mode openvino runs on a CPU only: expected device: cpu, or other modes"
 
@@ -32,10 +31,13 @@ def check_openvino() -> None:
 
 
 def in_openvino(
-    converted: ConvertedGraph, precision: Precision, bucket: Bucket, *, is_profiled: bool = False
+    converted: ConvertedGraph, precision: Precision, shape: tuple[int, ...], *, is_profiled: bool = False
 ) -> CompiledModel:
-    """Compiles a converted graph for a bucket; with `is_profiled` it measures each layer's time. Raises ModelFailed."""
-    return converted.compile((*bucket, CHANNELS), precision, openvino_threads(), is_profiled=is_profiled)
+    """Compiles a converted graph for images of `shape`; with `is_profiled` it measures each layer's time.
+
+    Raises ModelFailed.
+    """
+    return converted.compile(shape, precision, openvino_threads(), is_profiled=is_profiled)
 
 
 def openvino_threads() -> Threads:

@@ -42,7 +42,7 @@ class TracedFunction:
 
 
 def export(function: Callable[[tf.Tensor], Sequence[tf.Tensor]], shape: tuple[int, ...]) -> TracedFunction:
-    """Traces `function` for uint8 images of `shape` `[n, height, width, 3]`.
+    """Traces `function` for uint8 images of `shape` `[n, height, width, channels]`.
 
     Raises ValueError, with TensorFlow's reason, for what XLA can't compile.
     """

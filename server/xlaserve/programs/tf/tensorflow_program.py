@@ -32,7 +32,7 @@ from xlaserve.programs.tf.frozen_graph import (
     has_xla,
 )
 from xlaserve.programs.tf.function import Function, concrete
-from xlaserve.programs.tf.lowered_function import CHANNELS, Forward, Lower, Lowered
+from xlaserve.programs.tf.lowered_function import Forward, Lower, Lowered
 from xlaserve.programs.tf.openvino_graph import check_openvino, converted, in_openvino
 
 ASSIGNS_VARIABLES: Final = (
@@ -45,7 +45,7 @@ _SizeInMode = tuple[Mode, int, int]
 
 
 class TensorFlowProgram:
-    """A `Program` whose computation is `forward`, preprocessing included.
+    """A `Program` whose computation is `forward`, preprocessing included, of images of `channels`.
 
     XLA runs what `lower` makes of it once it is traced; OpenVINO computes in `openvino_precision`, in int8 as
     `calibration` has it.
@@ -59,7 +59,10 @@ class TensorFlowProgram:
         lower: Lower | None = None,
         openvino_precision: Precision = Precision.FLOAT32,
         calibration: CalibrationFolder | None = None,
+        *,
+        channels: int = 3,
     ) -> None:
+        self.channels = channels
         self._forward = forward
         self._lower = lower
         self._openvino_precision = openvino_precision
@@ -141,11 +144,11 @@ class TensorFlowProgram:
         began = time.perf_counter()
         prepared = self._prepare(mode, bucket)
         if mode is Mode.EAGER:
-            executable = FixedShape(prepared, (*bucket, CHANNELS))
+            executable = FixedShape(prepared, (*bucket, self.channels))
             executable(np.zeros(executable.shape, np.uint8))
             return Compilation(executable, trace_s=0.0, compile_s=0.0, warnings=self._warnings(mode, bucket))
         runs = CLUSTER_RUNS if mode is Mode.AUTOCLUSTER else 1
-        compilation = run_first(prepared, bucket, began, runs=runs)
+        compilation = run_first(prepared, (*bucket, self.channels), began, runs=runs)
         return replace(compilation, warnings=(*compilation.warnings, *self._warnings(mode, bucket)))
 
     def reference(self, images: Images) -> Outputs:
@@ -189,18 +192,18 @@ class TensorFlowProgram:
         # Python walks the model once for all modes and batch sizes, which takes as long as compiling it; a bucket then
         # wraps the graph of that, and fixes its shape.
         if (height, width) not in self._any_batch:
-            function = concrete(self._forward, (None, height, width, CHANNELS), jit_compile=False)
+            function = concrete(self._forward, (None, height, width, self.channels), jit_compile=False)
             self._any_batch[height, width] = function
             self.assigns_variables |= assigns_variables(function)
         return self._any_batch[height, width]
 
     def any_size(self) -> Executable:
-        """Makes what runs `[n, height, width, 3]` of any size in graph mode, and compiles nothing.
+        """Makes what runs `[n, height, width, channels]` of any size in graph mode, and compiles nothing.
 
         Its weights stay variables where nothing else keeps XLA out of it: it is for the time until buckets have
         compiled, and not worth a copy of them. Raises ModelFailed where nothing keeps XLA out of it.
         """
-        function = concrete(self._forward, (None, None, None, CHANNELS), jit_compile=False)
+        function = concrete(self._forward, (None, None, None, self.channels), jit_compile=False)
         if not has_xla(function):
             return Function(function)
         try:
@@ -263,7 +266,7 @@ class TensorFlowProgram:
 
     def _jit(self, mode: Mode, bucket: Bucket) -> Executable:
         lowered = self.lowered(mode, bucket)
-        function = concrete(lowered.in_parts(bucket), (*bucket, CHANNELS), jit_compile=True)
+        function = concrete(lowered.in_parts(bucket), (*bucket, self.channels), jit_compile=True)
         compiled = Function(function, lowered.warnings)
         self._compiled.append(compiled)
         return compiled
@@ -293,7 +296,9 @@ class TensorFlowProgram:
 
         Raises ModelFailed.
         """
-        return in_openvino(self.converted(bucket), self._openvino_precision, bucket, is_profiled=is_profiled)
+        return in_openvino(
+            self.converted(bucket), self._openvino_precision, (*bucket, self.channels), is_profiled=is_profiled
+        )
 
     def frozen(self, bucket: Bucket) -> FrozenFunction:
         """Returns the frozen graph that graph mode runs for images of the size of `bucket`. Raises UnfreezableError."""

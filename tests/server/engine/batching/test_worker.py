@@ -188,6 +188,23 @@ def test_buffers_are_kept_as_long_as_somebody_has_reserved_them(pictures: Pictur
         assert [buffer() for buffer in kept] == [None] * 4
 
 
+def test_models_of_the_same_bucket_and_other_channels_have_buffers_of_their_own() -> None:
+    ran: list[tuple[int, ...]] = []
+
+    def executable(images: Images) -> Outputs:
+        ran.append(images.shape)
+        return (images[:, 0, 0, 0].astype(np.float32),)
+
+    bucket = Bucket(2, 2, 2)
+    with working(lanes=1) as worker:
+        for channels in (1, 3, 5):
+            worker.reserve([bucket], channels)
+        for channels in (3, 1, 5):
+            worker.run(Batch(executable, bucket, [np.full((1, 2, 2, channels), channels, np.uint8)]))
+            worker.free([bucket], channels)
+    assert ran == [(2, 2, 2, 3), (2, 2, 2, 1), (2, 2, 2, 5)]
+
+
 def test_a_bucket_reserved_again_while_its_batches_run_has_no_more_buffers_than_places(
     pictures: Pictures, echo: Executable
 ) -> None:

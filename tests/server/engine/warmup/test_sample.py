@@ -18,6 +18,13 @@ def test_images_differ_and_are_the_same_each_time() -> None:
     assert len(np.unique(images, axis=0)) == 16
 
 
+@pytest.mark.parametrize("channels", [1, 2, 4, 5])
+def test_images_have_the_models_channels_and_differ(channels: int) -> None:
+    images = make_images(16, 20, 12, channels)
+    assert images.shape == (16, 20, 12, channels)
+    assert len(np.unique(images, axis=0)) == 16
+
+
 def test_the_reference_takes_each_image_alone_and_once_for_all_programs() -> None:
     checked = Checked()
     for bucket in BUCKETS:

@@ -54,6 +54,11 @@ def numbers_of(images: Images) -> Outputs:
     return numbers, 2 * numbers[:, np.newaxis]
 
 
+def channels_of(name: str) -> int:
+    """Returns the channels of a model's images."""
+    return 1 if name == "grey" else 3
+
+
 class Gate:
     """Holds up batches in any process: each lets `started` know, and goes on once `open` has let it."""
 
@@ -126,6 +131,7 @@ class Models:
             "maps": lambda images: (np.broadcast_to(images[:, :1, :1, 0], (len(images), MAP_SIDE, MAP_SIDE)).copy(),),
             "slow": _slow,
             "any size": _all_but_broken,
+            "grey": lambda images: (images[:, -1, -1, :].sum(axis=1, dtype=np.float32), images[:, 0, 0, :1] * 2.0),
         }
         self.ids = {name: number for number, name in enumerate(self.programs)}
         self.workers: list[Worker] = []
@@ -149,6 +155,7 @@ class Models:
             observer=Observer(),
             max_images=max_images_of(name),
             max_bytes=MAX_BYTES,
+            channels=channels_of(name),
             on_traced=lambda batch: None,
             opener=self._background if name == "any size" else None,
         )
@@ -187,6 +194,7 @@ class Models:
             is_open=is_open and not batcher.admission.is_closed,
             max_images=max_images_of(name),
             max_bytes=MAX_BYTES,
+            channels=channels_of(name),
             output_bytes={(height, width): row_bytes for _, height, width in largest},
             largest=largest,
             unmatched=batcher.unmatched,

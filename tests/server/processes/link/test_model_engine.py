@@ -45,6 +45,16 @@ async def test_large_outputs_come_whole(engines: Engines) -> None:
     assert (maps == np.arange(20, dtype=np.uint8)[:, None, None]).all()
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+async def test_images_of_one_channel_take_a_third_of_the_bytes(engines: Engines, in_place: bool) -> None:
+    pixels = np.random.default_rng(5).integers(0, 256, (3, *SMALL, 1), dtype=np.uint8)
+    with engines.engine("grey").admit(3, pixels.nbytes) as admitted:
+        given = admitted.buffer((3, *SMALL, 1)) if in_place else pixels
+        given[...] = pixels
+        result = await admitted.run(given, Mode.XLA, math.inf)
+    assert outputs_of(result)[0].tolist() == pixels[:, -1, -1, 0].tolist()
+
+
 async def test_pixels_that_are_not_contiguous_are_taken(engines: Engines) -> None:
     pixels = np.broadcast_to(pictures(7)[:, :1, :1], (1, *SMALL, 3))
     with engines.engine("numbers").admit(1, pixels.nbytes) as admitted:

@@ -20,7 +20,6 @@ from xlaserve.errors import ExecutionFailed, QueueFull, XlaserveError, clear_tra
 from xlaserve.processes.link.arena import MAX_INLINE_BYTES, ArenaView, Layout, Memory, aligned, outputs_in
 from xlaserve.processes.link.channel import Channel
 from xlaserve.processes.link.engine_end.hosted_models import Hosted, HostedModels
-from xlaserve.processes.link.engine_state import CHANNELS
 from xlaserve.processes.link.link_records import (
     MODES,
     Answered,
@@ -166,7 +165,8 @@ class FrontLink:
             raise Garbled(f"more than {self._max_jobs} jobs at a time")
         if submit.mode >= len(MODES) or submit.priority not in WEIGHTS or math.isnan(submit.deadline):
             raise Garbled(f"job {job} with mode {submit.mode}, priority {submit.priority}, deadline {submit.deadline}")
-        pixel_bytes = submit.images * submit.height * submit.width * CHANNELS
+        shape = submit.images, submit.height, submit.width, self._models.channels(submit.model)
+        pixel_bytes = math.prod(shape)
         if not 0 < pixel_bytes <= submit.size_bytes:
             raise Garbled(f"job {job} with {pixel_bytes} bytes of pixels in an extent of {submit.size_bytes}")
         try:
@@ -174,14 +174,13 @@ class FrontLink:
         except ValueError as error:
             raise Garbled(f"job {job} with {error}") from None
         self._last_job = job
-        self._running[job] = self._loop.create_task(self._run(submit, memory))
+        self._running[job] = self._loop.create_task(self._run(submit, shape, memory))
 
-    async def _run(self, submit: Submit, memory: Memory) -> None:
+    async def _run(self, submit: Submit, shape: tuple[int, ...], memory: Memory) -> None:
         """Runs a job and sends its outcome. Raises nothing, and never waits for the front."""
         job = submit.job
         error: BaseException | None = None
         try:
-            shape = submit.images, submit.height, submit.width, CHANNELS
             request = unpack_request(submit, memory[: math.prod(shape)].reshape(shape))
             result = await self._result(submit, request)
             settled = await self._write(submit, memory, request.rows.nbytes, result)

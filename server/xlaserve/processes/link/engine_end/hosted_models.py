@@ -56,6 +56,10 @@ class HostedModels:
             raise ModelNotReady("the model was unloaded")
         return self._models[model].engine
 
+    def channels(self, model: int) -> int:
+        """Returns the channels of a model's images; 1 for an unknown model, which runs none."""
+        return 1 if (hosted := self._models.get(model)) is None else hosted.snapshot.channels
+
     def outstanding_s(self, model: int) -> float | None:
         """Returns the seconds in which all that waits and runs of a model should be answered; None for an unknown
         model."""

@@ -213,8 +213,8 @@ class RemoteTicket:
         self._model.answered(self._images, self._size_bytes)
 
     def buffer(self, shape: tuple[int, int, int, int]) -> Images:
-        """Returns shared memory for pixels `[n, height, width, 3]`, with any content. Raises QueueFull, EngineLost, or
-        InvalidArgument for a size that the model does not take."""
+        """Returns shared memory for pixels `[n, height, width, channels]`, with any content. Raises QueueFull,
+        EngineLost, or InvalidArgument for a size that the model does not take."""
         pixels, _ = self._buffer(shape)
         return pixels
 
@@ -252,7 +252,9 @@ class RemoteTicket:
         try:
             room_bytes = self._model.snapshot.room_bytes(height, width, images)
         except KeyError:
-            sizes = " or ".join(f"[n, {height}, {width}, 3]" for height, width in self._model.snapshot.output_bytes)
+            sizes = " or ".join(
+                f"[n, {height}, {width}, {channels}]" for height, width in self._model.snapshot.output_bytes
+            )
             raise InvalidArgument("pixels", f"shape {sizes}", list(shape)) from None
         extent = self._calls.arena.take(aligned(size_bytes) + room_bytes, self._model.share)
         pixels = extent.memory[:size_bytes].reshape(shape)
