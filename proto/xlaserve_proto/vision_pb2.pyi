@@ -45,7 +45,9 @@ class Pixels(_message.Message):
     """One of the sizes that the model has buckets for."""
     width: _builtins.int
     rgb: _builtins.bytes
-    """[images, height, width, 3] row by row, a byte for each of red, green and blue."""
+    """[images, height, width, channels] row by row, a byte for each channel: red, green and blue, or what else the model
+    takes, in its own order.
+    """
     def __init__(
         self,
         *,
@@ -848,6 +850,7 @@ class Model(_message.Message):
     DECODE_FIELD_NUMBER: _builtins.int
     DECODE_DIFFERENCE_FIELD_NUMBER: _builtins.int
     TURNS_FIELD_NUMBER: _builtins.int
+    PIXELS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     state: Global___Model.State.ValueType
@@ -870,6 +873,8 @@ class Model(_message.Message):
     """What it computes in: "float32", "bfloat16" or "float16"."""
     decode: _builtins.str
     """How JPEG images are decoded: "exact" or "fast"."""
+    pixels: _builtins.str
+    """The pixels that it takes, as in "[n, 224, 224, 3] rgb" or "[n, 28, 28, 1] grey"; encoded images are converted."""
     @_builtins.property
     def modes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -934,10 +939,11 @@ class Model(_message.Message):
         decode: _builtins.str = ...,
         decode_difference: Global___Difference | None = ...,
         turns: _abc.Iterable[Global___Turn] | None = ...,
+        pixels: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode_difference", b"decode_difference"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "decode", b"decode", "decode_difference", b"decode_difference", "default_mode", b"default_mode", "demands", b"demands", "differences", b"differences", "fit", b"fit", "modes", b"modes", "name", b"name", "precision", b"precision", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "shadows", b"shadows", "source", b"source", "state", b"state", "task", b"task", "turns", b"turns", "version", b"version", "warnings", b"warnings", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "decode", b"decode", "decode_difference", b"decode_difference", "default_mode", b"default_mode", "demands", b"demands", "differences", b"differences", "fit", b"fit", "modes", b"modes", "name", b"name", "pixels", b"pixels", "precision", b"precision", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "shadows", b"shadows", "source", b"source", "state", b"state", "task", b"task", "turns", b"turns", "version", b"version", "warnings", b"warnings", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

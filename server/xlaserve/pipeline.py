@@ -25,11 +25,11 @@ from xlaserve.engine.trace_context import TraceContext, TracedBatch
 from xlaserve.errors import InvalidArgument, RequestError
 from xlaserve.images.decoder import Encoded, ImageLimits, Place, check_pixels, decode, of_images
 from xlaserve.images.frame import Frame, whole, within
+from xlaserve.images.image_input import RGB, ImageInput
 from xlaserve.images.threads import DecodingThreads
 from xlaserve.models.version import Served
 from xlaserve.programs.tf.device import usable_cores
 
-CHANNELS: Final = 3
 MAX_INLINE_BYTES: Final = 2**19
 """Bytes of outputs that are put together on the event loop; four times as many take about a millisecond."""
 
@@ -45,7 +45,7 @@ class Rendering(Protocol):
 
 
 Draw = Callable[[Outputs, Frame, Images], Any]
-"""Maps the same, and the image itself upright as `[height, width, 3]`, to a picture."""
+"""Maps the same, and the image itself upright and RGB, `[height, width, 3]`, to a picture."""
 
 
 class Drawing(Protocol):
@@ -83,13 +83,14 @@ class Pending:
     """Pixels that are read and checked on a thread, as that takes too long for the event loop."""
 
     pixels: Readable
-    """`[n, height, width, 3]`, of another type than uint8."""
+    """In a shape that `image` takes."""
     pixel_range: PixelRange
+    image: ImageInput = RGB
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """`[n, height, width, 3]`."""
-        return self.pixels.shape
+        """`[n, height, width, channels]`. Raises InvalidArgument for another shape."""
+        return self.image.arranged_shape(self.pixels.shape)
 
     @property
     def nbytes(self) -> int:
@@ -97,11 +98,11 @@ class Pending:
         return self.pixels.nbytes
 
     def __len__(self) -> int:
-        return self.shape[0]
+        return self.pixels.shape[0]
 
     def check(self) -> Images:
         """Reads the pixels and checks them as `decoder.check_pixels` does. Raises InvalidArgument."""
-        return check_pixels(np.asarray(self.pixels), self.pixel_range)
+        return check_pixels(np.asarray(self.pixels), self.pixel_range, self.image)
 
 
 class Request(NamedTuple):
@@ -110,7 +111,7 @@ class Request(NamedTuple):
     mode: str
     """The mode to run in; empty for the model's default."""
     images: Images | Pending | Sequence[Encoded]
-    """Pixels `[n, height, width, 3]` that passed `decoder.check_pixels`, or encoded images; at least one."""
+    """Pixels `[n, height, width, channels]` that passed `decoder.check_pixels`, or encoded images; at least one."""
     deadline: float
     """When it has to be answered, in seconds of the clock."""
     rendering: Rendering | Drawn | None = None
@@ -181,10 +182,12 @@ class Pipeline:
 
     async def _run_pixels(self, served: Served, request: Request, images: Images | Pending) -> Answer:
         mode = served.mode(request.mode)
-        count, height, width, _ = images.shape
+        count, height, width, channels = images.shape
+        if channels != served.model.image.channels:
+            raise InvalidArgument("pixels", f"shape {served.model.image.text()}", list(images.shape))
         unmatched = None if (height, width) in served.sizes else (height, width)
         if unmatched is not None and not served.takes_unmatched:
-            sizes = " or ".join(f"[n, {height}, {width}, 3]" for height, width in sorted(served.sizes))
+            sizes = " or ".join(served.model.image.text(*size) for size in sorted(served.sizes))
             raise InvalidArgument("pixels", f"shape {sizes}", list(images.shape))
         with served.engine.admit(count, images.nbytes, unmatched) as admitted:
             if isinstance(images, Pending):
@@ -196,8 +199,8 @@ class Pipeline:
 
     async def _run_encoded(self, served: Served, request: Request, images: Sequence[Encoded]) -> Answer:
         mode = served.mode(request.mode)
-        pixels = max(height * width for height, width in served.inputs)
-        size_bytes = len(images) * pixels * CHANNELS + sum(map(len, images))
+        pixels = max(height * width for height, width in served.inputs) * served.model.color.channels
+        size_bytes = len(images) * pixels + sum(map(len, images))
         with served.engine.admit(len(images), size_bytes) as admitted:
             self._check_deadline(served, mode, request)
             began = self.clock()
@@ -247,14 +250,21 @@ class Pipeline:
         """
         # Where all have one resolution, they are decoded to where they run. Unused arrays are never paged in.
         allocate = admitted.buffer if len(served.inputs) == 1 else _allocate
-        pixels = {size: allocate((len(encoded), *size, CHANNELS)) for size in served.inputs}
+        color = served.model.color
+        pixels = {size: allocate((len(encoded), *size, color.channels)) for size in served.inputs}
         place: Place = served.place
         settings, warned = served.settings, defaultdict[str, list[int]](list)
 
         def decode_row(row: int) -> Frame:
             try:
                 image, frame, warning = decode(
-                    encoded[row], place, self._limits, self.memory.hold, settings.decode, grey16=settings.grey16
+                    encoded[row],
+                    place,
+                    self._limits,
+                    self.memory.hold,
+                    settings.decode,
+                    color=color,
+                    grey16=settings.grey16,
                 )
             except RequestError as error:
                 if len(encoded) > 1:

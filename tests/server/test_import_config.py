@@ -120,7 +120,7 @@ def test_a_policy_of_versions_is_translated(
 @pytest.mark.parametrize(
     ("text", "noted"),
     [
-        ('name: "a" backend: "tensorflow" input { dims: [3, 8, 8] data_type: TYPE_UINT8 }', "a.input.dims"),
+        ('name: "a" backend: "tensorflow" input { dims: [8] data_type: TYPE_UINT8 }', "a.input.dims"),
         ('name: "a" backend: "tensorflow" input { name: "x" } input { name: "y" }', "a.input"),
         ('name: "a" backend: "tensorflow" output { name: "x" } output { name: "y" }', "a.output.name"),
         ('name: "a" backend: "tensorflow" max_batch_size: 1000', "a.max_batch_size"),

@@ -31,6 +31,7 @@ from xlaserve.errors import (
 from xlaserve.images import decoder
 from xlaserve.images.decoder import Decoded, Place
 from xlaserve.images.frame import Frame, place, whole
+from xlaserve.images.image_input import RGB, ImageInput
 from xlaserve.models.task import Classification, Segmentation, Task
 from xlaserve.models.version import Served
 from xlaserve.pipeline import Pending, Pipeline, Request
@@ -117,11 +118,12 @@ def batcher() -> Iterator[Batcher]:
     assert sorted(batcher.admitted) == sorted(batcher.left), "what was admitted must leave, in all cases"
 
 
-def make_served(batcher: Batcher, *sizes: tuple[int, int], **settings_of_all: Any) -> Served:
+def make_served(batcher: Batcher, *sizes: tuple[int, int], image: ImageInput = RGB, **settings_of_all: Any) -> Served:
     modes = (Mode.XLA, Mode.GRAPH)
     settings = ModelSettings(name="m", source="fake", modes=modes, resolutions=sizes, **settings_of_all)
     version = SimpleNamespace(settings=settings)
-    model = SimpleNamespace(buckets=tuple(Bucket(2, *size) for size in sizes), task=Classification(3), fit=Fit.RESIZE)
+    buckets = tuple(Bucket(2, *size) for size in sizes)
+    model = SimpleNamespace(buckets=buckets, task=Classification(3), fit=Fit.RESIZE, image=image, color=image.color)
     return Served(cast(Any, version), cast(Any, model), cast(Any, batcher))
 
 
@@ -675,10 +677,10 @@ async def test_pixels_that_take_long_are_checked_on_a_thread_once_they_are_admit
     given = np.full((2, 4, 6, 3), 7, np.float32)
     check_pixels = decoder.check_pixels
 
-    def check(array: Any, pixel_range: PixelRange) -> Images:
+    def check(array: Any, pixel_range: PixelRange, image: ImageInput) -> Images:
         threads.append(threading.current_thread())
         assert batcher.admitted == [(2, given.nbytes)]
-        return check_pixels(array, pixel_range)
+        return check_pixels(array, pixel_range, image)
 
     monkeypatch.setattr(pipeline, "check_pixels", check)
     answer = await pipe.run(served, Request("", Pending(given, PixelRange.LEVELS), DEADLINE))

@@ -358,7 +358,7 @@ def test_an_export_of_jax_runs_with_its_weights_as_arguments() -> None:
     ):
         image = jax.ShapeDtypeStruct((*export.symbolic_shape("b"), 2, 2, 3), np.float32)
         exported = export.export(jax.jit(lambda images: images.sum((1, 2)) @ kernel), platforms=["cpu", "cuda"])(image)
-        function = ImageFunction(exported_model(exported, "net.jax", ()))
+        function = ImageFunction(exported_model(exported, "net.jax", ()), has_channels_first=False)
         (weight,) = function.weights
         np.testing.assert_array_equal(weight, kernel)
         pixels = np.ones((1, 2, 2, 3), np.float32)

@@ -214,13 +214,19 @@ def _triton_input(inputs: Sequence[Triton.Input], max_batch_size: int, found: Tr
         )
     found.leave(one, f"{where}.", "name", "data_type", "dims", "format")
     dims = list(one.dims)
-    is_planar = one.format == Triton.FORMAT_NCHW or (dims[:1] == [3] and dims[-1:] != [3])
+    is_first = one.format == Triton.FORMAT_NCHW or (dims[:1] == [3] and dims[-1:] != [3])
     if max_batch_size == 0 and len(dims) == 4:
         dims = dims[1:]  # of the batch
-    if is_planar or len(dims) != 3 or dims[2] != 3:
-        found.note(f"{where}.dims", f"expected [height, width, 3], got {dims}")
-        return model
-    return {**model, "input_size": dims[:2]} if min(dims) > 0 else model
+    match dims:
+        case [_, height, width] if is_first:
+            model["layout"] = "channels_first"
+        case [height, width] | [height, width, _]:
+            pass
+        case _:
+            expected = "[height, width, channels], [channels, height, width] or [height, width]"
+            found.note(f"{where}.dims", f"expected {expected}, got {dims}")
+            return model
+    return {**model, "input_size": [height, width]} if min(height, width) > 0 else model
 
 
 def _triton_outputs(outputs: Sequence[Triton.Output], folder: Path, found: Translation, where: str) -> Json:

@@ -12,7 +12,16 @@ from pydantic import Field, field_serializer, field_validator, model_validator
 from xlaserve.config import sources
 from xlaserve.config.base import Frozen, OrPath, Pairs
 from xlaserve.config.bucket_settings import AutoBuckets, BucketSettings, shown
-from xlaserve.config.image_settings import MAX_GREY16, Decoding, Fit, Grey16, PixelRange, Window
+from xlaserve.config.image_settings import (
+    MAX_GREY16,
+    Color,
+    Decoding,
+    Fit,
+    Grey16,
+    Layout,
+    PixelRange,
+    Window,
+)
 from xlaserve.config.modes import Lowering, Mode, Precision
 from xlaserve.config.output_settings import (
     DEFAULT_THRESHOLD,
@@ -70,10 +79,10 @@ class ModelSettings(Frozen):
     """How many classes `keras.applications`, `keras_cv` and `keras_hub` are built for; those of the published weights
     by default. For outputs that name classes by their numbers: how many there are, if no labels say it."""
     preprocess: Literal["auto", "none", "tf", "torch", "caffe", "unit"] = "auto"
-    """Preprocessing of RGB pixels from 0 to 255 inside the compiled program: `tf` scales to -1..1, `unit` to 0..1,
-    `torch` to 0..1 and then by ImageNet's mean and deviation, `caffe` reorders to BGR and subtracts ImageNet's mean,
-    `none` passes 0..255. `auto` is what Keras, KerasCV or KerasHub define for the family or the preset, and `none` for
-    other sources."""
+    """Preprocessing of pixels from 0 to 255 inside the compiled program: `tf` scales to -1..1, `unit` to 0..1,
+    `torch` RGB to 0..1 and then by ImageNet's mean and deviation, `caffe` reorders RGB to BGR and subtracts ImageNet's
+    mean, `none` passes 0..255. `auto` is what Keras, KerasCV or KerasHub define for the family or the preset, and
+    `none` for other sources."""
     input_size: tuple[int, int] | None = Field(None, examples=[[224, 224]])
     """Height and width, for a model that takes several; the model's own by default."""
     fit: Fit | None = None
@@ -92,6 +101,15 @@ class ModelSettings(Frozen):
     of each image white. `[low, high]` is a window: values up to `low` become black, those from `high` on white. Unset,
     the upper 8 bits are taken, and the answer to such an image has a warning. PNG files of 16 bits in colour or with
     transparency always keep the upper 8."""
+    color: Color | None = None
+    """The channels of the model's pixels, to which encoded images are converted: `grey` (luma, as Pillow's mode L),
+    `rgb`, `bgr` and `yuv` (both as OpenCV has them) or `rgba`. By default by their number: `grey` for one channel,
+    `rgb` for three, `rgba` for four; a model of another number takes only pixels. Pixels in requests are the model's
+    own already and stay as they are."""
+    layout: Layout | None = None
+    """Where the image input of a file or SavedModel has its channels: `channels_last` or `channels_first`. By default
+    first where there are 1, 3 or 4 and both other sides are longer, else last. Requests to a model with its channels
+    first may send pixels in either layout."""
     pixel_range: PixelRange = PixelRange.LEVELS
     """The range of FP16 and FP32 pixels in requests: `0..255` or `0..1`. A request says otherwise with the parameter
     `pixel_range`. Other types and encoded images are from 0 to 255 always."""

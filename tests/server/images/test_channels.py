@@ -25,7 +25,8 @@ def decoded(
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
 def test_pixels_have_the_channels_of_their_colour(color: Color, fit: Fit, mode: str) -> None:
     pixels = decoded(UPRIGHT.convert(mode), color, fit, (20, 33))
-    assert (pixels.shape, pixels.dtype) == ((20, 33, color.channels), np.uint8)
+    assert pixels.shape == (20, 33, color.channels)
+    assert pixels.dtype == np.uint8
 
 
 def test_grey_is_pillows_luma_taken_before_the_resize() -> None:

@@ -16,7 +16,7 @@ _FAR: Final = 1e6
 
 
 def to_xyxy(boxes: tf.Tensor, how: BoxFormat, images: tf.Tensor) -> tf.Tensor:
-    """Returns `boxes` `[n, k, 4]` as left, top, right, bottom in pixels of `images` `[n, height, width, 3]`.
+    """Returns `boxes` `[n, k, 4]` as left, top, right, bottom in pixels of `images` `[n, height, width, channels]`.
 
     They may go beyond the images; what is not a number becomes 0.
     """

@@ -26,7 +26,7 @@ from xlaserve.models.task import (
 Raw = Mapping[str, tf.Tensor]
 """A network's outputs by their names."""
 Finish = Callable[[Raw, tf.Tensor], tuple[tf.Tensor, ...]]
-"""Maps a network's outputs, and the images `[n, height, width, 3]` that it was given, to outputs of the task."""
+"""Maps a network's outputs, and the images `[n, height, width, channels]` that it was given, to outputs of the task."""
 
 OUTPUT_NAMES: Final[Mapping[OutputRole, tuple[str, ...]]] = {
     "boxes": ("boxes", "detection_boxes"),
@@ -47,6 +47,11 @@ class TensorShape(NamedTuple):
     shape: Sequence[int | None] | None
     """None is an unknown rank, or an unknown size."""
     dtype: str
+
+    @property
+    def of_any_batch(self) -> TensorShape:
+        """The same with a first dimension of any size."""
+        return self if self.shape is None else TensorShape((None, *self.shape[1:]), self.dtype)
 
     def __str__(self) -> str:
         if self.shape is None:

@@ -8,10 +8,10 @@ import tensorflow as tf
 
 
 class Scaling(NamedTuple):
-    """A factor for each of the three channels, and an offset that is added after it."""
+    """A factor for each channel, and an offset that is added after it."""
 
-    scale: tuple[float, float, float]
-    offset: tuple[float, float, float]
+    scale: tuple[float, ...]
+    offset: tuple[float, ...]
 
 
 Preprocess = Literal["none", "tf", "torch", "caffe", "unit"] | Scaling
@@ -42,7 +42,10 @@ _CAFFE_MEAN: Final = (103.939, 116.779, 123.68)  # of BGR from 0 to 255
 
 
 def apply(pixels: tf.Tensor, how: Preprocess) -> tf.Tensor:
-    """Turns RGB `pixels` `[n, height, width, 3]` from 0 to 255 into float32 of the same shape."""
+    """Turns `pixels` `[n, height, width, channels]` from 0 to 255 into float32 of the same shape.
+
+    `torch` and `caffe` are for RGB.
+    """
     values = tf.cast(pixels, tf.float32)
     match how:
         case Scaling(scale, offset):

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks import any_batch, heads
-from xlaserve.models.networks.assemble import Call
 from xlaserve.models.networks.heads import TensorShape
+from xlaserve.models.networks.image_tensor import Call
 
 CALL: Final = "__call__"
 
@@ -42,7 +42,7 @@ def found(owner: Any, function: Any, name: str) -> Found:
     outputs = {name: _shape(output) for name, output in ordered}
     is_fixed = bool(pixels.shape) and pixels.shape[0] is not None  # type: ignore[index]
     if is_fixed and (free := any_batch.widened(function, pixels)) is not None:
-        pixels, outputs = _of_any_batch(pixels), {name: _of_any_batch(output) for name, output in outputs.items()}
+        pixels, outputs = pixels.of_any_batch, {name: output.of_any_batch for name, output in outputs.items()}
         run = free
     else:
 
@@ -100,7 +100,3 @@ def _tensors(function: Any) -> list[tf.TensorSpec]:
 
 def _shape(spec: tf.TensorSpec) -> TensorShape:
     return TensorShape(None if spec.shape.rank is None else spec.shape.as_list(), spec.dtype.name)
-
-
-def _of_any_batch(tensor: TensorShape) -> TensorShape:
-    return TensorShape(None if tensor.shape is None else (None, *tensor.shape[1:]), tensor.dtype)

@@ -21,8 +21,8 @@ from xlaserve.config import ModelSettings
 from xlaserve.engine.causes import cause
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks import heads
-from xlaserve.models.networks.assemble import check_pixels
 from xlaserve.models.networks.heads import TensorShape
+from xlaserve.models.networks.image_tensor import channels_last, image_tensor
 from xlaserve.models.networks.network import Network
 from xlaserve.models.sources import saved_model
 from xlaserve.programs.tf.definitions import has_narrow
@@ -55,14 +55,16 @@ def jax_file(file: Path, settings: ModelSettings) -> Network:
             f"source: expected an export for {platform}, got {file.name} for {made_for}; export it with"
             ' platforms=["cpu", "cuda"] for both'
         )
-    function = ImageFunction(exported)
-    return saved_model.network(function.run, function.pixels, function.outputs, settings, weights=file.name)
+    image = image_tensor(exported.image, settings.color, settings.layout)
+    function = ImageFunction(exported, has_channels_first=image.has_channels_first)
+    if image.has_channels_first:
+        return saved_model.arranged(function.run, image, function.outputs, settings, weights=file.name)
+    return saved_model.network(function.run, exported.image, function.outputs, settings, weights=file.name)
 
 
 def save(exported: ExportedModel, folder: Path) -> None:
     """Writes a SavedModel. Raises ModelFailed where the export's input is not one of images."""
-    function = ImageFunction(exported)
-    check_pixels(function.pixels)
+    function = ImageFunction(exported, has_channels_first=image_tensor(exported.image).has_channels_first)
     spec = tf.TensorSpec(function.pixels.shape, function.pixels.dtype, name=PIXELS)
     serve = tf.function(function.run, autograph=False, jit_compile=False).get_concrete_function(spec)
     root = tf.Module()
@@ -77,14 +79,15 @@ class ImageFunction:
     images with their channels first also returns its maps, outputs of four dimensions, with their channels first.
     """
 
-    def __init__(self, exported: ExportedModel) -> None:
+    def __init__(self, exported: ExportedModel, *, has_channels_first: bool) -> None:
         self._given = exported.outputs
-        self._has_channels_first = _has_channels_first(exported.image)
-        self.pixels = _with_channels_last(exported.image) if self._has_channels_first else exported.image
+        self.pixels = channels_last(exported.image) if has_channels_first else exported.image
         """The shape and dtype of the pixels that `run` takes."""
-        self.outputs = {name: self._as_given(output) for name, output in exported.outputs.items()}
+        self.outputs = {
+            name: channels_last(output) if has_channels_first else output for name, output in exported.outputs.items()
+        }
         """The outputs of `run`, by name."""
-        module = _Module(exported, has_channels_first=self._has_channels_first)
+        module = _Module(exported, has_channels_first=has_channels_first)
         translated = _translated(exported, self.pixels, module)
         self._compute: Callable[[tf.Tensor], Sequence[tf.Tensor]] = module if translated is None else translated.run
         self.weights = module.weights if translated is None else translated.weights
@@ -95,10 +98,6 @@ class ImageFunction:
             name: value if self.outputs[name] is output else tf.transpose(value, (0, 2, 3, 1))
             for (name, output), value in zip(self._given.items(), self._compute(pixels), strict=True)
         }
-
-    def _as_given(self, output: TensorShape) -> TensorShape:
-        is_map = self._has_channels_first and output.shape is not None and len(output.shape) == len("NCHW")
-        return _with_channels_last(output) if is_map else output
 
 
 class _Module:
@@ -157,16 +156,3 @@ def _compare(module: _Module, translated: Translated, pixels: TensorShape) -> No
         tolerance = TOLERANCE * largest + OF_SPREAD * spread if is_exact else NARROW_TOLERANCE * largest
         if got.shape != wanted.shape or not np.allclose(got, wanted, rtol=0, atol=tolerance, equal_nan=True):
             raise ValueError(f"output {index} differs by {np.abs(got - wanted).max():.3g} once it is translated")
-
-
-def _has_channels_first(image: TensorShape) -> bool:
-    match image.shape:
-        case (_, 3, _, side):
-            return side != 3
-    return False
-
-
-def _with_channels_last(image: TensorShape) -> TensorShape:
-    assert image.shape is not None
-    batch, channels, height, width = image.shape
-    return TensorShape((batch, height, width, channels), image.dtype)

@@ -13,6 +13,7 @@ import tensorflow as tf
 from xlaserve.config import ModelSettings
 from xlaserve.models.networks import heads, precision
 from xlaserve.models.networks.heads import TensorShape
+from xlaserve.models.networks.image_tensor import image_tensor
 from xlaserve.models.networks.keras_runtime import keras
 from xlaserve.models.networks.network import Network, Size
 from xlaserve.models.networks.preprocess import Preprocess
@@ -61,10 +62,11 @@ def detector(
         decoded: heads.Raw = model.decode_predictions(precision.widen(keras_models.call(model, pixels)), pixels)
         return decoded
 
-    (pixels,) = model.inputs
+    (given,) = model.inputs
+    pixels = image_tensor(TensorShape(given.shape, given.dtype), settings.color, settings.layout)
     task = Detection(model.num_classes, max_detections=settings.max_detections)
     head = heads.candidates(task, settings, across_classes=True)
     built = keras_models.assembled(
-        model, infer, head, settings, pixels=TensorShape(pixels.shape, pixels.dtype), preprocessing=preprocessing
+        model, pixels.last(infer), head, settings, pixels=pixels, preprocessing=preprocessing
     )
     return replace(built, weights=weights, default_size=default_size, multiple=multiple)

@@ -54,9 +54,8 @@ def own_preprocess(model: Any) -> Preprocess:
     if (converter := image_converter(model)) is None:
         return "none"
 
-    def channels(value: Any) -> tuple[float, float, float]:
-        red, green, blue = np.broadcast_to(value, 3).tolist()
-        return red, green, blue
+    def channels(value: Any) -> tuple[float, ...]:
+        return tuple(np.broadcast_to(value, max(3, np.size(value))).tolist())
 
     return Scaling(
         channels(1.0 if converter.scale is None else converter.scale),

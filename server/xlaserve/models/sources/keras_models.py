@@ -12,8 +12,9 @@ from xlaserve.config import Mode, ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.models import lowering
 from xlaserve.models.networks import any_batch, heads, precision, reading
-from xlaserve.models.networks.assemble import Call, assemble, check_pixels, probe
+from xlaserve.models.networks.assemble import assemble, probe
 from xlaserve.models.networks.heads import Head, TensorShape
+from xlaserve.models.networks.image_tensor import Call, ImageTensor, image_tensor
 from xlaserve.models.networks.keras_runtime import keras
 from xlaserve.models.networks.network import Network, Size
 from xlaserve.models.networks.preprocess import Preprocess
@@ -32,17 +33,19 @@ def network(
 
     Raises ModelFailed where the model's input or outputs are not those of a task.
     """
-    pixels = _input(model)
-    check_pixels(pixels)
+    declared = _input(model)
 
     def infer(values: tf.Tensor) -> heads.Raw:
         raw: heads.Raw = precision.widen(named_outputs(model, call(model, values)))
         return raw
 
-    if pixels.shape is not None and pixels.shape[0] is not None and any_batch.takes_any(infer, infer, pixels):
-        pixels = TensorShape((None, *pixels.shape[1:]), pixels.dtype)
-    head = reading.choose(_outputs(model, pixels), settings, lambda: probe(infer, pixels, preprocessing, settings))
-    built = assembled(model, infer, head, settings, pixels=pixels, preprocessing=preprocessing)
+    pixels = image_tensor(declared, settings.color, settings.layout)
+    if pixels.batch is not None and any_batch.takes_any(infer, infer, declared):
+        declared, pixels = declared.of_any_batch, pixels._replace(batch=None)
+    infer_last = pixels.last(infer)
+    outputs = pixels.outputs_last(_outputs(model, declared))
+    head = reading.choose(outputs, settings, lambda: probe(infer_last, pixels, preprocessing, settings))
+    built = assembled(model, infer_last, head, settings, pixels=pixels, preprocessing=preprocessing)
     return replace(built, weights=weights, default_size=default_size, multiple=multiple)
 
 
@@ -52,12 +55,12 @@ def assembled(
     head: Head,
     settings: ModelSettings,
     *,
-    pixels: TensorShape,
+    pixels: ImageTensor,
     preprocessing: Preprocess,
 ) -> Network:
     """Returns the network of a Keras model, in the precision and with the lowerings of the settings.
 
-    `infer` calls the model with pixels, and returns its outputs as the head takes them.
+    `infer` calls the model with pixels, their channels last, and returns its outputs as the head takes them.
     """
     precision.narrow(model, settings.precision)
     lower = lowering.for_settings(settings)
@@ -114,7 +117,7 @@ def _input(model: Any) -> TensorShape:
             "source: expected a model that was built, got one that has seen no input; begin it with"
             " keras.Input((height, width, 3)), or call it on images once, before model.save(...)"
         )
-    if not isinstance(shape, (list, tuple)) or len(shape) != 4:
+    if not isinstance(shape, (list, tuple)) or not all(side is None or isinstance(side, int) for side in shape):
         raise ModelFailed(f"source: expected a model of one input [n, height, width, channels], got {shape}")
     return TensorShape((None, *shape[1:]), "float32")
 

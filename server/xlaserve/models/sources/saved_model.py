@@ -14,8 +14,9 @@ from xlaserve.engine.causes import cause
 from xlaserve.errors import ModelFailed
 from xlaserve.models import lowering
 from xlaserve.models.networks import reading
-from xlaserve.models.networks.assemble import Call, assemble, check_pixels, probe
+from xlaserve.models.networks.assemble import assemble, probe
 from xlaserve.models.networks.heads import TensorShape
+from xlaserve.models.networks.image_tensor import Call, ImageTensor, image_tensor
 from xlaserve.models.networks.network import Network
 from xlaserve.models.networks.preprocess import Preprocess
 from xlaserve.models.sources import functions
@@ -115,7 +116,14 @@ def network(
     call: Call, pixels: TensorShape, outputs: Mapping[str, TensorShape], settings: ModelSettings, *, weights: str
 ) -> Network:
     """Returns the network of an exported function of one image input. Raises ModelFailed."""
-    check_pixels(pixels)
+    image = image_tensor(pixels, settings.color, settings.layout)
+    return arranged(image.last(call), image, image.outputs_last(outputs), settings, weights=weights)
+
+
+def arranged(
+    call: Call, pixels: ImageTensor, outputs: Mapping[str, TensorShape], settings: ModelSettings, *, weights: str
+) -> Network:
+    """Returns the network of a function that takes the channels of its pixels last. Raises ModelFailed."""
     preprocessing: Preprocess = "none" if settings.preprocess == "auto" else settings.preprocess
     return assemble(
         call,

@@ -69,7 +69,7 @@ def translate(exported: ExportedModel, pixels: TensorShape) -> Translated:
     shape = tuple(exported.image.shape or ())
     if not shape or None in shape[1:]:
         raise UntranslatableModuleError("it takes images of any size")
-    order = (0, 3, 1, 2) if pixels is not exported.image else (0, 1, 2, 3)
+    order = (0, 3, 1, 2) if pixels is not exported.image else tuple(range(len(shape)))
     with stablehlo_weights.parsed(exported.module) as module:
         translator = Translator(module, platforms.index("cpu") if "cpu" in platforms else 0)
 

@@ -108,7 +108,8 @@ def learn_shape(message: InferMessage, images: Images | Pending | Sequence[Encod
         return
     tensor = head.fields.inputs[0]
     # A model that is loaded again may be strict, and refuse parameters that were ignored.
-    if tensor.datatype == "UINT8" and not tensor.parameters:
+    # Pixels whose channels came first were copied, and lie otherwise in the message.
+    if tensor.datatype == "UINT8" and not tensor.parameters and not images.flags.owndata:
         head.known_shape = images.shape
 
 

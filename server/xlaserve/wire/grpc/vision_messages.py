@@ -20,7 +20,7 @@ from xlaserve.images.decoder import Encoded
 from xlaserve.images.frame import Frame
 from xlaserve.models.task import Classification, Detection, Embedding, Objects, Segmentation, Task, reading_of
 from xlaserve.models.version import Served
-from xlaserve.pipeline import CHANNELS, Answer, Render, Request
+from xlaserve.pipeline import Answer, Render, Request
 from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.grpc.wire_format import LARGE_BYTES
 from xlaserve.wire.shared.inference import check_priority
@@ -102,7 +102,7 @@ def parse_classify(request: VisionMessage[pb.ClassifyRequest], served: Served, d
     top_k = request.fields.top_k
     if top_k < 0:
         raise InvalidArgument("top_k", f"a number of classes, or 0 for {DEFAULT_TOP_K}", top_k)
-    parsed = _request(request, deadline)
+    parsed = _request(request, served, deadline)
     kept = min(top_k or DEFAULT_TOP_K, task.classes)
     if fits_inline(parsed.images, kept, task.classes):
         return parsed
@@ -167,7 +167,7 @@ def parse_detect(request: VisionMessage[pb.DetectRequest], served: Served, deadl
         raise InvalidArgument("min_score", "a number", fields.min_score)
     if fields.max_detections < 0:
         raise InvalidArgument("max_detections", "a number of objects, or 0 for all", fields.max_detections)
-    parsed = _request(request, deadline)
+    parsed = _request(request, served, deadline)
     if len(parsed.images) * (IMAGE_US + task.max_detections * DETECTION_US) <= MAX_INLINE_US:
         return parsed
     return parsed._replace(rendering=DetectedObjects(fields.min_score, fields.max_detections))
@@ -231,7 +231,7 @@ def parse_segment(
     if fields.encoding not in pb.SegmentRequest.Encoding.values():
         raise InvalidArgument("encoding", "ENCODING_PNG or ENCODING_RUN_LENGTHS", fields.encoding)
     as_runs = fields.encoding == pb.SegmentRequest.ENCODING_RUN_LENGTHS
-    return _request(request, deadline)._replace(rendering=ClassMaps(as_runs, fields.pixel_counts, max_bytes))
+    return _request(request, served, deadline)._replace(rendering=ClassMaps(as_runs, fields.pixel_counts, max_bytes))
 
 
 def class_maps(request: pb.SegmentRequest, served: Served, answer: Answer) -> Response:
@@ -274,7 +274,7 @@ class ClassMaps(NamedTuple):
 def parse_embed(request: VisionMessage[pb.EmbedRequest], served: Served, deadline: float) -> Request:
     """Returns the `pipeline.Request`."""
     task_of(served, Embedding)
-    return _request(request, deadline)
+    return _request(request, served, deadline)
 
 
 def embeddings(request: pb.EmbedRequest, served: Served, answer: Answer) -> Response:
@@ -292,25 +292,26 @@ def stamp(response: InferenceResponse, served: Served, answer: Answer, timings: 
         setattr(stages, stage, getattr(timings, stage))
 
 
-def _request(message: VisionMessage[FieldsT], deadline: float) -> Request:
+def _request(message: VisionMessage[FieldsT], served: Served, deadline: float) -> Request:
     fields = message.fields
-    return Request(fields.mode, _images(message), deadline, priority=check_priority(fields.priority, "priority"))
+    images = _images(message, served.model.image.channels)
+    return Request(fields.mode, images, deadline, priority=check_priority(fields.priority, "priority"))
 
 
-def _images(message: VisionMessage[FieldsT]) -> Images | list[Encoded]:
+def _images(message: VisionMessage[FieldsT], channels: int) -> Images | list[Encoded]:
     encoded = len(message.images)
     if message.fields.HasField("pixels"):
         if encoded:
             raise InvalidArgument("pixels", "none alongside images", f"{encoded} images as well")
         pixels = message.fields.pixels
-        return _pixels(pixels, pixels.rgb if message.rgb is None else message.rgb)
+        return _pixels(pixels, pixels.rgb if message.rgb is None else message.rgb, channels)
     if not 1 <= encoded <= MAX_IMAGES:
         raise InvalidArgument("images", f"at least one encoded image and at most {MAX_IMAGES}", encoded)
     return list(message.images)
 
 
-def _pixels(pixels: pb.Pixels, rgb: Encoded) -> Images:
-    shape = (pixels.images, pixels.height, pixels.width, CHANNELS)
+def _pixels(pixels: pb.Pixels, rgb: Encoded, channels: int) -> Images:
+    shape = (pixels.images, pixels.height, pixels.width, channels)
     if min(shape) < 1:
         raise InvalidArgument("pixels", "images, height and width of at least 1", list(shape[:3]))
     if len(rgb) != math.prod(shape):

@@ -30,6 +30,7 @@ def model(version: Version, shadows: Mapping[Pair, Findings]) -> pb.Model:
         source=source_name(settings.source),
         weights=loaded.weights if loaded else "",
         task=loaded.task.name if loaded else "",
+        pixels=loaded.pixels if loaded else "",
         fit=loaded.fit if loaded else "",
         precision=settings.precision,
         differences=[_difference(mode, found) for mode, found in version.differences.items()],

@@ -142,7 +142,13 @@ def parse(request: InferRequest, call: Call, listing: Listing) -> tuple[Request,
         images = request.known_images
     else:
         ranges = settings.pixel_range, parameters.pixel_range
-        images = images_of(request.inputs, *ranges, input_name=settings.input_name, is_strict=is_strict)
+        images = images_of(
+            request.inputs,
+            *ranges,
+            image=served.model.image,
+            input_name=settings.input_name,
+            is_strict=is_strict,
+        )
     until = min(call.deadline, call.began + parameters.timeout_s)
     rendering = rendering_of(wanted, served, images, listing)
     return Request(parameters.mode, images, until, rendering, parameters.priority), wanted

@@ -18,6 +18,7 @@ from xlaserve.config import PixelRange
 from xlaserve.engine.program import Images
 from xlaserve.errors import InvalidArgument
 from xlaserve.images.decoder import Encoded, check_pixels
+from xlaserve.images.image_input import RGB, ImageInput
 from xlaserve.pipeline import Pending, Readable
 
 PIXELS: Final = "pixels"
@@ -35,7 +36,8 @@ SHARED_MEMORY: Final = ("shared_memory_region", "shared_memory_byte_size", "shar
 FRACTIONS: Final = ("FP16", "FP32")
 """Datatypes that pixels from 0 to 1 can have."""
 MAX_INLINE_PIXEL_VALUES: Final = 2**19
-"""INT32 and FP32 pixels become levels at about a nanosecond each. More are left to a thread."""
+"""INT32 and FP32 pixels become levels, and channels that come first come last, at about a nanosecond a value. More are
+left to a thread."""
 MAX_IMAGES: Final = 4096
 """Encoded images in one request: they are taken apart on the event loop."""
 MAX_SHOWN: Final = 8
@@ -75,13 +77,15 @@ def images_of(
     default_range: PixelRange = PixelRange.LEVELS,
     pixel_range: PixelRange | None = None,
     *,
+    image: ImageInput = RGB,
     input_name: str = "",
     is_strict: bool = False,
 ) -> Images | Pending | list[Encoded]:
     """Returns the pixels or the encoded images of a request. Raises InvalidArgument.
 
     FP16 and FP32 pixels are of `pixel_range` where the request names it, else of the model's, `default_range`. Unknown
-    parameters of the tensor are refused where `is_strict`, else ignored. `input_name` is another name of either input.
+    parameters of the tensor are refused where `is_strict`, else ignored. `image` is the model's image input, and
+    `input_name` another name of either input.
     """
     tensors = [*islice(inputs, MAX_SHOWN)]
     expected = f"one tensor, {' or '.join(repr(name) for name in (PIXELS, IMAGE, input_name) if name)}"
@@ -100,10 +104,11 @@ def images_of(
         expected = f"{PixelRange.UNIT} with {' or '.join(FRACTIONS)} {PIXELS!r} alone"
         raise InvalidArgument("parameters.pixel_range", expected, got)
     if name == PIXELS:
-        pixels = _pixels(tensor, raw)
-        if isinstance(pixels, np.ndarray) and (pixels.dtype == np.uint8 or pixels.size <= MAX_INLINE_PIXEL_VALUES):
-            return check_pixels(pixels, pixel_range or default_range)
-        return Pending(pixels, pixel_range or default_range)
+        pixels = _pixels(tensor, raw, image)
+        is_view = isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and image.is_arranged(pixels.shape)
+        if isinstance(pixels, np.ndarray) and (is_view or pixels.size <= MAX_INLINE_PIXEL_VALUES):
+            return check_pixels(pixels, pixel_range or default_range, image)
+        return Pending(pixels, pixel_range or default_range, image)
     if name == IMAGE:
         return _encoded(tensor, raw)
     raise InvalidArgument("inputs", expected, repr(name[:64]))
@@ -135,11 +140,11 @@ def raw_bytes(elements: Iterable[bytes]) -> bytes:
     return b"".join(struct.pack("<I", len(element)) + element for element in elements)
 
 
-def _pixels(tensor: InputTensor, raw: memoryview | None) -> NDArray[Any] | Readable:
+def _pixels(tensor: InputTensor, raw: memoryview | None, image: ImageInput) -> NDArray[Any] | Readable:
     datatype = tensor.datatype
     if datatype not in PIXEL_DTYPES:
         raise InvalidArgument(f"{PIXELS}.datatype", " or ".join(PIXEL_DTYPES), repr(datatype[:32]))
-    shape = _shape(tensor, PIXELS, "[n, height, width, 3]", ranks=(4,))
+    shape = _shape(tensor, PIXELS, image.text(), ranks=image.ranks)
     if raw is None:
         return tensor.values(shape)
     dtype = PIXEL_DTYPES[datatype]

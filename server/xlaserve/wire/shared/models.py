@@ -11,9 +11,9 @@ from xlaserve.admission.audit import audited
 from xlaserve.admission.caller import CURRENT
 from xlaserve.engine.request import DEFAULT_PRIORITY, WEIGHTS
 from xlaserve.errors import InvalidArgument, ModelNotFound, UnsupportedFeature
+from xlaserve.images.image_input import Axes
 from xlaserve.models.task import Reading, Regression, Task, TensorSpec, WithClasses, readings_of
 from xlaserve.models.version import Served, State, Version
-from xlaserve.pipeline import CHANNELS
 from xlaserve.telemetry.version_metrics import Duration, Statistics
 from xlaserve.wire.shared.backend import Backend
 from xlaserve.wire.shared.inference import outputs_of
@@ -30,6 +30,8 @@ EXTENSIONS: Final = (
     "statistics",
 )
 SHARED_MEMORY_EXTENSION: Final = "system_shared_memory"
+FORMATS: Final[dict[Axes, str]] = {"NHWC": "FORMAT_NHWC", "NCHW": "FORMAT_NCHW", "NHW": "FORMAT_NONE"}
+"""Triton's names of layouts; its others have three axes."""
 ANY: Final = -1
 
 
@@ -67,12 +69,13 @@ class Models:
         CURRENT.get().check_model(name)
         served = self.directory.get(name, version)
         image = {"name": _input(served, IMAGE), "datatype": "BYTES", "shape": [ANY, 1]}
-        pixels = {"name": _input(served, PIXELS), "datatype": "UINT8", "shape": [ANY, *_pixel_size(served), CHANNELS]}
+        shape = served.model.image.shape(ANY, *_pixel_size(served))
+        pixels = {"name": _input(served, PIXELS), "datatype": "UINT8", "shape": [*shape]}
         return {
             "name": served.settings.name,
             "versions": [served.settings.version] if version else self._ready_versions(name),
             "platform": _platform(served),
-            "inputs": [image if served.settings.metadata_input == IMAGE else pixels],
+            "inputs": [image if _shows_image(served) else pixels],
             "outputs": [
                 {"name": one.name, "datatype": one.datatype, "shape": [*one.shape]} for one in _outputs(served)
             ],
@@ -88,8 +91,12 @@ class Models:
         served, device = self.directory.get(name, version), self.backend.device
         batches = sorted({bucket.batch for bucket in served.model.buckets})
         image = {"name": _input(served, IMAGE), "data_type": "TYPE_STRING", "dims": [1]}
-        dims = [*_pixel_size(served), CHANNELS]
-        pixels = {"name": _input(served, PIXELS), "data_type": "TYPE_UINT8", "format": "FORMAT_NHWC", "dims": dims}
+        pixels = {
+            "name": _input(served, PIXELS),
+            "data_type": "TYPE_UINT8",
+            "format": FORMATS[served.model.image.axes],
+            "dims": [*served.model.image.shape(ANY, *_pixel_size(served))[1:]],
+        }
         group = {"name": "lanes", "count": device.lanes // max(1, len(device.gpus)), "gpus": [*device.gpus]}  # of a GPU
         return {
             "name": served.settings.name,
@@ -97,7 +104,7 @@ class Models:
             "backend": served.model.program.platform,
             "version_policy": {"specific": {"versions": sorted(map(int, self._ready_versions(name)))}},
             "max_batch_size": batches[-1],
-            "input": [image if served.settings.metadata_input == IMAGE else pixels],
+            "input": [image if _shows_image(served) else pixels],
             "output": [
                 {"name": output.name, "data_type": f"TYPE_{output.datatype}", "dims": [*output.shape[1:]]}
                 for output in _outputs(served)
@@ -170,7 +177,8 @@ class Models:
             "task": served.model.task.name,
             **({"task_reason": served.model.reason} if served.model.reason else {}),
             **_readings(served.model.task),
-            "inputs": f"{PIXELS},{IMAGE}",
+            "inputs": PIXELS if served.model.image.color is None else f"{PIXELS},{IMAGE}",
+            "pixels": served.model.pixels,
             "fit": served.model.fit,
             "decode": served.version.decode_text,
             "pixel_range": served.settings.pixel_range,
@@ -243,6 +251,10 @@ def _platform(served: Served) -> str:
 
 def _input(served: Served, name: str) -> str:
     return served.settings.input_name or name
+
+
+def _shows_image(served: Served) -> bool:
+    return served.settings.metadata_input == IMAGE and served.model.image.color is not None
 
 
 def _outputs(served: Served) -> Sequence[TensorSpec]:

@@ -138,6 +138,7 @@ def _description(version: Version) -> Json:
     return {
         "source": source_name(settings.source),
         "weights": model.weights if model else "",
+        "pixels": model.pixels if model else "",
         "task_reason": model.reason if model else "",
         "fit": model.fit if model else "",
         "precision": version.precision_text,

@@ -220,6 +220,9 @@ def _labels(ours: Side, pair: Pair) -> tuple[str, ...]:
 def _inputs(sides: tuple[Side, Side], images: RequestImages, limits: ImageLimits) -> tuple[Input, Input]:
     """Returns a request's images as both take them: the first, as many as fit into one batch. Raises Dropped."""
     if isinstance(images, (np.ndarray, Pending)):
+        ours, theirs = (side.served.model.image for side in sides)
+        if (ours.channels, ours.color) != (theirs.channels, theirs.color):
+            raise Dropped("unlike")
         pixels = images.check() if isinstance(images, Pending) else images
         _, height, width, _ = pixels.shape
         pixels = pixels[: _fitting(sides, [whole(height, width)] * 2)]
@@ -235,13 +238,15 @@ def _decoded(sides: tuple[Side, Side], images: Sequence[Encoded], limits: ImageL
     """Decodes images. Those that go into another resolution than the first are left out."""
     ours, theirs = (side.served for side in sides)
     ways = [
-        (served.inputs, served.model.fit, served.settings.decode, served.settings.grey16) for served in (ours, theirs)
+        (served.inputs, served.model.fit, served.settings.decode, served.model.image.color, served.settings.grey16)
+        for served in (ours, theirs)
     ]
     is_alike = ways[0] == ways[1]
 
     def decode_for(served: Served, image: Encoded) -> Decoded:
         settings = served.settings
-        return decode(image, served.place, limits, decoding=settings.decode, grey16=settings.grey16)
+        color = served.model.color
+        return decode(image, served.place, limits, decoding=settings.decode, color=color, grey16=settings.grey16)
 
     def decode_row(image: Encoded) -> tuple[Decoded, Decoded]:
         decoded = decode_for(ours, image)

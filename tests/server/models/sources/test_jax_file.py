@@ -196,10 +196,11 @@ def sums(images: Any) -> Any:
 @pytest.mark.parametrize(
     ("function", "inputs", "expected"),
     [
-        (sums, [image("b", 8, 8)], "source: expected an input of float32, float16, bfloat16 or uint8 [None, height, "
-         "width, 3], got float32 [None, 8, 8]"),
-        (sums, [image(dtype=jnp.int32)], "source: expected an input of float32, float16, bfloat16 or uint8 [None, "
-         "height, width, 3], got int32 [None, 8, 8, 3]"),
+        (lambda rows: rows @ jnp.ones((8, 3)), [image("b", 8)], "source: expected an input of images, such as [None, "
+         "height, width, channels], of float32, float16, bfloat16, float64, uint8, uint16 or int32, got float32 [None, "
+         "8]"),
+        (sums, [image(dtype=jnp.int16)], "source: expected an input of images, such as [None, height, width, "
+         "channels], of float32, float16, bfloat16, float64, uint8, uint16 or int32, got int16 [None, 8, 8, 3]"),
         (lambda images: jnp.ones((1, 3)), [image(1)], "source: expected a function of images, got it.jax, which does "
          "not use its last input"),
         (lambda: jnp.ones((1, 3)), [], "source: expected a function of images, got it.jax, which does not use its last "

@@ -278,10 +278,10 @@ def test_labels_are_read_and_counted(tmp_path: Path, keras_file: SaveKeras, tiny
 
 
 def test_a_model_of_another_kind_fails_with_what_it_is(keras_file: SaveKeras, tiny_model: TinyModel) -> None:
-    grey = tiny_model(channels=1)
-    assert reason(from_file(keras_file(grey))) == (
-        "source: expected an input of float32, float16, bfloat16 or uint8 [None, height, width, 3], "
-        "got float32 [None, 6, 5, 1]"
+    vector = keras.Input((30,))
+    assert reason(from_file(keras_file(keras.Model(vector, keras.layers.Dense(2)(vector))))) == (
+        "source: expected an input of images, such as [None, height, width, channels], of float32, float16, "
+        "bfloat16, float64, uint8, uint16 or int32, got float32 [None, 30]"
     )
     pixels = keras.Input((6, 5, 3))
     rows = keras.Model(pixels, keras.layers.Reshape((30, 3))(pixels))

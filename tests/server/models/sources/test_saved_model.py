@@ -163,21 +163,21 @@ def test_a_saved_model_of_any_size_takes_the_one_that_is_set(tmp_path: Path) -> 
         ),
         (
             {},
-            [tf.TensorSpec((None, 6, 5), tf.float32, name="photo")],
-            "source: expected an input of float32, float16, bfloat16 or uint8 [None, height, width, 3], "
-            "got float32 [None, 6, 5]",
+            [tf.TensorSpec((None, 6, 5, 3, 1), tf.float32, name="photo")],
+            "source: expected an input of images, such as [None, height, width, channels], of float32, float16, "
+            "bfloat16, float64, uint8, uint16 or int32, got float32 [None, 6, 5, 3, 1]",
         ),
         (
             {},
             [tf.TensorSpec((None, 6, 5, 3), tf.int64, name="photo")],
-            "source: expected an input of float32, float16, bfloat16 or uint8 [None, height, width, 3], "
-            "got int64 [None, 6, 5, 3]",
+            "source: expected an input of images, such as [None, height, width, channels], of float32, float16, "
+            "bfloat16, float64, uint8, uint16 or int32, got int64 [None, 6, 5, 3]",
         ),
         (
             {},
             [tf.TensorSpec(None, tf.float32, name="photo")],
-            "source: expected an input of float32, float16, bfloat16 or uint8 [None, height, width, 3], "
-            "got float32 of unknown rank",
+            "source: expected an input of images, such as [None, height, width, channels], of float32, float16, "
+            "bfloat16, float64, uint8, uint16 or int32, got float32 of unknown rank",
         ),
     ],
 )

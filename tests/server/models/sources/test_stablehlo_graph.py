@@ -155,7 +155,7 @@ def test_channels_that_come_first_flow_on_as_the_last() -> None:
         return images.mean((2, 3)) @ weights(16, 4)
 
     model = exported(block, CHANNELS_FIRST)
-    function = jax_file.ImageFunction(model)
+    function = jax_file.ImageFunction(model, has_channels_first=True)
     made = stablehlo_graph.translate(model, function.pixels)
     (got,) = made.run(tf.constant(IMAGES))
     np.testing.assert_allclose(got, block(CHANNELS_FIRST), atol=TOLERANCE)

@@ -96,6 +96,7 @@ class House:
                 buckets=BUCKETS,
                 weights="random",
                 calibrated="",
+                pixels="[n, 4, 6, 3] rgb",
                 fit="resize",
                 reason="",
             ),

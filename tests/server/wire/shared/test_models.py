@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from xlaserve.config import Bucket, Fit, Mode, ModelSettings
+from xlaserve.config import Bucket, Color, Fit, Mode, ModelSettings
+from xlaserve.images.image_input import RGB, ImageInput
 from xlaserve.models.task import Classification
 from xlaserve.models.version import Served, State
 from xlaserve.programs.tf.device import Device
@@ -20,7 +21,7 @@ def models(served: Served, device: Device | None = None) -> Models:
     return Models(cast(Any, backend), has_model_control=False, max_message_bytes=4096)
 
 
-def served(*buckets: Bucket) -> Served:
+def served(*buckets: Bucket, image: ImageInput = RGB) -> Served:
     settings = ModelSettings(
         name="cats", source="/models/v2/cats.keras", modes=(Mode.GRAPH, Mode.XLA), max_queue_delay_ms=1.5
     )
@@ -30,6 +31,8 @@ def served(*buckets: Bucket) -> Served:
         reason="",
         buckets=buckets,
         task=Classification(2, ("cat", "other")),
+        image=image,
+        pixels="[n, height, width, 3] rgb",
         fit=Fit.PAD,
         weights="cats.keras",
     )
@@ -70,6 +73,31 @@ def test_a_model_of_one_size_states_it_and_one_of_several_leaves_it_open() -> No
     ):
         (pixels,) = models(served(*buckets)).metadata("cats", "")["inputs"]
         assert pixels["shape"] == [-1, *side, 3]
+
+
+@pytest.mark.parametrize(
+    ("image", "shape", "layout"),
+    [
+        (ImageInput(1, Color.GREY), [8, 6, 1], "FORMAT_NHWC"),
+        (ImageInput(1, Color.GREY, "NHW"), [8, 6], "FORMAT_NONE"),
+        (ImageInput(3, Color.RGB, "NCHW"), [3, 8, 6], "FORMAT_NCHW"),
+    ],
+)
+def test_metadata_and_configuration_show_the_shape_that_the_model_declares(
+    image: ImageInput, shape: list[int], layout: str
+) -> None:
+    shown = models(served(Bucket(4, 8, 6), image=image))
+    (described,), (configured,) = shown.metadata("cats", "")["inputs"], shown.config("cats", "")["input"]
+    assert described["shape"] == [-1, *shape]
+    assert (configured["dims"], configured["format"]) == (shape, layout)
+
+
+def test_a_model_that_takes_no_pictures_shows_pixels_alone() -> None:
+    of_five = served(Bucket(4, 8, 6), image=ImageInput(5, None))
+    cast(Any, of_five).settings = of_five.settings.model_copy(update={"metadata_input": "image"})
+    metadata = models(of_five).metadata("cats", "")
+    assert [one["shape"] for one in metadata["inputs"]] == [[-1, 8, 6, 5]]
+    assert metadata["properties"]["inputs"] == "pixels"
 
 
 def test_a_model_that_takes_other_sizes_in_the_background_states_only_what_its_network_fixes() -> None:

@@ -14,12 +14,13 @@ from PIL import Image
 
 from xlaserve.admission import shared_counts
 from xlaserve.admission.shared_counts import Kind, SharedCounts
-from xlaserve.config import Bucket, Decoding, Fit, Mode, ModelSettings, ShadowSettings
+from xlaserve.config import Bucket, Color, Decoding, Fit, Mode, ModelSettings, ShadowSettings
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.engine.request import BatchRows, EngineRequest, Result
 from xlaserve.engine.timings import Timings
 from xlaserve.errors import DeadlineExceeded, EngineLost, InvalidArgument, ModelNotReady, QueueFull, XlaserveError
 from xlaserve.images.decoder import ImageLimits
+from xlaserve.images.image_input import RGB, ImageInput
 from xlaserve.models.task import Classification, Embedding, Task
 from xlaserve.models.version import Served
 from xlaserve.telemetry.findings import Findings, Pair
@@ -88,11 +89,14 @@ class World:
         task: Task | None = None,
         size: tuple[int, int] = (4, 6),
         fit: Fit = Fit.RESIZE,
+        image: ImageInput = RGB,
     ) -> Served:
         settings = ModelSettings(
             name="m", source="builtin:noop", version=version, modes=(Mode.XLA, Mode.GRAPH), shadow=shadow
         )
-        model = SimpleNamespace(buckets=[Bucket(4, *size)], fit=fit, task=task or Classification(10))
+        model = SimpleNamespace(
+            buckets=[Bucket(4, *size)], fit=fit, task=task or Classification(10), image=image, color=image.color
+        )
         batcher = Batcher(self.ran, version)
         made: Any = SimpleNamespace(settings=settings, shadows={})
         self.versions[version] = Served(made, cast(Any, model), cast(Any, batcher))
@@ -300,6 +304,23 @@ async def test_bytes_that_are_held_at_other_fronts_count_too(monkeypatch: pytest
     await world.done()
     assert len(world.ran) == 2
     await world.shadows.stop()
+
+
+async def test_pixels_of_other_channels_are_not_compared(world: World) -> None:
+    world.served = world.add("1", ShadowSettings(version="2", share=1.0))
+    world.add("2", image=ImageInput(1, Color.GREY))
+    world.offer(1)
+    await world.done()
+    assert world.dropped() == {"unlike": 1}
+    assert not world.ran
+
+
+async def test_pictures_are_converted_to_the_channels_of_each_version(world: World) -> None:
+    world.served = world.add("1", ShadowSettings(version="2", share=1.0))
+    world.add("2", image=ImageInput(1, Color.GREY))
+    world.shadows.offer(world.served, [png(7)], Mode.XLA)
+    await world.done()
+    assert sorted(world.ran) == [("1", Mode.XLA, [7]), ("2", Mode.XLA, [7])]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,120 @@
+"""The image input of a network, recognised by its shape, and the network as a function of pixels with channels last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+import tensorflow as tf
+
+from xlaserve.config import Color, Layout
+from xlaserve.errors import ModelFailed
+from xlaserve.images.image_input import Axes, ImageInput
+from xlaserve.models.networks.heads import Raw, TensorShape
+from xlaserve.models.networks.network import Size
+
+Call = Callable[[tf.Tensor], Raw]
+"""Maps pixels, as the network takes them, to its outputs."""
+
+PIXEL_DTYPES: Final = ("float32", "float16", "bfloat16", "float64", "uint8", "uint16", "int32")
+_COLORS: Final = {color.channels: color for color in (Color.GREY, Color.RGB, Color.RGBA)}
+"""The colours of models by their channels, unless the settings say otherwise."""
+_LAST_TO_FIRST: Final = (0, 3, 1, 2)
+_FIRST_TO_LAST: Final = (0, 2, 3, 1)
+
+
+class ImageTensor(NamedTuple):
+    """The image input of a network."""
+
+    batch: int | None
+    """The only batch size that it takes, where it was made for one."""
+    size: Size
+    dtype: str
+    image: ImageInput
+
+    @property
+    def takes_levels(self) -> bool:
+        """Whether it takes whole numbers, which are not scaled."""
+        return "float" not in self.dtype
+
+    @property
+    def has_channels_first(self) -> bool:
+        """Whether it is `[n, channels, height, width]`."""
+        return self.image.axes == "NCHW"
+
+    def last(self, call: Call) -> Call:
+        """Returns `call`, which takes pixels as the network declares them, as a function of `[n, h, w, channels]`.
+
+        Maps of a network with its channels first, outputs of four dimensions, have theirs last then too.
+        """
+        if self.image.axes == "NHW":
+            return lambda pixels: call(tf.squeeze(pixels, -1))
+        if self.image.axes == "NHWC":
+            return call
+
+        def call_first(pixels: tf.Tensor) -> Raw:
+            raw = call(tf.transpose(pixels, _LAST_TO_FIRST))
+            return {
+                name: tf.transpose(value, _FIRST_TO_LAST) if value.shape.rank == len("NCHW") else value
+                for name, value in raw.items()
+            }
+
+        return call_first
+
+    def outputs_last(self, outputs: Mapping[str, TensorShape]) -> dict[str, TensorShape]:
+        """Returns the network's outputs as `last` gives them."""
+        return {name: channels_last(one) if self.has_channels_first else one for name, one in outputs.items()}
+
+
+def image_tensor(declared: TensorShape, color: Color | None = None, layout: Layout | None = None) -> ImageTensor:
+    """Returns the image input of a network that declares it so, with the settings `color` and `layout`.
+
+    Raises ModelFailed where it is none, or where the settings do not fit it.
+    """
+    axes = _axes(declared, layout)
+    batch, *rest = declared.shape or ()
+    height, width = rest[1:] if axes == "NCHW" else rest[:2]
+    channels = {"NHW": 1, "NHWC": rest[-1], "NCHW": rest[0]}[axes]
+    if channels is None and color is None:
+        raise ModelFailed(f"color: expected the colours of the pixels, as the model leaves it open: {declared}")
+    color = color or _COLORS.get(channels or 0)
+    if color is not None and channels not in (None, color.channels):
+        fitting = [str(one) for one in Color if one.channels == channels]
+        expected = f"{' or '.join(fitting)} for" if fitting else "none, as encoded images can't become"
+        raise ModelFailed(f"color: expected {expected} {channels} {_plural(channels)}, got {color}")
+    return ImageTensor(
+        batch, (height, width), declared.dtype, ImageInput(channels or (color or Color.RGB).channels, color, axes)
+    )
+
+
+def channels_last(declared: TensorShape) -> TensorShape:
+    """Returns `[n, channels, height, width]` as `[n, height, width, channels]`; other shapes as they are."""
+    match declared.shape:
+        case (batch, channels, height, width):
+            return TensorShape((batch, height, width, channels), declared.dtype)
+    return declared
+
+
+def _axes(declared: TensorShape, layout: Layout | None) -> Axes:
+    if declared.dtype in PIXEL_DTYPES:
+        match declared.shape:
+            case (_, first, *sides) if len(sides) == 2:
+                is_first = layout is Layout.CHANNELS_FIRST if layout else first in _COLORS and all(map(_is_long, sides))
+                return "NCHW" if is_first else "NHWC"
+            case (_, _, _) if layout is None:
+                return "NHW"
+            case (_, _, _):
+                raise ModelFailed(f"layout: expected none, as the model's input has no channels: {declared}")
+    raise ModelFailed(
+        "source: expected an input of images, such as [None, height, width, channels], of"
+        f" {', '.join(PIXEL_DTYPES[:-1])} or {PIXEL_DTYPES[-1]}, got {declared}"
+    )
+
+
+def _is_long(side: int | None) -> bool:
+    """Whether a side is too long to be a number of channels."""
+    return side is None or side > max(_COLORS)
+
+
+def _plural(channels: int | None) -> str:
+    return "channel" if channels == 1 else "channels"
