@@ -14,9 +14,12 @@ Encoded = str | PathLike[str] | bytes
 """A path, or the bytes of a JPEG, PNG or WebP file."""
 
 Images = Encoded | Sequence[Encoded] | NDArray[Any]
-"""One or several encoded images of any size; or RGB pixels from 0 to 255, uint8 or float32, `[height, width, 3]` or
-`[n, height, width, 3]`, of the model's own size. Only `infer` sends float32 unchanged, also pixels from 0 to 1 for
+"""One or several encoded images of any size; or pixels from 0 to 255, uint8 or float32, of the model's own size and
+channels: `[height, width, channels]`, `[n, height, width, channels]`, `[n, channels, height, width]` or, of one
+channel, `[height, width]` and `[n, height, width]`. Only `infer` sends float32 unchanged, also pixels from 0 to 1 for
 models that are configured to take them."""
+MAX_CHANNELS = 4
+"""Most channels of pixels whose axes are told by their lengths."""
 
 
 def any_on_disk(images: Images) -> bool:
@@ -27,7 +30,7 @@ def any_on_disk(images: Images) -> bool:
 
 
 def load(images: Images) -> list[bytes] | NDArray[Any]:
-    """Returns encoded images as a list of bytes, and pixels as `[n, height, width, 3]`.
+    """Returns encoded images as a list of bytes, and pixels as `[n, height, width, channels]`.
 
     Raises OSError when a file can't be read, TypeError and ValueError when `images` is of no accepted type.
     """
@@ -67,10 +70,23 @@ def _read(image: object) -> bytes:
 def _checked(pixels: NDArray[Any]) -> NDArray[Any]:
     if pixels.dtype not in (np.uint8, np.float32):
         raise TypeError(f"images: expected pixels of dtype uint8 or float32, got {pixels.dtype}")
-    batch = pixels[np.newaxis] if pixels.ndim == 3 else pixels
-    if batch.ndim != 4 or batch.shape[3] != 3 or 0 in batch.shape:
-        raise ValueError(f"images: expected pixels [height, width, 3] or [n, height, width, 3], got {pixels.shape}")
-    return batch
+    match pixels.shape:
+        case shape if 0 in shape:
+            pass
+        case (_, channels, height, width) if channels <= MAX_CHANNELS < min(height, width):
+            return pixels.transpose(0, 2, 3, 1)
+        case (_, _, _, _):
+            return pixels
+        case (_, _, channels) if channels <= MAX_CHANNELS:
+            return pixels[np.newaxis]
+        case (_, _, _):
+            return pixels[..., np.newaxis]
+        case (_, _):
+            return pixels[np.newaxis, ..., np.newaxis]
+    raise ValueError(
+        "images: expected pixels [height, width], [height, width, channels] or either with a batch first, got"
+        f" {pixels.shape}"
+    )
 
 
 def _kind(value: object) -> str:

@@ -207,5 +207,7 @@ class Model:
     """The type that the model computes in: float32, bfloat16 or float16."""
     decode: str = ""
     """How JPEG images are decoded: exact or fast."""
+    pixels: str = ""
+    """The pixels that the model takes, as in `[n, 224, 224, 3] rgb`."""
     warnings: tuple[str, ...] = ()
     """Warnings about the model's answers and how it is served."""

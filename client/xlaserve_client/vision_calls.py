@@ -183,6 +183,7 @@ def _read_models(response: vision.ListModelsResponse) -> tuple[Model, ...]:
             compile_s=model.compile_s,
             precision=model.precision,
             decode=model.decode,
+            pixels=model.pixels,
             warnings=tuple(model.warnings),
         )
         for model in response.models
