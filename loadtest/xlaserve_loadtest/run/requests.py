@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from xlaserve_loadtest.schedule import payload, tensors
 from xlaserve_loadtest.schedule.mix import DISTINCT_REQUESTS, Kind, Mix, Size, draw_kinds
-from xlaserve_loadtest.schedule.payload import ImageMaker, Maker, PayloadError, Request
+from xlaserve_loadtest.schedule.payload import RGB, ImageMaker, Maker, PayloadError, Request
 from xlaserve_loadtest.schedule.tensors import TensorMaker
 from xlaserve_loadtest.settings import Settings
 from xlaserve_loadtest.targets.target import ModelInfo
@@ -85,6 +85,7 @@ def _maker(settings: Settings, info: ModelInfo, models: Sequence[ModelInfo]) -> 
             size=info.size,
             seed=settings.seed,
             has_stamp=settings.is_distinct,
+            layout=info.layout or RGB,
         )
     if (settings.images is not None or settings.sizes) and not any(model.takes_images for model in models):
         raise PayloadError(f"{info.name} has inputs of its own: name what each is sent with --input NAME=PATH")

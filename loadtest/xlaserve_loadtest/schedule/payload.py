@@ -30,6 +30,8 @@ MAX_FILES: Final = 256
 _MAX_REQUEST_BYTES: Final = 2**31 - 1
 """The largest message that protobuf serialises."""
 
+_MODES: Final = {1: "L", 3: "RGB", 4: "RGBA"}
+"""Pillow's modes, by their channels."""
 STAMP_BYTES: Final = 8
 """Bytes of the stamp, a number that makes each request distinct. It replaces the last bytes of an image's pixels, or
 follows an image file, where decoders of JPEG, PNG and WebP do not read it."""
@@ -89,30 +91,63 @@ class Maker(Protocol):
         """
 
 
+class Layout(NamedTuple):
+    """The pixels that a model takes."""
+
+    channels: int = 3
+    axes: str = "NHWC"
+    """The axes of an input: batch, height, width and channels."""
+
+    @classmethod
+    def of(cls, shape: Sequence[int]) -> Layout | None:
+        """Returns the layout of an input of `shape`, None where it holds no grey, RGB or RGBA images."""
+        match [*shape]:
+            case [_, _, _]:
+                return cls(1, "NHW")
+            case [_, _, _, channels] if channels in _MODES:
+                return cls(channels)
+            case [_, channels, _, _] if channels in _MODES:
+                return cls(channels, "NCHW")
+        return None
+
+    def arranged(self, images: Pixels) -> Pixels:
+        """Returns images `[n, height, width, channels]` with these axes."""
+        match self.axes:
+            case "NHW":
+                return images[..., 0]
+            case "NCHW":
+                return images.transpose(0, 3, 1, 2)
+        return images
+
+
+RGB: Final = Layout()
+
+
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An image as encoded bytes, and as pixels `[height, width, 3]`."""
+    """An image as encoded bytes, and as pixels `[height, width, channels]`."""
 
     encoded: bytes
     pixels: Pixels
 
 
-def synthetic(count: int, *, size: Size, seed: int) -> list[Picture]:
-    """Returns `count` seeded RGB images as PNG files and pixels, with soft shapes and some noise, so that they compress
+def synthetic(count: int, *, size: Size, seed: int, channels: int = 3) -> list[Picture]:
+    """Returns `count` seeded images as PNG files and pixels, with soft shapes and some noise, so that they compress
     about as well as photographs."""
     height, width = size
     generator = np.random.default_rng(seed)
     pictures = []
-    for coarse in generator.integers(0, 256, (count, 6, 6, 3), np.uint8):
+    grid = (count, 6, 6) if channels == 1 else (count, 6, 6, channels)
+    for coarse in generator.integers(0, 256, grid, np.uint8):
         soft = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
         pixels = np.clip(soft + generator.normal(0, 4, soft.shape), 0, 255).astype(np.uint8)
         buffer = io.BytesIO()
         Image.fromarray(pixels).save(buffer, "PNG", compress_level=1)
-        pictures.append(Picture(buffer.getvalue(), pixels))
+        pictures.append(Picture(buffer.getvalue(), pixels.reshape(height, width, channels)))
     return pictures
 
 
-def from_folder(folder: Path, *, size: Size | None, seed: int = 0) -> list[Picture]:
+def from_folder(folder: Path, *, size: Size | None, seed: int = 0, channels: int = 3) -> list[Picture]:
     """Reads the JPEG, PNG and WebP files of a folder, MAX_FILES at most; pixels are fitted to `size`.
 
     Raises PayloadError.
@@ -120,7 +155,7 @@ def from_folder(folder: Path, *, size: Size | None, seed: int = 0) -> list[Pictu
     paths = sampled(sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES), seed)
     if not paths:
         raise PayloadError(f"--images: {folder} holds no file that ends in {', '.join(SUFFIXES)}")
-    return [_picture(path, size) for path in paths]
+    return [_picture(path, size, channels) for path in paths]
 
 
 @contextmanager
@@ -135,22 +170,22 @@ def reading_image(path: Path) -> Iterator[None]:
         raise PayloadError(f"{path}: {error}") from None
 
 
-def _picture(path: Path, size: Size | None) -> Picture:
+def _picture(path: Path, size: Size | None, channels: int) -> Picture:
     with reading_image(path):
         encoded = path.read_bytes()
-        image = Image.open(io.BytesIO(encoded)).convert("RGB")
+        image = Image.open(io.BytesIO(encoded)).convert(_MODES[channels])
     if size is not None:
         image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    return Picture(encoded, np.asarray(image))
+    return Picture(encoded, np.asarray(image).reshape(image.height, image.width, channels))
 
 
-def _file_bytes(path: Path, form: Form) -> int:
+def _file_bytes(path: Path, form: Form, channels: int) -> int:
     """Returns the size in bytes of an image file in `form`, without decoding it. Raises PayloadError."""
     with reading_image(path):
         if form == "encoded":
             return path.stat().st_size
         with Image.open(path) as image:
-            return 3 * image.width * image.height
+            return channels * image.width * image.height
 
 
 def sampled(paths: Sequence[Path], seed: int) -> list[Path]:
@@ -168,9 +203,18 @@ class ImageMaker:
     """
 
     def __init__(
-        self, model: str, form: Form, *, folder: Path | None, size: Size | None, seed: int, has_stamp: bool = False
+        self,
+        model: str,
+        form: Form,
+        *,
+        folder: Path | None,
+        size: Size | None,
+        seed: int,
+        has_stamp: bool = False,
+        layout: Layout = RGB,
     ) -> None:
         self.has_stamp = has_stamp
+        self._layout = layout
         self._model = model
         self._form = form
         self._folder = folder
@@ -189,25 +233,27 @@ class ImageMaker:
         """Returns the size in bytes of the largest image. Raises PayloadError."""
         size = kind.size or self._size
         if kind.file and (size is None or self._form == "encoded"):
-            return _file_bytes(Path(kind.file), self._form)
+            return _file_bytes(Path(kind.file), self._form, self._layout.channels)
         if size and self._form == "pixels":
-            return 3 * math.prod(size)
+            return self._layout.channels * math.prod(size)
         group = self._group(kind)
         return max(picture.pixels.nbytes if self._form == "pixels" else len(picture.encoded) for picture in group)
 
     def data(self, kind: Kind, first: int) -> bytes:
         """Returns a request with consecutive images from the index `first` on, or with copies of the kind's file."""
-        group = [_picture(Path(kind.file), kind.size or self._size)] if kind.file else self._group(kind)
+        size, channels = kind.size or self._size, self._layout.channels
+        group = [_picture(Path(kind.file), size, channels)] if kind.file else self._group(kind)
         chosen = [group[(first + offset) % len(group)] for offset in range(kind.images)]
-        return _serialised(self._model, chosen, self._form, bytes(STAMP_BYTES) if self.has_stamp else b"")
+        after = bytes(STAMP_BYTES) if self.has_stamp else b""
+        return _serialised(self._model, chosen, self._form, after, self._layout)
 
     def _group(self, kind: Kind) -> list[Picture]:
-        size = kind.size or self._size
+        size, channels = kind.size or self._size, self._layout.channels
         if size not in self._groups:
             if self._folder is not None and (size or self._form == "encoded"):
-                self._groups[size] = from_folder(self._folder, size=size, seed=self._seed)
+                self._groups[size] = from_folder(self._folder, size=size, seed=self._seed, channels=channels)
             elif size:
-                self._groups[size] = synthetic(DISTINCT_REQUESTS, size=size, seed=self._seed)
+                self._groups[size] = synthetic(DISTINCT_REQUESTS, size=size, seed=self._seed, channels=channels)
             else:
                 raise PayloadError(f"{self._model} takes images of several sizes: choose one with --size HEIGHTxWIDTH")
         return self._groups[size]
@@ -275,7 +321,7 @@ def for_modes(bodies: Sequence[Body], modes: Sequence[str]) -> dict[str, tuple[R
     return requests
 
 
-def _serialised(model: str, chosen: Sequence[Picture], form: Form, after: bytes) -> bytes:
+def _serialised(model: str, chosen: Sequence[Picture], form: Form, after: bytes, layout: Layout) -> bytes:
     """Returns a request that ends with its last image; in an encoded image, `after` follows the file."""
     message = oip.ModelInferRequest(model_name=model)
     if form == "encoded":
@@ -286,7 +332,7 @@ def _serialised(model: str, chosen: Sequence[Picture], form: Form, after: bytes)
     else:
         if sum(picture.pixels.nbytes for picture in chosen) < len(after):
             raise PayloadError(f"--distinct: expected images of {len(after)} bytes or more")
-        images = np.stack([picture.pixels for picture in chosen])
+        images = layout.arranged(np.stack([picture.pixels for picture in chosen]))
         message.inputs.add(name="pixels", datatype="UINT8", shape=images.shape)
         message.raw_input_contents.append(images.tobytes())
     return message.SerializeToString()

@@ -102,7 +102,7 @@ def warm(
         program=model.program,
         modes=settings.compiled_modes,
         buckets=model.buckets,
-        timer=partial(measure, lanes=lanes),
+        timer=partial(measure, lanes=lanes, channels=model.image.channels),
         ledger=Ledger(settings.name, settings.version, on_record),
         stop=threading.Event(),
         leave_out=leave_out,
@@ -125,7 +125,7 @@ def _describe(settings: ModelSettings, model: catalog.Model) -> ModelInfo:
             "buckets": ",".join(map(str, model.buckets)),
         },
         server="in-process",
-        inputs=(Tensor("pixels", "UINT8", (ANY, ANY, ANY, 3)),),
+        inputs=(Tensor("pixels", "UINT8", (ANY, ANY, ANY, model.image.channels)),),
     )
 
 

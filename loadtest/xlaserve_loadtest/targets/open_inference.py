@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from xlaserve_loadtest.addresses import Address
 from xlaserve_loadtest.record.requests import STAGES
-from xlaserve_loadtest.schedule.payload import Request
+from xlaserve_loadtest.schedule.payload import RGB, Layout, Request
 from xlaserve_loadtest.schedule.tensors import Tensor
 from xlaserve_loadtest.targets.answers import Answer, NoAnswer, Output, stages_of
 from xlaserve_loadtest.targets.channel import PLAIN, Transport, open_channel
@@ -85,8 +85,10 @@ def size_of(inputs: Iterable[Tensor], properties: Mapping[str, str]) -> tuple[in
     """Returns the height and width of a model of one image size; None for any other."""
     pixels = [tensor for tensor in inputs if tensor.name == "pixels"]
     for tensor in pixels:
-        if len(tensor.shape) == 4 and min(tensor.shape[1:3]) > 0:
-            return tensor.shape[1], tensor.shape[2]
+        layout = Layout.of(tensor.shape) or RGB
+        sides = dict(zip(layout.axes, tensor.shape, strict=False))
+        if len(tensor.shape) == len(layout.axes) and min(sides["H"], sides["W"]) > 0:
+            return sides["H"], sides["W"]
     # Where metadata show `image` alone, the buckets of one size tell it.
     sizes = set(re.findall(r"x(\d+)x(\d+)(?=,|$)", properties.get("buckets", "")))
     if pixels or len(sizes) != 1:

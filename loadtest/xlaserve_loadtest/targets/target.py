@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve_loadtest.record.requests import NO_STAGES, Status, in_words
-from xlaserve_loadtest.schedule.payload import Request
+from xlaserve_loadtest.schedule.payload import Layout, Request
 from xlaserve_loadtest.schedule.tensors import Tensor
 from xlaserve_loadtest.targets.channel import PLAIN, Transport
 
@@ -66,7 +66,13 @@ class ModelInfo:
     def takes_images(self) -> bool:
         """Whether it has the inputs of xlaserve's models: `pixels`, or `image` for files."""
         known = {(own.name, own.datatype, len(own.shape)) for own in self.inputs}
-        return bool(known & {("pixels", "UINT8", 4), ("image", "BYTES", 1), ("image", "BYTES", 2)})
+        return self.layout is not None or bool(known & {("image", "BYTES", 1), ("image", "BYTES", 2)})
+
+    @property
+    def layout(self) -> Layout | None:
+        """The layout of `pixels` that are images; None for an input of another kind, or without such an input."""
+        pixels = (own for own in self.inputs if (own.name, own.datatype) == ("pixels", "UINT8"))
+        return next((Layout.of(own.shape) for own in pixels), None)
 
 
 class Reply(NamedTuple):

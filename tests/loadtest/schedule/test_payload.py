@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -232,3 +233,33 @@ def test_memory_is_checked_before_images_are_made(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(payload, "synthetic", lambda *_, **__: pytest.fail("was made"))
     with pytest.raises(PayloadError, match="a request would have"):
         made(Kind(size=(50_000, 50_000)))
+
+
+@pytest.mark.parametrize(
+    ("declared", "sent"),
+    [
+        ((-1, 20, 24, 1), (2, 20, 24, 1)),
+        ((-1, 20, 24), (2, 20, 24)),
+        ((-1, 3, 20, 24), (2, 3, 20, 24)),
+        ((-1, 20, 24, 4), (2, 20, 24, 4)),
+    ],
+)
+@pytest.mark.parametrize("form", payload.FORMS)
+def test_images_are_sent_as_the_model_declares_them(
+    declared: tuple[int, ...], sent: tuple[int, ...], form: Form
+) -> None:
+    layout = payload.Layout.of(declared)
+    assert layout is not None
+    maker = ImageMaker("m", form, folder=None, size=(20, 24), seed=1, layout=layout)
+    message = oip.ModelInferRequest.FromString(maker.data(Kind(images=2), 0))
+    if form == "pixels":
+        assert tuple(message.inputs[0].shape) == sent
+        assert len(message.raw_input_contents[0]) == math.prod(sent) == 2 * maker.item_bytes(Kind(images=2))
+    else:
+        (first, _) = elements(message.raw_input_contents[0])
+        assert Image.open(io.BytesIO(first)).mode == {1: "L", 3: "RGB", 4: "RGBA"}[layout.channels]
+
+
+@pytest.mark.parametrize("declared", [(-1, 20, 24, 5), (-1, 784), (-1, 2, 20, 24)])
+def test_inputs_of_other_channels_are_no_images(declared: tuple[int, ...]) -> None:
+    assert payload.Layout.of(declared) is None
