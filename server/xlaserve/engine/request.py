@@ -22,7 +22,7 @@ class EngineRequest(NamedTuple):
     """Rows that a model is to run, and how. They wait, run, or fail together."""
 
     rows: Images
-    """Pixels `[n, height, width, 3]`, n >= 1."""
+    """Pixels `[n, height, width, channels]`, n >= 1."""
     mode: Mode
     deadline: float
     """When it has to be answered, in seconds of the clock."""

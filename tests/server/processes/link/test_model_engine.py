@@ -51,7 +51,7 @@ async def test_images_of_one_channel_take_a_third_of_the_bytes(engines: Engines,
     with engines.engine("grey").admit(3, pixels.nbytes) as admitted:
         given = admitted.buffer((3, *SMALL, 1)) if in_place else pixels
         given[...] = pixels
-        result = await admitted.run(given, Mode.XLA, math.inf)
+        result = await admitted.run(EngineRequest(given, Mode.XLA, math.inf))
     assert outputs_of(result)[0].tolist() == pixels[:, -1, -1, 0].tolist()
 
 
