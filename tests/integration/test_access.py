@@ -778,41 +778,38 @@ def start_and_fail(folder: Path, config: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"tls_key": None}, "tls_certificate and tls_key: expected both or neither"),
-        ({"tls_certificate": "missing.pem"}, "tls_certificate: expected an existing path, got "),
-        ({"tls_client_ca": "missing.pem"}, "tls_client_ca: expected an existing path, got "),
         ({"tls_key": "cert.pem"}, "tls_key: expected the private key of tls_certificate"),
-        ({"access": "missing.yaml"}, "access: expected an existing path, got "),
         ({"access": "cert.pem"}, "access: "),
     ],
     ids=str,
 )
-def test_settings_that_can_not_be_used_end_the_start(
+def test_files_that_can_not_be_used_end_the_start(
     place: Place, tmp_path: Path, changed: dict[str, str], expected: str
 ) -> None:
-    config = place.config(**{key: value and str(place.folder / value) for key, value in changed.items()})
-    line = start_and_fail(tmp_path, {key: value for key, value in config.items() if value is not None})
+    config = place.config(**{key: str(place.folder / value) for key, value in changed.items()})
+    line = start_and_fail(tmp_path, config)
     assert line.startswith("xlaserve: ")
     assert expected in line
 
 
-def test_warnings_say_who_can_call_and_what_travels_in_the_clear(place: Place, start_server: StartServer) -> None:
-    noop = {"models": [model(MINE)]}
-    access = {"access": str(place.folder / "access.yaml")}
-    for config, level, expected in (
-        (noop, "INFO", "only this machine can call"),
-        ({**noop, "host": "0.0.0.0"}, "WARN", "anybody who reaches 0.0.0.0 may call"),
-        ({**noop, "host": "0.0.0.0", **access}, "WARN", "keys and tokens travel in the clear"),
-        ({**noop, **access}, "WARN", "`tls_client_ca` is not set"),
-    ):
-        server = start_server(config)
-        (line,) = (line for line in server.stderr.splitlines() if expected in line)
-        assert level in line
-        server.stop()
+def line_of(server: Server, text: str) -> str:
+    """Returns the only line of a server's log that has `text`."""
+    (line,) = (line for line in server.stderr.splitlines() if text in line)
+    return line
+
+
+def test_warnings_say_who_can_call_and_what_travels_in_the_clear(
+    place: Place, server: Server, start_server: StartServer
+) -> None:
+    assert "INFO" in line_of(server, "only this machine can call")
+    locked = start_server({"models": [model(MINE)], "host": "0.0.0.0", "access": str(place.folder / "access.yaml")})
+    assert "WARN" in line_of(locked, "keys and tokens travel in the clear")
+    assert "WARN" in line_of(locked, "`tls_client_ca` is not set")
 
 
 def test_without_rights_nothing_can_be_loaded_on_a_server_that_others_reach(start_server: StartServer) -> None:
     server = start_server({"models": [model(MINE)], "host": "0.0.0.0", "metrics_port": 0, "admin": True})
+    assert "WARN" in line_of(server, "anybody who reaches 0.0.0.0 may call")
     with grpc.insecure_channel(server.grpc.replace("0.0.0.0", "127.0.0.1")) as channel:
         stub = oip_grpc.GRPCInferenceServiceStub(channel)
         load = pb.RepositoryModelLoadRequest(model_name=MINE)
