@@ -15,9 +15,9 @@ import grpc
 
 from xlaserve_loadtest import transport_options
 from xlaserve_loadtest.addresses import Address
-from xlaserve_loadtest.analysis import intervals, judgement
+from xlaserve_loadtest.analysis import intervals
 from xlaserve_loadtest.analysis.intervals import Estimate
-from xlaserve_loadtest.analysis.judgement import Verdict
+from xlaserve_loadtest.analysis.verdict import Verdict, conclude
 from xlaserve_loadtest.parser import Parser, checked
 from xlaserve_loadtest.printable import printable
 from xlaserve_loadtest.reports.cli import EXIT_CONDITION
@@ -132,7 +132,7 @@ def _comparison(model: pb.Model, shadow: pb.Shadow) -> Comparison:
         shadow,
         intervals.share(shadow.agreement, shadow.images),
         time_ratio,
-        judgement.conclude(time_ratio, more_is_faster=False),
+        conclude(time_ratio, more_is_faster=False),
     )
 
 

@@ -26,7 +26,7 @@ from xlaserve.processes.supervision.liveness import Liveness
 from xlaserve.processes.supervision.merged_metrics import AllMetrics
 from xlaserve.processes.supervision.orders import SPARE
 from xlaserve.processes.supervision.process import Process
-from xlaserve.processes.supervision.restarts import RestartPolicy
+from xlaserve.processes.supervision.restart_policy import RestartPolicy
 from xlaserve.processes.supervision.role import Role, State
 from xlaserve.processes.supervision.supervisor import Supervisor
 from xlaserve.processes.supervision.watcher import Watcher
@@ -456,7 +456,7 @@ async def test_metrics_are_shown_while_an_event_loop_hangs() -> None:
 SUPERVISOR = """
 import asyncio, signal, sys, uvloop
 from xlaserve.processes.supervision.child_handle import Launcher
-from xlaserve.processes.supervision.restarts import RestartPolicy
+from xlaserve.processes.supervision.restart_policy import RestartPolicy
 from xlaserve.processes.supervision.role import Role
 from xlaserve.processes.supervision.supervisor import Supervisor
 from xlaserve.telemetry import logs

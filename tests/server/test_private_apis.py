@@ -438,14 +438,14 @@ import json, os, sys
 from pathlib import Path
 
 from xlaserve.programs.tf import device
-from xlaserve.programs.tf import flags, persistent_cache
+from xlaserve.programs.tf import flags, xla_executable_cache
 from xlaserve.programs.watch import stderr_tap
 from xlaserve.programs.watch import xla_log
-from xlaserve.programs.tf.persistent_cache import FOLDER
+from xlaserve.programs.tf.xla_executable_cache import FOLDER
 
 folder = Path(sys.argv[1])
 device._set_flags()
-persistent_cache.set_environment()
+xla_executable_cache.set_environment()
 flags.add(flags.XLA, f"--xla_gpu_per_fusion_autotune_cache_dir={folder}")
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="0", TF_CPP_VMODULE=xla_log.VMODULE)
 
@@ -458,7 +458,7 @@ from xlaserve.programs.tf.frozen_graph import CLUSTER_RUNS, MAX_CLUSTERED, Froze
 def probed(images, size):
     return tf.image.resize(images, size)
 tf.function(probed, autograph=False, jit_compile=True)(tf.zeros((1, 4, 4, 3)), tf.constant([9, 7]))
-kept = list(persistent_cache.take("probed"))
+kept = list(xla_executable_cache.take("probed"))
 
 # Clusters: as many shapes as there may be, each run as often as it takes, and then again.
 def clustered(pixels):
@@ -521,7 +521,7 @@ def test_tensorflows_log_tells_of_a_compilation_what_the_watch_needs(probe: Simp
 def test_tensorflow_keeps_executables_by_the_functions_name(probe: SimpleNamespace) -> None:
     with needed(
         "--tf_xla_persistent_cache_directory, what is in its files, and the file system ram://",
-        by="programs/tf/persistent_cache.py",
+        by="programs/tf/xla_executable_cache.py",
         breaks="nothing is found to be kept: each start compiles again",
     ):
         assert len(json.loads(probe.stdout)["kept"]) == 1

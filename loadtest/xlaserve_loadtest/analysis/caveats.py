@@ -10,13 +10,13 @@ import numpy as np
 
 from xlaserve_loadtest.analysis.compare import Comparison
 from xlaserve_loadtest.analysis.completeness import missing
+from xlaserve_loadtest.analysis.conclusion import capped, disagreement
 from xlaserve_loadtest.analysis.generator import two_digits
-from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Measure
 from xlaserve_loadtest.analysis.mlperf import ScenarioResult
 from xlaserve_loadtest.analysis.parts import Column, odd_parts, part_names
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.samples import Sample, label
-from xlaserve_loadtest.analysis.verdict import capped, disagreement
+from xlaserve_loadtest.analysis.verdict import MEASURE_NAMES, Measure
 from xlaserve_loadtest.record.lines import Header, Run
 from xlaserve_loadtest.record.requests import Status, in_words
 from xlaserve_loadtest.schedule.trace import described

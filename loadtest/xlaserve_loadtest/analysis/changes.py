@@ -13,11 +13,11 @@ from xlaserve_loadtest.analysis.compare import Comparison
 from xlaserve_loadtest.analysis.conditions import Judged, judge
 from xlaserve_loadtest.analysis.defaults import judge_by_default
 from xlaserve_loadtest.analysis.intervals import Estimate
-from xlaserve_loadtest.analysis.judgement import TWO_PROCESSES, Measure, Side, Unit, Verdict
-from xlaserve_loadtest.analysis.judgement import judge as judge_ratio
 from xlaserve_loadtest.analysis.multiplicity import corrected
 from xlaserve_loadtest.analysis.samples import Sample, by_process, collect, label, rate
 from xlaserve_loadtest.analysis.summary import Summary
+from xlaserve_loadtest.analysis.verdict import TWO_PROCESSES, Measure, Side, Unit, Verdict
+from xlaserve_loadtest.analysis.verdict import judge as judge_ratio
 from xlaserve_loadtest.record.lines import Environment, Run
 from xlaserve_loadtest.schedule.conditions import (
     DIFFERING,

@@ -9,7 +9,9 @@ from itertools import permutations
 
 from xlaserve_loadtest.analysis import generator
 from xlaserve_loadtest.analysis.intervals import Estimate
-from xlaserve_loadtest.analysis.judgement import (
+from xlaserve_loadtest.analysis.multiplicity import corrected
+from xlaserve_loadtest.analysis.samples import Sample, label
+from xlaserve_loadtest.analysis.verdict import (
     MEASURE_NAMES,
     TWO_PROCESSES,
     Measure,
@@ -18,8 +20,6 @@ from xlaserve_loadtest.analysis.judgement import (
     Verdict,
     judge,
 )
-from xlaserve_loadtest.analysis.multiplicity import corrected
-from xlaserve_loadtest.analysis.samples import Sample, label
 from xlaserve_loadtest.record.lines import Arm, Header
 
 Pair = tuple[Sample, Sample]

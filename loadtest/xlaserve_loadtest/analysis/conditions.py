@@ -10,9 +10,9 @@ from typing import Final
 
 from xlaserve_loadtest.analysis.compare import Comparison
 from xlaserve_loadtest.analysis.intervals import MIN_BLOCKS, Estimate
-from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Verdict
 from xlaserve_loadtest.analysis.percentiles import PERCENTILES, latency_text
 from xlaserve_loadtest.analysis.points import Point
+from xlaserve_loadtest.analysis.verdict import MEASURE_NAMES, Verdict
 from xlaserve_loadtest.record.lines import Equality
 from xlaserve_loadtest.schedule import conditions
 from xlaserve_loadtest.schedule.conditions import RATIO, VERDICT, Condition

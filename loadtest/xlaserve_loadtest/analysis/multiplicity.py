@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from xlaserve_loadtest.analysis.intervals import Estimate
-from xlaserve_loadtest.analysis.judgement import Verdict
+from xlaserve_loadtest.analysis.verdict import Verdict
 
 FALSE_SHARE: Final = 0.05
 """Share of runs of equal arms in which chance may give any verdict at all."""

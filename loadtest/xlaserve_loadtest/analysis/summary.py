@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from xlaserve_loadtest.analysis import caveats, highest_rate, mlperf, verdict
+from xlaserve_loadtest.analysis import caveats, conclusion, highest_rate, mlperf
 from xlaserve_loadtest.analysis.compare import Comparison, baselines, compare
 from xlaserve_loadtest.analysis.completeness import MARK, missing
 from xlaserve_loadtest.analysis.conditions import percentiles as percentiles_for
@@ -117,8 +117,8 @@ def summarize(run: Run, conditions: Iterable[Condition] = ()) -> Summary:
     return Summary(
         path=run.path,
         header=header,
-        verdict_sentences=mark + verdict.sentences(run, points, comparisons, rates),
-        verdicts=tuple(verdict.sentence(comparison) for comparison in comparisons if not comparison.is_control),
+        verdict_sentences=mark + conclusion.sentences(run, points, comparisons, rates),
+        verdicts=tuple(conclusion.sentence(comparison) for comparison in comparisons if not comparison.is_control),
         points=points,
         curve=curve,
         by_model=tuple(_shares(points, _by_model(header, samples, (start_ns, end_ns), percentiles))),

@@ -1,156 +1,185 @@
-"""The answer in words."""
+"""The verdict of a comparison, and the measure that decides it."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
 
-from xlaserve_loadtest.analysis.compare import Comparison
-from xlaserve_loadtest.analysis.highest_rate import HighestRate
-from xlaserve_loadtest.analysis.intervals import Estimate
-from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES
-from xlaserve_loadtest.analysis.overload import Overload
-from xlaserve_loadtest.analysis.points import Point
-from xlaserve_loadtest.record.lines import Equality, Run
-from xlaserve_loadtest.record.requests import in_words
+import numpy as np
 
-_MAX_SENTENCES = 3
+from xlaserve_loadtest.analysis.intervals import (
+    MIN_BLOCKS,
+    Estimate,
+    Floats,
+    percentile_ratio,
+    ratio,
+    ratio_over_time,
+    unpaired_ratio,
+)
+from xlaserve_loadtest.analysis.percentiles import Nanoseconds, at_nearest_rank, nearest_rank
+from xlaserve_loadtest.analysis.samples import Sample, is_too_much, work_of
+from xlaserve_loadtest.analysis.served import Share, difference
+
+Verdict = Literal["faster", "slower", "inconclusive"]
+Measure = Literal["images_per_s", "p50", "p99"]
+Unit = Literal["blocks", "server processes"]
+
+_PERCENTILE_MEASURES: Final[Mapping[Measure, float]] = {"p50": 50.0, "p99": 99.0}
+_MORE: Final[Mapping[Unit, str]] = {"blocks": "run longer", "server processes": "choose more with --processes"}
+_WITHHELD_AT: Final = 0.05
+"""Probability of a difference between equal arms' answered shares from which on neither is faster."""
+_CONCLUDED_AT: Final = 0.01
+"""Probability of a difference in goodput, or in p99, that is a verdict: less, since p50 is judged as well."""
+TWO_PROCESSES: Final = "of these two processes"
+"""The scope of a verdict where each side had one server process: another start may differ by more than blocks do."""
+MEASURE_NAMES: Final[Mapping[Measure, str]] = {"images_per_s": "images/s", "p50": "p50", "p99": "p99"}
 
 
-def sentences(
-    run: Run, points: Sequence[Point], comparisons: Sequence[Comparison], rates: Sequence[HighestRate]
-) -> tuple[str, ...]:
-    """Returns the verdict on a run: what invalidates it first, then what was found."""
-    parts = _first((disagreement(each) for each in run.equalities if not each.is_equal), "outputs differ")
-    if any(point.requests for point in points):
-        parts += _first((_unanswered(point) for point in points if point.unanswered), "requests were not answered")
-        overloads = [(point, point.overload) for point in points if point.overload]
-        parts += _first(
-            (_overloaded(*each) for each in overloads if not each[1].is_capped), "the target did not keep up"
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Measurements of one of two arms, under one load."""
+
+    blocks: Sequence[Sample]
+    """All of them, those in which nothing was answered included."""
+    units: Sequence[Sequence[Sample]]
+    """Blocks in which something was answered, by what was drawn independently."""
+
+    def waits_ns(self) -> list[Nanoseconds]:
+        """Returns the latencies of each unit, those of unanswered requests included."""
+        return [np.concatenate([sample.waits_ns for sample in unit]) for unit in self.units]
+
+    def log_rates(self) -> Floats:
+        """Returns the mean logarithm of the images/s of each unit's blocks."""
+        works = [work_of([[sample] for sample in unit], "images") for unit in self.units]
+        return np.array([np.log(work.amounts / work.seconds).mean() for work in works])
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The comparison of one arm with another."""
+
+    ratios: Mapping[Measure, Estimate | None]
+    """The ratio of images/s is over the whole time; those of percentiles are of typical blocks."""
+    typical: Estimate | None
+    """The ratio of images/s of a typical pair of units, however slow a few of them were."""
+    decides: Measure
+    verdict: Verdict
+    reason: str
+
+
+def judge(own: Side, other: Side, *, unit: Unit, seed: int, paired: bool) -> Judgement:
+    """Returns the ratios of an arm over another, the measure that decides, and the verdict with its reason."""
+    answered = [Share.answered(side.blocks) for side in (own, other)]
+    own_ns, other_ns = own.waits_ns(), other.waits_ns()
+    ratios: dict[Measure, Estimate | None] = {"images_per_s": None}
+    typical: Estimate | None = None
+    if own.units and other.units:
+        ratios["images_per_s"] = ratio_over_time(
+            work_of(own.units, "images"), work_of(other.units, "images"), paired=paired
         )
-        parts += _first((_held_back(*each) for each in overloads if each[1].is_capped), "requests were dropped")
-    judged = [comparison for comparison in comparisons if not comparison.is_control]
-    parts += [_rate_sentence(rate) for rate in rates]
-    if len(judged) > _MAX_SENTENCES:
-        parts += _counted(judged)
-    elif judged:
-        parts += [sentence(comparison) for comparison in judged]
-    elif any(point.requests for point in points):
-        parts += [_alone(point) for point in points if point.requests][:_MAX_SENTENCES]
-        if not rates:
-            parts.append("Nothing was compared.")
-    elif not rates:
-        reason = run.end.reason if run.end else "the file was cut off before a block had ended"
-        failure = next((f"{in_words(failed.status)}: {failed.message}" for failed in run.failures), "")
-        parts.append("Nothing was measured: " + (reason or failure or "no block came out of warm-up") + ".")
-    return tuple(parts)
+        logs = own.log_rates(), other.log_rates()
+        typical = ratio(logs[0] - logs[1]) if paired else unpaired_ratio(*logs)
+    whole: dict[Measure, float] = {}
+    for measure, percentile in _PERCENTILE_MEASURES.items():
+        is_known = all(_is_answered(share, percentile) for share in answered)
+        ratios[measure] = percentile_ratio(own_ns, other_ns, percentile, paired=paired) if is_known else None
+        if is_known and own_ns and other_ns:
+            waits = [at_nearest_rank(np.sort(np.concatenate(side)), percentile) for side in (own_ns, other_ns)]
+            whole[measure] = waits[0] / waits[1]
+    is_open = own.blocks[0].block.load.type == "open"
+    # Where the load sets the rate, images/s say nothing about the arms; where neither keeps up, they set it.
+    if is_open and not (is_too_much(own.blocks) and is_too_much(other.blocks)):
+        decides, verdict, reason = _by_latency(ratios, whole, unit)
+    else:
+        decides, (verdict, reason) = "images_per_s", _by_images(ratios["images_per_s"], typical, unit)
+    verdict, reason = _mind_served(verdict, reason, answered, (own, other), is_open=is_open, seed=seed)
+    return Judgement(ratios, typical, decides, verdict, reason)
 
 
-def sentence(comparison: Comparison) -> str:
-    """Returns a comparison in a sentence."""
-    arms = f"{comparison.arm} is {comparison.verdict} than {comparison.baseline}"
-    of = f", {comparison.holds}" * bool(comparison.holds)
-    if comparison.verdict == "inconclusive":
-        arms, of = f"{comparison.arm} against {comparison.baseline} is inconclusive", ""
-    parts = [f"{arms} at {comparison.label}{of}: "]
-    if comparison.reason:
-        parts.append(f"{comparison.reason}; ")
-    if (ratio := comparison.ratio) is not None:
-        latency = f"{MEASURE_NAMES[comparison.decides]} latency"
-        what = "images/s" if comparison.decides == "images_per_s" else latency
-        # Another start of the same program may differ by more than its blocks do.
-        within = " in the same processes" * (comparison.unit == "blocks")
-        pairs = f"{comparison.pairs} pairs of {comparison.unit}{within}"
-        parts.append(f"{ratio.value:.3f} times the {what} ({_interval(ratio)}{pairs})")
-    return "".join(parts).removesuffix("; ") + "."
+def _by_images(over_time: Estimate | None, typical: Estimate | None, unit: Unit) -> tuple[Verdict, str]:
+    """Judges by images/s over the whole time, with which a typical pair must agree."""
+    verdict, reason = _verdict(over_time, "images_per_s", unit)
+    if verdict == "inconclusive" or typical is None or (typical.value > 1) == (verdict == "faster"):
+        return verdict, reason
+    return "inconclusive", f"a typical pair of {unit} does {typical.value:.3f} times the images/s, the other way"
 
 
-def _first(sentences: Iterable[str], what: str) -> list[str]:
-    """Returns the first few sentences, and how many more there would be; warnings list all of them."""
-    found = list(sentences)
-    more = len(found) - _MAX_SENTENCES
-    return [*found[:_MAX_SENTENCES], *([f"In {more} more cases {what}."] if more > 0 else [])]
+def _by_latency(
+    ratios: Mapping[Measure, Estimate | None], whole: Mapping[Measure, float], unit: Unit
+) -> tuple[Measure, Verdict, str]:
+    """Judges by p50 and p99 together: p99 decides where p50 does not, and neither may lose more than the other gains.
+
+    `whole` are ratios of the percentiles of all answers, in which a stall counts that no typical block shows, and which
+    are known where answers are too few for an interval of p99.
+    """
+    p50, p99 = ratios["p50"], ratios["p99"]
+    verdict, reason = _verdict(p50, "p50", unit)
+    decides: Measure = "p50"
+    if verdict == "inconclusive" and p99 is not None and p99.p_value is not None and p99.p_value <= _CONCLUDED_AT:
+        decides = "p99"
+        verdict, reason = _verdict(p99, "p99", unit)
+    if verdict == "inconclusive":
+        return decides, verdict, reason
+    typical = {measure: ratio.value for measure, ratio in (("p50", p50), ("p99", p99)) if ratio is not None}
+    for values, of in ((typical, ""), (whole, " over all answers")):
+        if len(values) < len(_PERCENTILE_MEASURES):
+            continue
+        both = math.log(values["p50"]) + math.log(values["p99"])
+        if (both < 0) != (verdict == "faster"):
+            return decides, "inconclusive", f"p50 is {values['p50']:.3f} times, but p99 {values['p99']:.3f} times{of}"
+    if p50 is None or p99 is None:
+        return decides, verdict, reason
+    other = p50 if decides == "p99" else p99
+    if conclude(other, more_is_faster=False) not in (verdict, "inconclusive"):
+        return decides, "inconclusive", f"p50 is {p50.value:.3f} times, but p99 {p99.value:.3f} times"
+    return decides, verdict, reason
 
 
-def _unanswered(point: Point) -> str:
-    return (
-        f"{point.arm} did not answer {point.unanswered / point.due:.1%} of its requests at {point.label} "
-        f"({point.unanswered_text})."
-    )
+def _is_answered(share: Share, percentile: float) -> bool:
+    """Whether a percentile falls among requests that were answered."""
+    return nearest_rank(sum(share.due), percentile) <= sum(share.served)
 
 
-def _overloaded(point: Point, overload: Overload) -> str:
-    grows = ", and its latency grows with the length of the run" if overload.grows else ""
-    return f"{point.arm} did not keep up at {point.label}: {overload.answered_per_s:,.4g}/s were answered{grows}."
+def _mind_served(
+    verdict: Verdict,
+    reason: str,
+    answered: Sequence[Share],
+    sides: Sequence[Side],
+    *,
+    is_open: bool,
+    seed: int,
+) -> tuple[Verdict, str]:
+    """Judges by what was answered, too: an arm that serves less is never the faster one."""
+    more, chance = difference(*answered, seed=seed)
+    shares = f"{answered[0].value:.1%} of its requests were answered, against {answered[1].value:.1%}"
+    if chance <= _WITHHELD_AT and (more > 0 or verdict == "faster"):
+        return "inconclusive", shares
+    if not is_open:
+        return verdict, reason
+    in_time = [Share.in_time(side.blocks) for side in sides]
+    more, chance = difference(*in_time, seed=seed)
+    if chance > _CONCLUDED_AT:
+        return verdict, reason
+    limit_ns = sides[0].blocks[0].limit_ns
+    within = f" within {limit_ns / 1e6:g} ms" if math.isfinite(limit_ns) else ""
+    shares = f"{in_time[0].value:.1%} of its requests were answered{within}, against {in_time[1].value:.1%}"
+    found: Verdict = "faster" if more > 0 else "slower"
+    return (found if verdict in (found, "inconclusive") else "inconclusive"), shares
 
 
-def _held_back(point: Point, overload: Overload) -> str:
-    answered = f"{overload.answered_per_s:,.4g}/s were answered"
-    return f"{point.arm} was not sent all of {point.label}: {answered}, and {capped(overload)}."
-
-
-def capped(overload: Overload) -> str:
-    """Returns that it was the generator that held back."""
-    limit = "" if overload.max_in_flight is None else f" {overload.max_in_flight:,}"
-    return f"the generator had as many requests under way as --max-in-flight{limit} lets it"
-
-
-def disagreement(equality: Equality) -> str:
-    """Returns a sentence that says that two arms, or one arm twice, did not compute the same."""
-    top1 = "" if equality.top1_agreement is None else f", top-1 agreement {equality.top1_agreement:.1%}"
-    of = f" for {equality.model}" if equality.model else ""
-    size = (
-        f"(largest difference {equality.largest_absolute:.2g} absolute, {equality.largest_relative:.2g} "
-        f"relative{top1}, {equality.images} images)"
-    )
-    if equality.arm == equality.baseline:
-        return (
-            f"{equality.arm}{of} answers the same requests differently even alone, beyond the tolerance {size}: which "
-            "answers are right can't be told."
-        )
-    return (
-        f"The outputs of {equality.arm} and {equality.baseline}{of} differ beyond the tolerance {size}: they do not do "
-        "the same work."
-    )
-
-
-def _interval(estimate: Estimate) -> str:
-    """Returns an interval in words, followed by a comma; empty where there is none."""
+def _verdict(estimate: Estimate | None, measure: Measure, unit: Unit) -> tuple[Verdict, str]:
+    if estimate is None:
+        return "inconclusive", f"too few answers to compare {MEASURE_NAMES[measure]}, or it falls among the unanswered"
     if estimate.low is None or estimate.high is None:
-        return ""
-    return f"95% interval {estimate.low:.3f} to {estimate.high:.3f}, "
+        return "inconclusive", f"an interval takes {MIN_BLOCKS} pairs of {unit}; {_MORE[unit]}"
+    verdict = conclude(estimate, more_is_faster=measure == "images_per_s")
+    return verdict, "the interval contains 1" if verdict == "inconclusive" else ""
 
 
-def _counted(comparisons: Sequence[Comparison]) -> list[str]:
-    """Returns a sentence for each pair of arms, with the number of loads for each verdict."""
-    pairs: dict[tuple[str, str, str], Counter[str]] = {}
-    for comparison in comparisons:
-        of = f", {comparison.holds}" * bool(comparison.holds)
-        pairs.setdefault((comparison.arm, comparison.baseline, of), Counter())[comparison.verdict] += 1
-    return [
-        f"{arm} against {baseline}{of}: "
-        + ", ".join(f"{verdict} under {count} of {counts.total()} loads" for verdict, count in counts.most_common())
-        + "."
-        for (arm, baseline, of), counts in pairs.items()
-    ]
-
-
-def _alone(point: Point) -> str:
-    rate = f"{point.images_per_s.value:,.1f} images/s" if point.images_per_s else "no rate"
-    supported = [percentile for percentile in point.percentiles if percentile.value_ms is not None]
-    latency = f", {supported[-1].name} {supported[-1].text}" if supported else ""
-    within = "" if point.goodput is None else f", {point.goodput.share:.1%} within {point.goodput.limit_ms:g} ms"
-    limited = " (generator-limited)" if point.generator.is_limited else ""
-    return f"{point.arm} does {rate}{latency}{within} at {point.label}{limited}."
-
-
-def _rate_sentence(rate: HighestRate) -> str:
-    beyond = "" if rate.rejected_per_s is None else f"; {rate.rejected_per_s:.6g}/s is too much"
-    if rate.rate_per_s is None:
-        return f"{rate.arm}: no rate with {rate.slo} was confirmed in {rate.tried} runs{beyond}."
-    limited = "; generator-limited" if rate.is_generator_limited else ""
-    return (
-        f"{rate.arm} keeps to {rate.slo} at {rate.rate_per_s:.6g} requests/s, with 99% confidence "
-        f"({rate.over:,} of {rate.requests:,} requests over it), in spells that come at least once in "
-        f"{rate.covered_s:.3g} s, too{beyond}{limited}."
-    )
+def conclude(ratio: Estimate, *, more_is_faster: bool) -> Verdict:
+    """Returns what the interval of a ratio says of the one that stands above the line."""
+    if ratio.low is None or ratio.high is None or ratio.low <= 1 <= ratio.high:
+        return "inconclusive"
+    return "faster" if (ratio.low > 1) == more_is_faster else "slower"

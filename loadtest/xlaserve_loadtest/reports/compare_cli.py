@@ -25,8 +25,8 @@ from xlaserve_loadtest.analysis.changes import (
 )
 from xlaserve_loadtest.analysis.completeness import MARK
 from xlaserve_loadtest.analysis.conditions import Judged
-from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES
 from xlaserve_loadtest.analysis.summary import summarize
+from xlaserve_loadtest.analysis.verdict import MEASURE_NAMES
 from xlaserve_loadtest.parser import Parser, names
 from xlaserve_loadtest.printable import one_line
 from xlaserve_loadtest.record.run_file import RunFileError, read_run

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from xlaserve_loadtest.analysis.compare import Comparison
-from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES
 from xlaserve_loadtest.analysis.percentiles import Percentile
 from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.summary import Summary
+from xlaserve_loadtest.analysis.verdict import MEASURE_NAMES
 from xlaserve_loadtest.record.requests import in_words
 from xlaserve_loadtest.reports.table import Cell, LowerBound, Number, Strong, Table, mebibytes, ratio, share
 

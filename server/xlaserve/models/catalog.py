@@ -16,7 +16,7 @@ from xlaserve.config.sources import Source
 from xlaserve.engine.causes import cause, telling_line
 from xlaserve.engine.program import AnySize, IsLowered
 from xlaserve.errors import InvalidArgument, ModelFailed
-from xlaserve.models import labels
+from xlaserve.models import class_names
 from xlaserve.models.networks.network import Network, Size
 from xlaserve.models.sources import file_content, noop
 from xlaserve.models.sources.conversions import Conversions
@@ -254,7 +254,7 @@ def _labelled(task: Task, settings: ModelSettings) -> Task:
     if not isinstance(task, WithClasses):
         got = settings.labels.name if isinstance(settings.labels, Path) else ", ".join(settings.labels)
         raise ModelFailed(f"labels: {task.name} has no classes, expected no labels, got {got}")
-    return task.labelled(labels.named(settings.labels, task.classes))
+    return task.labelled(class_names.named(settings.labels, task.classes))
 
 
 def _buckets(settings: ModelSettings, network: Network) -> tuple[Bucket, ...]:

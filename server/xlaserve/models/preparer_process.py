@@ -17,7 +17,7 @@ from xlaserve.models import catalog, verification
 from xlaserve.models.preparer import DONE, FAILED, STEP
 from xlaserve.models.sources.conversions import Conversions
 from xlaserve.programs.cache.compile_cache import CompileCache
-from xlaserve.programs.tf import persistent_cache
+from xlaserve.programs.tf import xla_executable_cache
 from xlaserve.programs.tf.device import configure
 from xlaserve.telemetry.logs import quiet_tensorflow
 
@@ -33,7 +33,7 @@ def main() -> None:
     threading.Thread(target=_end_with_the_server, daemon=True).start()
     quiet_tensorflow()
     assert settings.compile_cache
-    persistent_cache.set_environment()
+    xla_executable_cache.set_environment()
     cache = CompileCache(settings.compile_cache)
     device = configure(settings, uses_tensorflow=True)
     from xlaserve.models.networks import cached  # noqa: PLC0415 - imports TensorFlow

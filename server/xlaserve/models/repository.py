@@ -15,15 +15,15 @@ from xlaserve.config.versions import VersionSet, grouped
 from xlaserve.engine.under_way import key_of
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.errors import LoadEnded, ModelFailed, ShuttingDown, XlaserveError
+from xlaserve.models.change_checks import NO_LABELS, check_labels, check_versions
 from xlaserve.models.change_plan import change_of, ends_any, movable_labels
 from xlaserve.models.change_queue import UNLOADED, ChangeQueue
 from xlaserve.models.configured_models import ConfiguredModels
-from xlaserve.models.directory import Directory
 from xlaserve.models.draining import drain, drain_and_free
 from xlaserve.models.listing import Ended, Listing, Listings, of_configured, of_versions
 from xlaserve.models.loader import Loader
-from xlaserve.models.requested_versions import NO_LABELS, check_labels, check_versions
 from xlaserve.models.version import Served, State, Version, new_version
+from xlaserve.models.version_lookup import Directory
 from xlaserve.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)

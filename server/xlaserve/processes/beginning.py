@@ -29,7 +29,7 @@ from xlaserve.processes.ready_file import ReadyFile
 from xlaserve.processes.supervision import linux, parent
 from xlaserve.processes.supervision.interpreters import PYTHON
 from xlaserve.processes.supervision.process import as_words
-from xlaserve.processes.supervision.restarts import RestartPolicy
+from xlaserve.processes.supervision.restart_policy import RestartPolicy
 from xlaserve.processes.supervision.service_manager import WATCHDOG_PID, ServiceManager
 from xlaserve.processes.supervision.supervisor import FAILED
 

@@ -22,18 +22,18 @@ from xlaserve.engine.under_way import UnderWay
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.errors import ModelFailed
 from xlaserve.models import catalog, gauges
+from xlaserve.models.change_checks import NO_LABELS
 from xlaserve.models.change_queue import Stop
 from xlaserve.models.listing import Listings
 from xlaserve.models.loader import Loader
 from xlaserve.models.preparer import Preparer
 from xlaserve.models.repository import Repository
-from xlaserve.models.requested_versions import NO_LABELS
 from xlaserve.models.sources.conversions import Conversions
 from xlaserve.models.triton_metrics import triton_metrics
 from xlaserve.models.version import Version
 from xlaserve.processes.spans import Tracing
 from xlaserve.programs.cache.compile_cache import CompileCache
-from xlaserve.programs.tf import persistent_cache
+from xlaserve.programs.tf import xla_executable_cache
 from xlaserve.programs.tf.device import Device, configure
 from xlaserve.programs.tf.profiler import Profiler
 from xlaserve.programs.watch.compile_watch import CompileWatch
@@ -117,7 +117,7 @@ class Engine:
         settings = self._settings
         if not self._has_tensorflow:
             return None
-        persistent_cache.set_environment(has_all_compiled=settings.compile_cache is not None)
+        xla_executable_cache.set_environment(has_all_compiled=settings.compile_cache is not None)
         if settings.compile_cache is None:
             return None
         return CompileCache(settings.compile_cache, read_only=settings.compile_cache_read_only)

@@ -15,10 +15,10 @@ from xlaserve.config import ModelSettings
 from xlaserve.config.versions import VersionSet, grouped
 from xlaserve.engine.memory import available_memory_bytes, own_bytes
 from xlaserve.errors import EngineLost, ModelFailed
+from xlaserve.models.change_checks import NO_LABELS, check_labels, check_versions
 from xlaserve.models.change_queue import ChangeQueue
 from xlaserve.models.listing import Listing, Listings
 from xlaserve.models.repository import Repository
-from xlaserve.models.requested_versions import NO_LABELS, check_labels, check_versions
 from xlaserve.programs.tf.device import Device
 from xlaserve.telemetry.gpus import Gpus
 

@@ -14,7 +14,7 @@ from xlaserve.processes import front_process
 from xlaserve.processes.capacity import needed
 from xlaserve.processes.engines import DRAINING, LATER_S
 from xlaserve.processes.front import FLUSH_S
-from xlaserve.processes.supervision.restarts import RestartPolicy, Restarts
+from xlaserve.processes.supervision.restart_policy import RestartPolicy, Restarts
 from xlaserve.processes.supervision.role import Role
 from xlaserve.programs.tf.device import usable_cores
 

@@ -10,8 +10,8 @@ from typing import Final, Protocol
 
 from xlaserve.engine.model_engine import ModelEngine
 from xlaserve.engine.warmup.ledger import Ledger
-from xlaserve.models.directory import Directory
 from xlaserve.models.version import Served, State, Version
+from xlaserve.models.version_lookup import Directory
 from xlaserve.processes.published import Catalogue, Facts, Loading
 from xlaserve.telemetry.metrics import Metrics, SeriesRetention
 from xlaserve.telemetry.version_metrics import ModelTelemetry

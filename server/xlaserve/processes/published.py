@@ -15,9 +15,9 @@ from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.models.catalog import Model
-from xlaserve.models.directory import Directory
 from xlaserve.models.task import DATATYPES, Datatype, Task, TensorSpec
 from xlaserve.models.version import Served, State, Version
+from xlaserve.models.version_lookup import Directory
 from xlaserve.processes.link.engine_state import ModelSnapshot
 from xlaserve.programs.tf.device import Device
 from xlaserve.programs.watch.xla_log import XlaCompilation

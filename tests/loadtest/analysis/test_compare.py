@@ -10,10 +10,10 @@ from tests.loadtest.simulated_arms import Simulated
 from tests.required import required
 
 from xlaserve_loadtest.analysis.compare import Comparison, baselines, compare, pairs
+from xlaserve_loadtest.analysis.conclusion import sentence
 from xlaserve_loadtest.analysis.intervals import Estimate, ratio
 from xlaserve_loadtest.analysis.samples import collect
 from xlaserve_loadtest.analysis.summary import summarize
-from xlaserve_loadtest.analysis.verdict import sentence
 from xlaserve_loadtest.record.blocks import GeneratorUse, LoadLine
 from xlaserve_loadtest.record.lines import Arm, Header, Run
 from xlaserve_loadtest.record.requests import Status

@@ -10,9 +10,9 @@ from tests.loadtest.run_files import NewRun
 from tests.required import required
 
 from xlaserve_loadtest.analysis.conditions import Judged, judge, value_of
-from xlaserve_loadtest.analysis.judgement import MEASURE_NAMES, Verdict
 from xlaserve_loadtest.analysis.served import Goodput
 from xlaserve_loadtest.analysis.summary import Summary, summarize
+from xlaserve_loadtest.analysis.verdict import MEASURE_NAMES, Verdict
 from xlaserve_loadtest.record.blocks import GeneratorUse, LoadLine
 from xlaserve_loadtest.record.lines import Run
 from xlaserve_loadtest.record.requests import Status

@@ -5,9 +5,9 @@ from tests.loadtest.run_files import NewRun
 
 from xlaserve_loadtest.analysis.compare import compare
 from xlaserve_loadtest.analysis.intervals import Estimate
-from xlaserve_loadtest.analysis.judgement import Verdict
 from xlaserve_loadtest.analysis.multiplicity import corrected
 from xlaserve_loadtest.analysis.samples import collect
+from xlaserve_loadtest.analysis.verdict import Verdict
 from xlaserve_loadtest.record.blocks import LoadLine
 
 

@@ -21,7 +21,7 @@ from xlaserve.engine.under_way import UnderWay
 from xlaserve.processes.beginning import LEFT, CrashedError, begin
 from xlaserve.processes.ready_file import ReadyFile
 from xlaserve.processes.supervision import parent
-from xlaserve.processes.supervision.restarts import RestartPolicy
+from xlaserve.processes.supervision.restart_policy import RestartPolicy
 
 PATIENCE_S = 30.0
 PROGRAM = """

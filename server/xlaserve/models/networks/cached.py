@@ -30,7 +30,7 @@ from xlaserve.models.networks.network import Network
 from xlaserve.models.task import Task, Tensors
 from xlaserve.programs.cache.compile_cache import CompileCache
 from xlaserve.programs.cache.records import Record, RecordFolder
-from xlaserve.programs.tf import persistent_cache
+from xlaserve.programs.tf import xla_executable_cache
 from xlaserve.programs.tf.device import Device
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def network(cache: CompileCache, device: Device, settings: ModelSettings, build:
 
     Nothing is kept where the model's files were changed meanwhile. Raises what `build` raises.
     """
-    persistent_cache.sweep()  # executables that models which are not kept have left
+    xla_executable_cache.sweep()  # executables that models which are not kept have left
     began_ns, files = time.time_ns(), model_files.state(settings)  # before they are read
     try:
         model = identity(settings)

@@ -22,7 +22,7 @@ from xlaserve.models.networks.kept_weights import KeptWeights
 from xlaserve.models.networks.network import Network
 from xlaserve.programs.cache.compile_cache import CompileCache
 from xlaserve.programs.cache.records import Record, RecordError, RecordFolder
-from xlaserve.programs.tf import persistent_cache, stablehlo
+from xlaserve.programs.tf import stablehlo, xla_executable_cache
 from xlaserve.programs.tf.device import Device
 from xlaserve.programs.tf.first_run import run_first
 from xlaserve.programs.tf.frozen_graph import FrozenGraph, UnfreezableError
@@ -90,7 +90,7 @@ class CachedProgram:
             compilation = self._compile_graph(mode, bucket, cost)
         else:
             compilation = self._program.compile(mode, bucket)
-        persistent_cache.sweep()
+        xla_executable_cache.sweep()
         difference = f"difference-{self._program_name(mode, bucket)}"
         recorded = replace(
             compilation,
@@ -258,7 +258,7 @@ class CachedProgram:
         blobs = dict(record.blobs)
         outputs = tuple(tf.TensorSpec(shape, dtype) for dtype, shape in header["outputs"])
         traced = stablehlo.TracedFunction(bytes(blobs.pop(MODULE)), weights, outputs)
-        persistent_cache.put(blobs)
+        xla_executable_cache.put(blobs)
         compilation, compiled = self._run(traced, bucket, began, cost)
         from_cache = compiled.keys() <= blobs.keys()
         lowerings = header.get(LOWERINGS)
@@ -288,7 +288,7 @@ class CachedProgram:
             function = Function(stablehlo.load(traced, self.device.kind))
             compilation = run_first(function, (*bucket, self.channels), began, run_s=cost and cost.alone_s)
         finally:
-            executables = persistent_cache.take(traced.name)  # one that can't be loaded fails the next try as well
+            executables = xla_executable_cache.take(traced.name)  # one that can't be loaded fails the next try as well
         return compilation, executables
 
     def _keep(

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from xlaserve.config import ModelSettings, OutputRole
 from xlaserve.errors import ModelFailed
-from xlaserve.models import labels
+from xlaserve.models import class_names
 from xlaserve.models.networks import boxes
 from xlaserve.models.task import (
     DATATYPES,
@@ -296,5 +296,5 @@ def _classes(settings: ModelSettings) -> int:
     if settings.classes is not None:
         return settings.classes
     if settings.labels is not None:
-        return len(labels.named(settings.labels))
+        return len(class_names.named(settings.labels))
     raise ModelFailed("classes: expected how many there are, as the outputs don't show it, got nothing; or set labels")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from xlaserve.config import ModelSettings, OutputRole, TaskName
 from xlaserve.errors import ModelFailed
-from xlaserve.models import labels
+from xlaserve.models import class_names
 from xlaserve.models.networks import heads
 from xlaserve.models.networks.heads import OUTPUT_NAMES, Finish, Head, TensorShape
 from xlaserve.models.scores import are_probabilities
@@ -101,7 +101,7 @@ def _with_readings(outputs: Mapping[str, TensorShape], settings: ModelSettings) 
         if own.labels is not None:
             if not isinstance(task, WithClasses):
                 raise ModelFailed(f"outputs.{name}.labels: {own.task} has no classes, expected no labels")
-            task = task.labelled(labels.named(own.labels, task.classes))
+            task = task.labelled(class_names.named(own.labels, task.classes))
         specs[place] = task.outputs[0]._replace(name=name)
         readings.append(replace(task, at=place))
         finishes[place] = head.finish
@@ -146,7 +146,7 @@ def _recognise(outputs: Mapping[str, TensorShape], settings: ModelSettings, prob
 def _of_shape(name: str, output: TensorShape, settings: ModelSettings, probe: Probe) -> _Found:
     """Returns what an only output is."""
     shown = f"{name}: {output}"
-    is_of_two = settings.labels is not None and len(labels.named(settings.labels)) == 2
+    is_of_two = settings.labels is not None and len(class_names.named(settings.labels)) == 2
     match output.shape:
         case (_, 1) | (_,) if is_of_two:
             return _Found("classification", f"{shown} is one number, and the settings name two classes")

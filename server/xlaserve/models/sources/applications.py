@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
-from xlaserve.models import labels
+from xlaserve.models import class_names
 from xlaserve.models.networks import preprocess
 from xlaserve.models.networks.keras_runtime import keras
 from xlaserve.models.networks.network import Network
@@ -56,10 +56,10 @@ def application(name: str, settings: ModelSettings) -> Network:
         model = keras_models.features(model)
     stated = weights if weights in ("imagenet", "random") else Path(weights).name
     network = keras_models.network(model, settings, preprocessing=how, weights=stated)
-    if weights != "imagenet" or network.task != Classification(labels.IMAGENET_CLASSES):
+    if weights != "imagenet" or network.task != Classification(class_names.IMAGENET_CLASSES):
         return network
-    known = labels.imagenet()
-    return replace(network, task=Classification(labels.IMAGENET_CLASSES, known))
+    known = class_names.imagenet()
+    return replace(network, task=Classification(class_names.IMAGENET_CLASSES, known))
 
 
 def check_file(weights: str, *, expected: str) -> None:

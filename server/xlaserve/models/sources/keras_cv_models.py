@@ -12,7 +12,7 @@ import keras_cv
 
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
-from xlaserve.models import labels
+from xlaserve.models import class_names
 from xlaserve.models.networks.network import Network
 from xlaserve.models.sources import keras_detectors, keras_library, random_weights
 from xlaserve.models.sources.applications import advise, check_file
@@ -46,7 +46,7 @@ def keras_cv_model(name: str, settings: ModelSettings) -> Network:
             **backbone.arguments,
         )
         if head is None:
-            classes = settings.classes or labels.IMAGENET_CLASSES
+            classes = settings.classes or class_names.IMAGENET_CLASSES
             model = keras_cv.models.ImageClassifier(backbone=body, num_classes=classes)
         else:
             model = _with_head(body, head, backbone_name, settings)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from xlaserve.processes.supervision.restarts import RestartPolicy
+from xlaserve.processes.supervision.restart_policy import RestartPolicy
 
 NO_USE: Final = 78
 """EX_CONFIG of sysexits.h: the exit status of a process that would end in the same way if it was started again."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from xlaserve.processes.supervision.messages import Kind
 from xlaserve.processes.supervision.process import Launch, as_words
-from xlaserve.processes.supervision.restarts import Restarts
+from xlaserve.processes.supervision.restart_policy import Restarts
 from xlaserve.processes.supervision.role import NO_USE, Role, State
 from xlaserve.processes.supervision.role_process import RoleProcess
 from xlaserve.processes.supervision.watcher import Watcher

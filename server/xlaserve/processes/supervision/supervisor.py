@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any, Final
 
 from xlaserve.processes.supervision.process import Launch, Process
-from xlaserve.processes.supervision.restarts import Restarts
+from xlaserve.processes.supervision.restart_policy import Restarts
 from xlaserve.processes.supervision.role import Role, State
 from xlaserve.processes.supervision.role_process import RoleProcess
 from xlaserve.processes.supervision.supervised_role import SupervisedRole

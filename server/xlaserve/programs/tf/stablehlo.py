@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from xlaserve.programs.tf.persistent_cache import PREFIX
+from xlaserve.programs.tf.xla_executable_cache import PREFIX
 
 VERSION: Final = 9
 """Version of XlaCallModule's calling convention: the lowest that takes a module for one platform, as it is."""

@@ -39,7 +39,7 @@ class StderrTap:
 
     Active while it is entered, which must be before TensorFlow is imported. Python's own sys.stderr and log lines are
     written straight to the original stderr: they are neither delayed nor lost, even if the filter dies. XLA logs the
-    values of constants, which its events need, only where it has a folder of executables (`persistent_cache`).
+    values of constants, which its events need, only where it has a folder of executables (`xla_executable_cache`).
     """
 
     def __init__(self) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
-from xlaserve.models.directory import Directory
 from xlaserve.models.version import Version
+from xlaserve.models.version_lookup import Directory
 from xlaserve.programs.tf.device import Device
 from xlaserve.programs.tf.profiler import Recording
 from xlaserve.programs.watch.xla_log import XlaCompilation

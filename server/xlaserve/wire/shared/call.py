@@ -22,8 +22,8 @@ from xlaserve.errors import (
     XlaserveError,
     status_of,
 )
-from xlaserve.models.directory import Directory
 from xlaserve.models.version import Served, Version
+from xlaserve.models.version_lookup import Directory
 from xlaserve.pipeline import Answer, Pipeline, Request
 from xlaserve.telemetry import request_context
 from xlaserve.telemetry.access_log import AccessLog

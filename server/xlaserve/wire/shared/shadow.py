@@ -27,10 +27,10 @@ from xlaserve.engine.request import EngineRequest, Result
 from xlaserve.errors import DeadlineExceeded, EngineLost, InvalidArgument, ModelNotReady, QueueFull, XlaserveError
 from xlaserve.images.decoder import Decoded, Encoded, ImageLimits, decode
 from xlaserve.images.frame import Frame, whole
-from xlaserve.models.directory import Directory
 from xlaserve.models.likeness import OfImage, can_compare, likeness
 from xlaserve.models.task import Task
 from xlaserve.models.version import Served
+from xlaserve.models.version_lookup import Directory
 from xlaserve.pipeline import Pending
 from xlaserve.telemetry.findings import Findings, Likeness, Pair, TimeRatio
 from xlaserve.telemetry.metrics import Metrics

@@ -131,7 +131,7 @@ def test_preprocess_overrides_the_familys() -> None:
 
 def test_imagenet_weights_come_with_names(monkeypatch: pytest.MonkeyPatch, small_application: list[str | None]) -> None:
     names = tuple(f"class {i}" for i in range(1000))
-    monkeypatch.setattr("xlaserve.models.labels.imagenet", lambda: names)
+    monkeypatch.setattr("xlaserve.models.class_names.imagenet", lambda: names)
     model = catalog.load(from_file("keras.applications:MobileNet"))
     assert small_application == ["imagenet"]
     assert model.weights == "imagenet"
@@ -143,7 +143,7 @@ def test_without_a_network_imagenet_weights_fail_with_the_ways_out(tmp_path: Pat
 import os, sys, urllib.request
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
-from xlaserve.models import catalog, labels
+from xlaserve.models import catalog, class_names
 from xlaserve.models.sources import applications
 applications.STALL_TIMEOUT_S = 0.5
 for proxy in sys.argv[1:]:
@@ -153,7 +153,7 @@ for proxy in sys.argv[1:]:
         catalog.load(ModelSettings(name="it", source="keras.applications:MobileNet"))
     except ModelFailed as failure:
         print("failure:", failure)
-    print("names:", labels.imagenet(timeout_s=0.5))
+    print("names:", class_names.imagenet(timeout_s=0.5))
 """
     unset = ("HTTP_PROXY", "HTTPS_PROXY", "no_proxy", "NO_PROXY")
     environment = {name: value for name, value in os.environ.items() if name not in unset}

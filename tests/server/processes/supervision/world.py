@@ -9,7 +9,7 @@ from signal import SIGKILL, SIGTERM, SIGUSR2
 
 from xlaserve.processes.supervision.messages import Kind, OnMessage
 from xlaserve.processes.supervision.process import Process
-from xlaserve.processes.supervision.restarts import RestartPolicy
+from xlaserve.processes.supervision.restart_policy import RestartPolicy
 from xlaserve.processes.supervision.role import Role
 from xlaserve.processes.supervision.supervisor import Supervisor
 from xlaserve.processes.supervision.watcher import Watcher

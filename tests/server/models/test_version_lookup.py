@@ -3,13 +3,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from xlaserve.models.directory import Routing
+from xlaserve.models.version_lookup import Routing
 
 IDS = [f"id {number}" for number in range(2000)]
 
 
 def test_an_id_is_answered_by_the_same_version_in_every_process() -> None:
-    program = "from xlaserve.models.directory import Routing; print(Routing({'canary': 50}).choose('one'))"
+    program = "from xlaserve.models.version_lookup import Routing; print(Routing({'canary': 50}).choose('one'))"
     chosen = {
         subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.strip()
         for _ in range(2)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from xlaserve.processes.supervision.restarts import RestartPolicy, Restarts
+from xlaserve.processes.supervision.restart_policy import RestartPolicy, Restarts
 
 POLICY = RestartPolicy(window_s=60, at_once=1, first_wait_s=0.5, longest_wait_s=4, most=6, jitter=0.5)
 
