@@ -29,7 +29,7 @@ def measure(model: Model, programs: Programs) -> list[str]:
     if not _classifications(model):
         return []
     key = min(programs, key=lambda key: (math.prod(key[1]), key))
-    return doubts(model, run_batch(programs[key].executable, make_images(*key[1])))
+    return doubts(model, run_batch(programs[key].executable, make_images(*key[1], model.image.channels)))
 
 
 def doubts(model: Model, outputs: Outputs) -> list[str]:

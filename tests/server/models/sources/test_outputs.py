@@ -12,7 +12,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
-from xlaserve.engine.program import Outputs
+from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.program import Outputs, Warmed
 from xlaserve.errors import ModelFailed
 from xlaserve.models import catalog, scores
 from xlaserve.models.networks.keras_runtime import keras
@@ -129,6 +130,15 @@ def test_logits_are_doubted_until_the_settings_say_what_they_are(keras_file: Sav
         assert scores.doubts(loaded, run(loaded)) == []
     loaded = load(keras_file(chances))
     assert scores.doubts(loaded, run(loaded)) == []
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4])
+def test_logits_of_images_of_any_channels_are_doubted(keras_file: SaveKeras, channels: int) -> None:
+    pixels = keras.Input((SIDE, SIDE, channels))
+    loaded = load(keras_file(keras.Model(pixels, dense(4, name="scores")(pixels))), task="classification")
+    executable = loaded.program.compile(Mode.XLA, BUCKET).executable
+    (doubt,) = scores.measure(loaded, {(Mode.XLA, BUCKET): Warmed(executable, Cost(1.0, 1.0))})
+    assert doubt.startswith("scores: ")
 
 
 @pytest.mark.parametrize("is_flat", [False, True])
