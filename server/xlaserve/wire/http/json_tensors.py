@@ -215,8 +215,10 @@ class JsonListing:
         return US_PER_VALUE
 
     def numbers(self, values: NDArray[Value]) -> list[Part]:
-        """Returns some rows of numbers."""
-        return [listed(values if self.is_nested else values.reshape(-1))]
+        """Returns some rows of numbers; no part where there is none, as parts are joined by commas."""
+        if not self.is_nested:
+            values = values.reshape(-1)
+        return [listed(values)] if len(values) else []
 
     def elements(self, elements: Sequence[bytes]) -> list[Part]:
         """Returns elements, which are never nested."""
