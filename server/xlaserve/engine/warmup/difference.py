@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -69,7 +70,9 @@ class Difference:
 
 
 def compare(wanted: Outputs, got: Outputs, task: Comparing) -> Difference:
-    """Compares outputs with the right ones, row by row."""
+    """Compares outputs with the right ones, row by row; rows of another shape are infinitely far."""
+    if any(theirs.shape != ours.shape for theirs, ours in zip(wanted, got, strict=True)):
+        return Difference(math.inf, None, len(wanted[0]))
     largest = 0.0
     for theirs, ours in zip(task.comparable(wanted), task.comparable(got), strict=True):
         if np.issubdtype(theirs.dtype, np.floating):
@@ -88,11 +91,13 @@ def relative(wanted: NDArray[Any], got: NDArray[Any]) -> float:
 def by_row(wanted: Outputs, got: Outputs) -> NDArray[np.float64]:
     """Returns for each row how far it is from the right one; of several outputs, the largest difference.
 
-    For floats this is `relative`, for integers the share of elements that differ.
+    For floats this is `relative`, for integers the share of elements that differ, for rows of another shape infinity.
     """
     rows = np.zeros(len(wanted[0]))
     for theirs, ours in zip(wanted, got, strict=True):
-        if np.issubdtype(theirs.dtype, np.floating):
+        if theirs.shape != ours.shape:
+            apart = np.full(len(rows), np.inf)
+        elif np.issubdtype(theirs.dtype, np.floating):
             apart = _relative(theirs, ours).reshape(len(rows), -1).max(axis=1, initial=0.0)
         else:
             apart = np.mean((theirs != ours).reshape(len(rows), -1), axis=1)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from xlaserve.config import Bucket
 from xlaserve.engine.causes import cause
 from xlaserve.engine.program import Images, Outputs, WrongRowsError, run_batch
+from xlaserve.errors import ModelFailed
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,8 @@ class Sample:
     def at(self, height: int, width: int) -> tuple[Images, Outputs | None]:
         """Returns the images of a resolution and the reference's answers, None without a reference.
 
-        The reference gives them once for all programs. Raises WrongRowsError where it has rows too few or too many.
+        The reference gives them once for all programs. Raises WrongRowsError where it has rows too few or too many,
+        and what `joined` raises.
         """
         size = (height, width)
         if size not in self._answered:
@@ -85,7 +87,7 @@ class Sample:
         order = np.arange(math.ceil(len(images) / batch) * batch) % len(images)
         try:
             answers = joined([run_batch(self._reference, images[rows]) for rows in order.reshape(-1, batch)])
-        except WrongRowsError:
+        except (WrongRowsError, ModelFailed):
             raise
         except Exception as error:
             log.debug("no reference", exc_info=error)
@@ -131,7 +133,14 @@ def other_batch(rows: RowIndices, images: int) -> RowIndices:
 
 
 def joined(batches: list[Outputs]) -> Outputs:
-    """Returns the outputs of several batches as those of one."""
+    """Returns the outputs of several batches as those of one.
+
+    Raises ModelFailed where rows of an output differ in shape: answers of one request could not be put together.
+    """
+    for index, outputs in enumerate(zip(*batches, strict=True)):
+        if len(shapes := {output.shape[1:] for output in outputs}) > 1:
+            got = " and ".join(map(str, sorted(shapes)))
+            raise ModelFailed(f"output {index}: expected rows of one shape for all images, got {got}")
     return tuple(np.concatenate(outputs) for outputs in zip(*batches, strict=True))
 
 

@@ -119,3 +119,22 @@ def test_answers_that_change_from_run_to_run_are_no_dependence() -> None:
     verified = checked(counting, BUCKETS[2], Mode.GRAPH)
     assert str(verified.fault) == "it answers the same batch differently each time"
     assert not verified.is_dependent
+
+
+@pytest.mark.parametrize("bucket", BUCKETS[1:])
+def test_a_model_whose_rows_have_another_shape_in_other_batches_is_dependent(bucket: Bucket) -> None:
+    def beside_the_others(images: Images) -> Outputs:
+        return (np.tile(scores(images)[0], (1, len(images))),)
+
+    verified = Checked(beside_the_others)(beside_the_others, bucket)
+    assert verified.is_dependent
+    assert verified.fault is None
+
+
+def test_a_model_whose_rows_have_a_shape_by_what_is_in_the_image_is_refused() -> None:
+    def found(images: Images) -> Outputs:
+        return (np.zeros((len(images), int(images[0].max()) // 64), np.float32),)
+
+    for reference in (found, None):
+        with pytest.raises(ModelFailed, match="rows of one shape"):
+            Checked(reference)(found, BUCKETS[0])

@@ -77,3 +77,9 @@ def test_only_what_can_be_compared_counts() -> None:
 
     boxes, sure = np.ones((2, 4), np.float32), np.ones((2, 1), np.float32)
     assert compare((boxes, sure), (boxes * 9, sure), Scores()).largest == 0.0
+
+
+def test_rows_of_another_shape_are_infinitely_far() -> None:
+    wanted, got = scores([0, 1], [1, 0]), scores([0], [1])
+    assert compare(wanted, got, TopClass()).largest == np.inf
+    assert by_row(wanted, got).tolist() == [np.inf, np.inf]
