@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ TOLERANCE: Final = 1e-3
 """Largest difference of the translation's answers from OpenVINO's, as a share of the largest answer."""
 SIDE: Final = 64
 """Of images with which sides that are not fixed are tried."""
+_EXTERNAL: Final = re.compile(r"invalid external data: ExternalDataInfo\(data_full_path: ([^,]*),")
 
 
 def openvino_file(file: Path, settings: ModelSettings) -> Network:
@@ -40,9 +42,9 @@ def openvino_file(file: Path, settings: ModelSettings) -> Network:
         model = core.read_model(file)
     except RuntimeError as error:
         raise ModelFailed(
-            f"source: {file.name} can't be read by OpenVINO {openvino.__version__.partition('-')[0]}: {_cause(error)};"
-            f" copy it once more, and compare both: sha256sum {file.name}"
+            f"source: {file.name} can't be read by OpenVINO {openvino.__version__.partition('-')[0]}: {_remedy(error, file)}"
         ) from error
+    _fold(model)
     if len(model.inputs) != 1:
         known = ", ".join(one.any_name for one in model.inputs)
         raise ModelFailed(f"source: expected a model of one input, the image, got {file.name}, which takes {known}")
@@ -57,6 +59,23 @@ def openvino_file(file: Path, settings: ModelSettings) -> Network:
     _compare(core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}), function, translator)
     found = functions.found(translator, function, file.name)
     return saved_model.network(found.call, found.pixels, found.outputs, settings, weights=file.name)
+
+
+def _fold(model: Any) -> None:
+    """Computes what does not depend on the image, such as the axes that a global pooling of ONNX takes from a shape."""
+    from openvino.passes import ConstantFolding, Manager  # noqa: PLC0415 - an extra
+
+    manager = Manager()
+    manager.register_pass(ConstantFolding())
+    manager.run_passes(model)
+
+
+def _remedy(error: RuntimeError, file: Path) -> str:
+    """Returns the cause of an error of reading, and what to do."""
+    if missing := _EXTERNAL.search(str(error)):
+        name = missing[1].rpartition("/")[2]
+        return f"its weights are in another file, {name}, which can't be read; copy that beside {file.name}"
+    return f"{_cause(error)}; copy it once more, and compare both: sha256sum {file.name}"
 
 
 def _cause(error: RuntimeError) -> str:

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from numpy.typing import NDArray
 from tensorflow.python.framework import convert_to_constants
-from tests.server.models.sources.onnx_writer import model, node, tensor
+from tests.server.models.sources.onnx_writer import model, node, outside, tensor
 
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.errors import ModelFailed
@@ -169,6 +169,35 @@ def test_an_onnx_file_runs_in_every_mode_and_batch(tmp_path: Path, mode: Mode) -
     assert catalog.load(settings(file)).task == Segmentation(4)
     scores = PIXELS.astype(np.float32) @ kernel[:, :, 0, 0].T
     np.testing.assert_array_equal(run(settings(file), mode), scores.argmax(axis=-1))
+
+
+@pytest.mark.parametrize(("kind", "reduce"), [("GlobalAveragePool", np.mean), ("GlobalMaxPool", np.max)])
+@pytest.mark.parametrize("mode", [Mode.XLA, Mode.OPENVINO])
+def test_an_onnx_file_pools_over_all_of_the_image(tmp_path: Path, kind: str, reduce: Any, mode: Mode) -> None:
+    file, matrix = tmp_path / "scores.onnx", weights(3, 2)
+    file.write_bytes(pooling(kind, matrix.shape, tensor("matrix", matrix)))
+    expected = reduce(PIXELS.astype(np.float32), axis=(1, 2)) @ matrix
+    np.testing.assert_allclose(run(settings(file), mode), expected, rtol=1e-4)
+
+
+def pooling(kind: str, shape: tuple[int, ...], matrix: bytes) -> bytes:
+    nodes = [
+        node(kind, ["pixels"], ["pooled"]),
+        node("Flatten", ["pooled"], ["row"]),
+        node("MatMul", ["row", "matrix"], ["scores"]),
+    ]
+    sides = [1, 3, SIDE, SIDE]
+    return model(nodes, pixels=("pixels", sides), scores=("scores", [1, shape[1]]), weights=[matrix])
+
+
+def test_weights_that_are_missing_beside_an_onnx_file_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "scores.onnx"
+    file.write_bytes(pooling("GlobalAveragePool", (3, 2), outside("matrix", (3, 2), "scores.data")))
+    with pytest.raises(ModelFailed, match=r"scores\.data, .* copy that beside scores\.onnx$"):
+        catalog.load(settings(file))
+    matrix = weights(3, 2)
+    (tmp_path / "scores.data").write_bytes(matrix.tobytes())
+    np.testing.assert_allclose(run(settings(file), Mode.XLA), PIXELS.mean(axis=(1, 2)) @ matrix, rtol=1e-4)
 
 
 def test_what_can_not_be_read_or_translated_is_refused_with_what_to_do(
