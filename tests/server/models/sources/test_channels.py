@@ -11,9 +11,10 @@ import pytest
 import tensorflow as tf
 
 from xlaserve.config import Bucket, BucketSettings, Color, Mode, ModelSettings
+from xlaserve.engine.program import Cost, Warmed
 from xlaserve.errors import InvalidArgument, ModelFailed
 from xlaserve.images.image_input import ImageInput
-from xlaserve.models import catalog
+from xlaserve.models import catalog, scores
 from xlaserve.models.networks.keras_runtime import keras
 from xlaserve.models.networks.preprocess import Scaling, apply
 from xlaserve.models.task import Segmentation
@@ -140,6 +141,16 @@ def test_settings_that_do_not_fit_the_channels_fail_the_model(
     with pytest.raises(ModelFailed) as failed:
         load(tmp_path / "m.keras", task="embedding", **settings)
     assert str(failed.value).partition(":")[0] == field
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_scores_of_any_number_of_channels_are_looked_at(tmp_path: Path, channels: int) -> None:
+    layers = [keras.Input((4, 4, channels)), keras.layers.Flatten(), keras.layers.Dense(3)]
+    model = load(save(keras.Sequential(layers), tmp_path / "m.keras"))
+    (bucket,) = model.buckets
+    program = Warmed(model.program.compile(Mode.XLA, bucket).executable, Cost(0.0, 0.0))
+    (doubt,) = scores.measure(model, {(Mode.XLA, bucket): program})
+    assert "activation: softmax" in doubt
 
 
 def test_a_model_of_two_channels_takes_no_pictures(tmp_path: Path) -> None:
