@@ -173,6 +173,14 @@ class IsLowered(Protocol):
 
 
 @runtime_checkable
+class MayBeNarrow(Protocol):
+    """A `Program` whose model may compute in less than float32 by itself."""
+
+    def is_narrow(self, bucket: Bucket) -> bool:
+        """Returns whether the model computes in bfloat16 or float16 anywhere, for images of the size of `bucket`."""
+
+
+@runtime_checkable
 class AnySize(Protocol):
     """A `Program` that can run without buckets as well."""
 

@@ -14,7 +14,7 @@ from xlaserve.config import Bucket, BucketSettings, Color, Fit, ModelSettings
 from xlaserve.config import sources as kinds
 from xlaserve.config.sources import Source
 from xlaserve.engine.causes import cause, telling_line
-from xlaserve.engine.program import AnySize, IsLowered
+from xlaserve.engine.program import AnySize, IsLowered, MayBeNarrow
 from xlaserve.errors import InvalidArgument, ModelFailed
 from xlaserve.models import class_names
 from xlaserve.models.networks.network import Network, Size
@@ -163,13 +163,14 @@ def _listed(kind: Source) -> tuple[str, ...]:
 
 
 def _lowered(settings: ModelSettings, conversions: Conversions) -> Network:
-    """Builds the network that the settings name, and finds its lowerings for XLA."""
+    """Builds the network that the settings name, and finds its lowerings for XLA and whether it is narrow."""
     network = _network(settings.source, settings, conversions)
     first, *_ = _buckets(settings, network)
     lowerings = network.program.lowerings(first) if isinstance(network.program, IsLowered) else ""
     if lowerings:
         _log.info("model %s: lowered for XLA on a CPU: %s", settings.name, lowerings)
-    return replace(network, lowerings=lowerings)
+    is_narrow = isinstance(network.program, MayBeNarrow) and network.program.is_narrow(first)
+    return replace(network, lowerings=lowerings, is_narrow=is_narrow)
 
 
 def _network(source: str, settings: ModelSettings, conversions: Conversions) -> Network:  # noqa: PLR0911, PLR0912 - one each

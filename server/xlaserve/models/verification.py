@@ -21,12 +21,13 @@ ONLY_IN_BATCHES: Final = (
 
 
 def narrow(model: Model, *, has_tf32: bool) -> dict[Mode, float]:
-    """Returns the modes whose programs compute in less than float32, and the largest relative difference of each."""
+    """Returns the modes whose programs compute in less than float32, or whose model does so by itself, and the largest
+    relative difference of each."""
     precisions = {mode: model.settings.precision_in(mode) for mode in model.settings.compiled_modes}
     return {
         mode: MAX_RELATIVE_INT8 if precision is Precision.INT8 else MAX_RELATIVE
         for mode, precision in precisions.items()
-        if has_tf32 or precision is not Precision.FLOAT32
+        if has_tf32 or model.is_narrow or precision is not Precision.FLOAT32
     }
 
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from xlaserve.config import Bucket, Mode, ModelSettings
+from xlaserve.config import Bucket, Mode, ModelSettings, Precision
 from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.causes import cause
 from xlaserve.engine.model_engine import ModelEngine
@@ -147,9 +147,10 @@ class Version:
     def precision_text(self) -> str:
         """`bfloat16 (xla: largest difference 0.012, agreement 1.000 of 16 images)`."""
         settings = self.settings
+        is_mixed = self.model is not None and self.model.is_narrow and settings.precision is Precision.FLOAT32
         others = {mode: settings.precision_in(mode) for mode in self.compiled_modes}
         own = (f"{other} in {mode}" for mode, other in others.items() if other is not settings.precision)
-        text = ", ".join([settings.precision, *own])
+        text = ", ".join(["mixed, as the model was saved" if is_mixed else settings.precision, *own])
         found = [f"{mode}: {difference}" for mode, difference in self.differences.items()]
         if self.model is not None and self.model.calibrated and Mode.OPENVINO in others:
             found.append(f"calibrated: {self.model.calibrated}")

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from xlaserve.config import Bucket, Mode, ModelSettings
 from xlaserve.engine.program import Compilation, Images, Outputs
+from xlaserve.engine.warmup.difference import MAX_RELATIVE
 from xlaserve.models import verification
 from xlaserve.models.catalog import Model
 from xlaserve.models.sources.noop import NoopProgram
 from xlaserve.models.task import Embedding
+
+
+def test_a_model_that_is_narrow_by_itself_is_narrow_in_each_mode() -> None:
+    settings = ModelSettings(name="a", source="builtin:noop", modes=[Mode.XLA, Mode.GRAPH])
+    model = Model(NoopProgram(), (8, 8), Embedding(3), "none", settings=settings, buckets=(Bucket(1, 8, 8),))
+    assert verification.narrow(model, has_tf32=False) == {}
+    mixed = replace(model, is_narrow=True)
+    assert verification.narrow(mixed, has_tf32=False) == {Mode.XLA: MAX_RELATIVE, Mode.GRAPH: MAX_RELATIVE}
 
 
 def test_another_reference_takes_each_image_of_a_new_resolution_alone() -> None:

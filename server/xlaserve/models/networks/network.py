@@ -37,8 +37,12 @@ class Network:
     """For a model that takes several sizes, the one that it was designed for, where that is known."""
     multiple: int = 1
     """Height and width have to be multiples of this."""
+    is_narrow: bool = False
+    """Whether it computes in bfloat16 or float16 anywhere, as a model that was trained in mixed precision; each mode
+    then rounds in a way of its own."""
     reference: Callable[[Images], Outputs] | None = None
-    """Computes the outputs in float32, slowly; must not be called while the model serves. None where there is none."""
+    """Computes the outputs slowly, operation by operation, in float32 where only `precision` says less; must not be
+    called while the model serves. None where there is none."""
     reason: str = ""
     """Why `auto` chose the task; empty where the settings or the source name it."""
 

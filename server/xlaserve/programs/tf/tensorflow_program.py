@@ -20,6 +20,7 @@ from xlaserve.engine.program import Compilation, Executable, FixedShape, Images,
 from xlaserve.errors import ModelFailed, OutOfDeviceMemory
 from xlaserve.programs.openvino.calibration import CalibrationFolder
 from xlaserve.programs.openvino.openvino_program import CompiledModel, ConvertedGraph
+from xlaserve.programs.tf.definitions import has_narrow
 from xlaserve.programs.tf.first_run import run_first
 from xlaserve.programs.tf.frozen_graph import (
     CLUSTER_RUNS,
@@ -175,6 +176,11 @@ class TensorFlowProgram:
     def lowerings(self, bucket: Bucket) -> str:
         """Returns the lowerings for XLA, and how often each is applied: `depthwise 17`. Empty where there are none."""
         return self.lowered(Mode.XLA, bucket).text if self._lower is not None else ""
+
+    def is_narrow(self, bucket: Bucket) -> bool:
+        """Returns whether the model computes in bfloat16 or float16 anywhere, for images of the size of `bucket`."""
+        with self._tracing:
+            return has_narrow(self._traced(bucket.height, bucket.width))
 
     def lowered(self, mode: Mode, bucket: Bucket) -> Lowered:
         """Returns the function that `mode` now runs for the bucket's size: another thread may leave it unlowered."""

@@ -42,6 +42,20 @@ def test_outputs_are_float32_and_close_to_those_of_float32(
     assert difference < 1e-6 if mode is Mode.XLA else 1e-6 < difference < 0.02
 
 
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("is_saved_model", [False, True])
+def test_a_model_saved_in_mixed_precision_is_known_to_be_narrow(
+    tmp_path: Path, keras_file: Callable[..., str], policy: str, is_saved_model: bool
+) -> None:
+    pixels = keras.Input((6, 5, 3))
+    values = keras.layers.Conv2D(4, 3, dtype=policy)(pixels)
+    model = keras.Model(pixels, keras.layers.GlobalAveragePooling2D(dtype=policy)(values))
+    source = str(tmp_path / "saved") if is_saved_model else keras_file(model)
+    if is_saved_model:
+        model.export(source, verbose=False)
+    assert catalog.load(settings(source, task="embedding")).is_narrow is (policy != "float32")
+
+
 @HALVES
 def test_the_reference_computes_in_float32_and_leaves_the_model_as_it_was(
     keras_file: Callable[..., str], tiny_model: Callable[..., Any], half: Precision
