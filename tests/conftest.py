@@ -30,7 +30,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # never end (https://github.com/grpc/grpc/issues/43157).
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-_LONG = ("tests/integration/", "tests/server/models/", "tests/loadtest/")
+_LONG = ("tests/loadtest/test_cli.py", "tests/integration/", "tests/server/models/", "tests/loadtest/")
 """What is begun first, in this order: a long file that began last would run alone while other processors are idle."""
 
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"

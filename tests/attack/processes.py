@@ -303,7 +303,7 @@ def upgrade_without_a_ready_file(round: Round) -> None:
         check_serves(round, server)
 
 
-@attack(allowed={OK}, site="own")
+@attack(allowed={OK}, site="own", is_short=False)
 def second_start(round: Round) -> None:
     """The same configuration started twice: the second ends with a sentence, and the first keeps its ready file."""
     ready_file = round.folder / "ready.json"

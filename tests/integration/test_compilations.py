@@ -31,7 +31,7 @@ from xlaserve_proto import vision_pb2_grpc as vision_grpc
 MODES = ("xla", "graph", "eager", "autocluster")
 BUCKETS = (1, 2, 4, 8)
 SIDE = 32
-REQUESTS = 2000
+REQUESTS = 600
 IN_FLIGHT = (1, 8, 24)
 SEED = 20_260
 PATIENCE_S = 120

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -111,13 +111,13 @@ def puppet_command() -> PuppetCommand:
     return lambda *flags: [*PUPPET, *flags]
 
 
-@pytest.fixture
-def start_server(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Starts the servers of a command and returns their addresses; ends them afterwards."""
+@contextmanager
+def servers(folder: Path) -> Iterator[Callable[..., str]]:
+    """Yields a function that starts the servers of a command and returns their addresses; ends them afterwards."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*command: str) -> str:
-        ready = tmp_path / f"ready-{len(started)}"
+        ready = folder / f"ready-{len(started)}"
         os.mkfifo(ready)
         started.append(subprocess.Popen([*command, "--ready-file", str(ready)], stdout=subprocess.DEVNULL))
         return str(json.loads(ready.read_text())["grpc"])
@@ -129,9 +129,29 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., str]]:
 
 
 @pytest.fixture
-def start_puppet(start_server: Callable[..., str]) -> StartPuppet:
-    """Starts puppet servers with these flags, and returns their addresses."""
-    return lambda *flags: start_server(*PUPPET, *flags)
+def start_server(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    with servers(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture(scope="session")
+def puppet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a puppet server that all tests share: it answers all alike."""
+    with servers(tmp_path_factory.mktemp("puppet")) as start:
+        yield start(*PUPPET)
+
+
+@pytest.fixture
+def start_puppet(start_server: Callable[..., str], request: pytest.FixtureRequest) -> StartPuppet:
+    """Starts puppet servers with these flags, and returns their addresses. The first without any flag is shared."""
+    shared = iter(["puppet"])
+
+    def start(*flags: str) -> str:
+        if not flags and (name := next(shared, None)):
+            return str(request.getfixturevalue(name))
+        return start_server(*PUPPET, *flags)
+
+    return start
 
 
 @pytest.fixture
