@@ -138,8 +138,8 @@ def test_what_is_loaded_beside_others_is_compiled_in_a_process_of_its_own(
     assert [row.categories[0].label for row in rows] == list(scans)
 
 
-def test_a_configured_model_is_never_unknown_while_the_server_starts(
-    start_server: StartServer, control: MakeControl
+def test_a_compiled_model_is_known_from_the_start_and_reloaded_under_traffic(
+    start_server: StartServer, control: MakeControl, scans: Any
 ) -> None:
     server = start_server({"models": [DIGITS]}, wait=False)
     operator = control(server)
@@ -150,13 +150,6 @@ def test_a_configured_model_is_never_unknown_while_the_server_starts(
         assert server.process.poll() is None
     assert {code for code, _ in codes} <= {Status.UNAVAILABLE, Status.OK}
     assert any("loading" in details for _, details in codes)
-
-
-def test_a_compiled_model_is_reloaded_under_traffic(
-    start_server: StartServer, control: MakeControl, scans: Any
-) -> None:
-    server = start_server({"models": [DIGITS]})
-    operator = control(server)
     images, labels = list(scans.values()), list(scans)
 
     def classify() -> Status:

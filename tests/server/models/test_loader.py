@@ -131,7 +131,7 @@ async def test_buckets_that_come_out_alike_are_counted_once(house: House) -> Non
 async def test_auto_buckets_are_chosen_for_the_recorded_demand_and_only_they_serve(
     house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cost(executable: object, bucket: Bucket, lanes: int) -> Cost:
+    def cost(executable: object, bucket: Bucket, lanes: int, *, channels: int) -> Cost:
         return Cost(1.0 + bucket.batch, 1.0 + bucket.batch)
 
     monkeypatch.setattr("xlaserve.models.loader.measure", cost)
@@ -247,7 +247,11 @@ async def test_with_ready_when_first_bucket_no_request_waits_for_the_others(make
     assert await house.ask(images=4) == [1] * 4
 
 
-async def test_what_compiles_at_the_start_is_noted_as_a_load_with_its_step(house: House) -> None:
+@pytest.mark.parametrize("ready_when", ["all", "first_bucket"])
+async def test_what_compiles_is_noted_as_a_load_with_its_step(
+    make_house: Callable[..., House], ready_when: str
+) -> None:
+    house = make_house(ready_when=ready_when)
     house.configured = [model("a", buckets=(1, 2), modes=(Mode.XLA,))]
     gate = house.compiling = GateAt(2)
     file = under_way.create()
@@ -258,22 +262,8 @@ async def test_what_compiles_at_the_start_is_noted_as_a_load_with_its_step(house
     assert under_way.suspects(file, "") == {under_way.key_of(house.configured[0]): suspect}
     gate.open()
     await loading
-    assert not under_way.suspects(file, "")
-    os.close(file)
-
-
-async def test_what_compiles_beside_the_traffic_is_noted_as_a_load(make_house: Callable[..., House]) -> None:
-    house = make_house(ready_when="first_bucket")
-    house.configured = [model("a", buckets=(1, 2), modes=(Mode.XLA,))]
-    gate = house.compiling = GateAt(2)
-    file = under_way.create()
-    house.repository.loader.under_way = UnderWay(file)
-    await house.repository.load_all()
-    await gate.reached()
-    suspect = under_way.Suspect(is_load=True, steps="compiling mode xla, bucket 2x2x2")
-    assert under_way.suspects(file, "") == {under_way.key_of(house.configured[0]): suspect}
-    gate.open()
-    await required(house.repository.index()[0].growth)
+    if ready_when == "first_bucket":
+        await required(house.repository.index()[0].growth)
     assert not under_way.suspects(file, "")
     os.close(file)
 

@@ -106,27 +106,11 @@ def test_a_program_that_does_not_compile_fails_the_warm_up() -> None:
 
 
 @pytest.mark.parametrize("bucket", BUCKETS)
-def test_a_mode_that_can_be_left_out_is_as_a_whole(bucket: Bucket) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_mode_that_can_be_left_out_is_as_a_whole(bucket: Bucket, threads: int) -> None:
     left_out = []
     warmed = warm_up(
         program=CountingProgram(error_at=(Mode.XLA, bucket)),
-        modes=(Mode.XLA, Mode.GRAPH),
-        buckets=BUCKETS,
-        timer=partial(measure, lanes=1),
-        ledger=Ledger("digits", "3"),
-        stop=threading.Event(),
-        leave_out=lambda mode, error: left_out.append((mode, str(error))),
-    )
-    assert list(warmed) == [(Mode.GRAPH, bucket) for bucket in BUCKETS]
-    assert left_out == [(Mode.XLA, "no kernel")]
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_mode_that_xla_compiles_is_left_out_as_any_other(threads: int) -> None:
-    program = CountingProgram(error_at=(Mode.XLA, BUCKETS[0]))
-    left_out = []
-    warmed = warm_up(
-        program=program,
         modes=(Mode.XLA, Mode.GRAPH),
         buckets=BUCKETS,
         timer=partial(measure, lanes=1),
