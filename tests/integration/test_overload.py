@@ -193,7 +193,9 @@ def test_the_timeout_parameter_bounds_the_wait_in_the_queue(
     brake.pull()
     running = client.send(1)
     wait_for_images(server, 1)
-    late, mate = client.send(2, queue_timeout_us=1), client.send(3, queue_timeout_us=int(PATIENCE_S * 1e6))
+    late = client.send(2, queue_timeout_us=1)
+    wait_for_images(server, 2)  # behind another one it would be refused on arrival
+    mate = client.send(3, queue_timeout_us=int(PATIENCE_S * 1e6))
     wait_for_images(server, 3)
     brake.release()
     assert client.outcome(running, 1) is Status.OK
