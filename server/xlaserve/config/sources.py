@@ -107,6 +107,12 @@ def is_file_of_model(path: Path) -> bool:
     return path.suffix.lower() in FILES
 
 
+def model_name(source: str) -> str:
+    """Returns a name for the model of a source: its last part, with what names may not have as dashes."""
+    safe = re.sub(r"[^A-Za-z0-9._-]", "-", source.rstrip("/").rpartition("/")[2].rpartition(":")[2])
+    return safe.lstrip("-._")[:128] or "model"
+
+
 def is_handle(weights: str) -> bool:
     """Returns whether weights are named, as presets on a hub are, and do not lie at a path."""
     return _HANDLE.fullmatch(weights) is not None

@@ -13,10 +13,8 @@ from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks.network import Network
 from xlaserve.models.sources import functions, saved_model
+from xlaserve.models.sources.graph_operations import PLACEHOLDERS, WITHOUT_USE
 
-PLACEHOLDERS: Final = frozenset({"Placeholder", "PlaceholderV2"})
-WITHOUT_USE: Final = frozenset({"Assert", "Const", "NoOp", "Placeholder", "PlaceholderV2", "PlaceholderWithDefault"})
-"""Operations that are no outputs, though nothing reads them."""
 FOR_INFERENCE: Final[Mapping[tuple[str, str], object]] = {
     **{(name, "bool"): False for name in ("phase_train", "is_training", "is_train", "training")},
     **{(name, "bool"): False for name in ("learning_phase", "keras_learning_phase")},

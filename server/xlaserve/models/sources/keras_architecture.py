@@ -59,13 +59,3 @@ def unfit(content: KerasContent, architecture: str, error: Exception) -> ModelFa
         f"architecture: expected the model whose weights are in {content.file.name}, got {Path(architecture).name},"
         f" which they do not fit: {cause(error)}"
     )
-
-
-def missing(content: KerasContent) -> ModelFailed:
-    """Returns the error of a file that has weights alone, where the settings have no architecture."""
-    name = content.file.stem.removesuffix(".weights")
-    return ModelFailed(
-        f"source: {content.file.name} has a model's weights, and not the model; name a function that returns the Keras"
-        " model they are of: architecture: my_package.my_module:build; or the .json file that model.to_json() wrote;"
-        f' or, where the model is, write all of it: model.save("{name}.keras")'
-    )

@@ -160,6 +160,16 @@ def _of_zip(file: Path) -> KerasContent:
     return KerasContent(file, True, str(metadata.get("keras_version", "")), config)
 
 
+def without_model(content: KerasContent) -> ModelFailed:
+    """Returns the error of a file that has weights alone, where the settings have no architecture."""
+    name = content.file.stem.removesuffix(".weights")
+    return ModelFailed(
+        f"source: {content.file.name} has a model's weights, and not the model; name a function that returns the Keras"
+        " model they are of: architecture: my_package.my_module:build; or the .json file that model.to_json() wrote;"
+        f' or, where the model is, write all of it: model.save("{name}.keras")'
+    )
+
+
 @contextmanager
 def complete() -> Iterator[None]:
     """A block in which Keras loads weights; raises ValueError where it would only warn that it leaves some random."""

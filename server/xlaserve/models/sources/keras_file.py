@@ -48,7 +48,7 @@ def keras_file(file: Path, settings: ModelSettings, conversions: Conversions) ->
     elif settings.architecture is not None:
         return _network(keras_architecture.with_weights(content, settings.architecture), settings, file)
     if content.config is None:
-        raise keras_architecture.missing(content)
+        raise keras_content.without_model(content)
     lambdas = keras_custom_objects.replaced_lambdas(file.name, content.config, settings)
     paths = keras_custom_objects.paths(content.config, lambdas, settings)
     if content.is_zip and content.is_of_keras_2:

@@ -1,0 +1,9 @@
+"""Operations of frozen graphs, by their names in TensorFlow; nothing here imports it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+PLACEHOLDERS: Final = frozenset({"Placeholder", "PlaceholderV2"})
+WITHOUT_USE: Final = frozenset({"Assert", "Const", "NoOp", "Placeholder", "PlaceholderV2", "PlaceholderWithDefault"})
+"""Operations that are no outputs, though nothing reads them."""
