@@ -9,12 +9,16 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve.config import Color
+from xlaserve.config import Color, Layout
 from xlaserve.errors import InvalidArgument
 
 Axes = Literal["NHWC", "NCHW", "NHW"]
 """The axes of an image tensor: batch, height, width and channels."""
 
+DTYPES: Final = ("float32", "float16", "bfloat16", "float64", "uint8", "uint16", "int32")
+"""Types that pixels have in models."""
+COLORS: Final = {color.channels: color for color in (Color.GREY, Color.RGB, Color.RGBA)}
+"""The colours of models by their channels, unless the settings say otherwise."""
 _FIRST_TO_LAST: Final = (0, 2, 3, 1)
 
 
@@ -79,6 +83,25 @@ class ImageInput:
     def _is_first(self, shape: Sequence[int]) -> bool:
         """Whether pixels of `shape` have their channels first, which only a model that declares them so takes."""
         return self.axes == "NCHW" and len(shape) == len("NCHW") and shape[1] == self.channels
+
+
+def axes_of(shape: Sequence[int | None] | None, layout: Layout | None = None) -> Axes | None:
+    """Returns the axes of an image input by its shape; None where that is of no image.
+
+    Without a layout, channels come first where there are as many as colours have and both other sides are longer.
+    """
+    match shape:
+        case (_, first, *sides) if len(sides) == 2:
+            is_first = layout is Layout.CHANNELS_FIRST if layout else first in COLORS and all(map(_is_long, sides))
+            return "NCHW" if is_first else "NHWC"
+        case (_, _, _):
+            return "NHW"
+    return None
+
+
+def _is_long(side: int | None) -> bool:
+    """Whether a side is too long to be a number of channels."""
+    return side is None or side > max(COLORS)
 
 
 RGB: Final = ImageInput()

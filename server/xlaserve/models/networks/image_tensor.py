@@ -9,16 +9,13 @@ import tensorflow as tf
 
 from xlaserve.config import Color, Layout
 from xlaserve.errors import ModelFailed
-from xlaserve.images.image_input import Axes, ImageInput
+from xlaserve.images.image_input import COLORS, DTYPES, Axes, ImageInput, axes_of
 from xlaserve.models.networks.heads import Raw, TensorShape
 from xlaserve.models.networks.network import Size
 
 Call = Callable[[tf.Tensor], Raw]
 """Maps pixels, as the network takes them, to its outputs."""
 
-PIXEL_DTYPES: Final = ("float32", "float16", "bfloat16", "float64", "uint8", "uint16", "int32")
-_COLORS: Final = {color.channels: color for color in (Color.GREY, Color.RGB, Color.RGBA)}
-"""The colours of models by their channels, unless the settings say otherwise."""
 _LAST_TO_FIRST: Final = (0, 3, 1, 2)
 _FIRST_TO_LAST: Final = (0, 2, 3, 1)
 
@@ -77,7 +74,7 @@ def image_tensor(declared: TensorShape, color: Color | None = None, layout: Layo
     channels = {"NHW": 1, "NHWC": rest[-1], "NCHW": rest[0]}[axes]
     if channels is None and color is None:
         raise ModelFailed(f"color: expected the colours of the pixels, as the model leaves it open: {declared}")
-    color = color or _COLORS.get(channels or 0)
+    color = color or COLORS.get(channels or 0)
     if color is not None and channels not in (None, color.channels):
         fitting = [str(one) for one in Color if one.channels == channels]
         expected = f"{' or '.join(fitting)} for" if fitting else "none, as encoded images can't become"
@@ -96,24 +93,15 @@ def channels_last(declared: TensorShape) -> TensorShape:
 
 
 def _axes(declared: TensorShape, layout: Layout | None) -> Axes:
-    if declared.dtype in PIXEL_DTYPES:
-        match declared.shape:
-            case (_, first, *sides) if len(sides) == 2:
-                is_first = layout is Layout.CHANNELS_FIRST if layout else first in _COLORS and all(map(_is_long, sides))
-                return "NCHW" if is_first else "NHWC"
-            case (_, _, _) if layout is None:
-                return "NHW"
-            case (_, _, _):
-                raise ModelFailed(f"layout: expected none, as the model's input has no channels: {declared}")
+    axes = axes_of(declared.shape, layout) if declared.dtype in DTYPES else None
+    if axes == "NHW" and layout is not None:
+        raise ModelFailed(f"layout: expected none, as the model's input has no channels: {declared}")
+    if axes is not None:
+        return axes
     raise ModelFailed(
         "source: expected an input of images, such as [None, height, width, channels], of"
-        f" {', '.join(PIXEL_DTYPES[:-1])} or {PIXEL_DTYPES[-1]}, got {declared}"
+        f" {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {declared}"
     )
-
-
-def _is_long(side: int | None) -> bool:
-    """Whether a side is too long to be a number of channels."""
-    return side is None or side > max(_COLORS)
 
 
 def _plural(channels: int | None) -> str:
