@@ -241,7 +241,7 @@ def test_every_command_has_help(command: str, command_line: CommandLine) -> None
         ),
         ("check", {"models", "device"}, {"grpc_port", "lanes"}),
         ("warm", {"compile_cache"}, {"ready_when", "load_process"}),
-        *((command, set(), set(config.Settings.model_fields) - {"models"}) for command in ("key", "import")),
+        *((command, set(), set(config.Settings.model_fields) - {"models"}) for command in ("key", "import", "inspect")),
     ],
 )
 def test_a_command_has_flags_for_the_settings_that_concern_it(

@@ -1,0 +1,76 @@
+"""The formats of model files: how each is recognised, and what describes it."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from xlaserve.errors import ModelFailed
+from xlaserve.inspection.model_file import exports, frozen_graph, keras, onnx, saved_model, tflite
+from xlaserve.inspection.model_file.description import Description
+from xlaserve.models.sources import file_content, keras_content
+
+
+class Opened(NamedTuple):
+    """A file that is to be recognised."""
+
+    suffix: str
+    """In small letters."""
+    head: bytes
+    """Its first bytes."""
+    members: frozenset[str]
+    """Names in it without folders, where it is a zip archive."""
+
+
+class Format(NamedTuple):
+    """A format of files."""
+
+    is_of: Callable[[Opened], bool]
+    describe: Callable[[Path, Path], Description]
+    """Describes a file that was asked for by a path. Raises ModelFailed where it is damaged."""
+
+
+FORMATS: Final = (
+    Format(
+        lambda file: file.head.startswith(file_content.HDF5) or keras_content.CONFIG in file.members, keras.describe
+    ),
+    Format(lambda file: file.suffix == ".pt2", exports.torch),
+    Format(lambda file: file.head.startswith(b"\x80") or "data.pkl" in file.members, exports.pickled),
+    Format(lambda file: file.head[4:8] == tflite.MAGIC or file.suffix == ".tflite", tflite.describe),
+    Format(lambda file: file.suffix == ".onnx", onnx.describe),
+    Format(lambda file: file.suffix == ".pb", frozen_graph.describe),
+    Format(lambda file: file.suffix == ".jax", exports.jax),
+    Format(lambda file: file.suffix in (".keras", ".h5", ".hdf5"), keras.describe),  # which says what is wrong
+)
+"""The first that a file is of describes it."""
+SHOWN: Final = ".keras, .h5, .pb, .onnx, .tflite, .pt2, .jax or the folder of a SavedModel"
+
+
+def describe(path: Path) -> Description:
+    """Describes the model at a path. Raises ModelFailed where there is none."""
+    try:
+        if not path.exists():
+            raise ModelFailed(f"source: expected a model file or folder, got {path}, which does not exist")
+        found = saved_model.version(path) if path.is_dir() else path
+        file_content.check(found)
+        if found.is_dir():
+            return saved_model.describe(path, found)
+        opened = _opened(found)
+        for form in FORMATS:
+            if form.is_of(opened):
+                return form.describe(path, found)
+    except OSError as error:
+        raise ModelFailed(f"source: {path} can't be read: {error.strerror or error}") from error
+    raise ModelFailed(f"source: expected {SHOWN}, got {found.name} of {found.stat().st_size:,} bytes, which is none")
+
+
+def _opened(file: Path) -> Opened:
+    with file.open("rb") as opened:
+        head = opened.read(file_content.HEAD_BYTES)
+    members: list[str] = []
+    if head.startswith(file_content.ZIP):
+        with zipfile.ZipFile(file) as archive:
+            members = [Path(name).name if name.endswith(".pkl") else name for name in archive.namelist()]
+    return Opened(file.suffix.lower(), head, frozenset(members))

@@ -1,0 +1,118 @@
+"""The task that a model's outputs suggest, and what a configuration has to say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from xlaserve.inspection.model_file.description import Tensor
+from xlaserve.inspection.model_file.image_input import ImageInput
+
+PROBABILITIES: Final = ("softmax", "sigmoid")
+BOXES: Final = ("boxes", "detection_boxes")
+SCORES: Final = ("scores", "detection_scores")
+COLORS: Final = range(2, 5)
+"""Numbers of channels that images have."""
+MOST_CLASSES: Final = 256
+"""Channels of a map beyond which they are features."""
+LABELS: Final = "labels"
+
+
+class Line(NamedTuple):
+    """A field of a model's configuration."""
+
+    field: str
+    value: object
+    comment: str = ""
+    is_open: bool = False
+    """Whether it is a question, which stands in a comment."""
+
+
+class Reading(NamedTuple):
+    """What outputs are taken for."""
+
+    task: str
+    lines: tuple[Line, ...] = ()
+
+
+def read(outputs: Sequence[Tensor], image: ImageInput | None, labels: str) -> Reading:  # noqa: PLR0911 - one each
+    """Returns what outputs suggest; `labels` is the name of a file for the classes' names."""
+    if not outputs or all(one.shape is None for one in outputs):
+        return Reading("told when it is loaded")
+    named = {one.name: one.shape for one in outputs}
+    if any((named.get(name) or ())[2:] == (4,) for name in BOXES) and named.keys() & set(SCORES):
+        line = Line("bounding_box_format", "rel_yxyx", "or xyxy and others: as the model gives boxes", True)
+        return Reading("detection", (line, Line(LABELS, labels, "the names of the classes, one a line", True)))
+    if len(outputs) > 1:
+        return _several(outputs)
+    (output,) = outputs
+    match output.shape:
+        case (_, int(classes)) if classes > 1:
+            return _vector(output, classes, labels)
+        case (_, 1) | (_,):
+            return _number(output)
+        case (_, int(channels), *sides) if image is not None and sides == [image.height, image.width]:
+            return Reading(f"tensors: a map of {channels} channels, channels first")
+        case (_, *sides, 1) if len(sides) == 2:
+            line = Line(LABELS, ["background", "object"], "if its numbers are a mask: below and from 0.5 on", True)
+            return Reading(f"tensors: one {_kind(output)} for each pixel", (line,))
+        case (_, *sides, int(channels)) if len(sides) == 2:
+            return _map(output, channels, image, labels)
+    return Reading("tensors: the model's own outputs")
+
+
+def _vector(output: Tensor, classes: int, labels: str) -> Reading:
+    named = Line(LABELS, labels, f"the names of the {classes} classes, one a line", True)
+    if output.activation == "softmax":
+        return Reading(f"classification of {classes} classes", (named,))
+    if output.activation == "sigmoid":
+        return Reading(f"classification of {classes} classes, each with a probability of its own", (named,))
+    if output.activation == "linear":
+        logits = Line("activation", "softmax", "its scores are no probabilities; keep them with none", True)
+        return Reading(f"classification of {classes} classes, or an embedding or numbers", (named, logits))
+    embedding = Line("task", "embedding", "if these are no scores of classes", True)
+    return Reading(f"classification of {classes} classes, or an embedding", (named, embedding))
+
+
+def _number(output: Tensor) -> Reading:
+    if output.activation == "sigmoid":
+        both = Line(LABELS, ["first", "second"], "the classes below and from 0.5 on", True)
+        return Reading("classification of two classes: the probability of the second", (both,))
+    number = Line("task", "regression", "or classification, with two labels", True)
+    return Reading("tensors: one number for each image", (number,))
+
+
+def _map(output: Tensor, channels: int, image: ImageInput | None, labels: str) -> Reading:
+    named = Line(LABELS, labels, f"the names of the {channels} classes, one a line", True)
+    if output.activation == "softmax":
+        return Reading(f"segmentation of {channels} classes", (named,))
+    sides = output.shape[1:3] if output.shape is not None else ()
+    is_of_pixels = image is not None and sides == (image.height, image.width)
+    if channels > MOST_CLASSES or not is_of_pixels:
+        return Reading(f"tensors: features of {channels} channels")
+    if channels not in COLORS:
+        return Reading(f"segmentation of {channels} classes", (named,))
+    line = Line("task", "segmentation", "if its channels are classes; with their labels", True)
+    return Reading(f"tensors: an image, or a map, of {channels} channels", (line,))
+
+
+def _several(outputs: Sequence[Tensor]) -> Reading:
+    tasks = {one.name: task for one in outputs if (task := _head(one))}
+    line = Line("outputs", tasks, "what each is, with your labels", True)
+    return Reading(f"tensors: {len(outputs)} outputs", (line,) if tasks else ())
+
+
+def _head(output: Tensor) -> dict[str, object]:
+    match output.shape:
+        case (_, 1) | (_,):
+            is_class = output.activation == "sigmoid"
+            return {"task": "classification", "labels": ["first", "second"]} if is_class else {"task": "regression"}
+        case (_, int()) if output.activation in PROBABILITIES:
+            return {"task": "classification"}
+        case (_, int()):
+            return {"task": "embedding"}
+    return {}
+
+
+def _kind(output: Tensor) -> str:
+    return "probability" if output.activation == "sigmoid" else "number"

@@ -1,0 +1,168 @@
+"""What the server makes of a model file: the configuration, its open questions, and why there may be none."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from xlaserve.config import sources
+from xlaserve.inspection.model_file import reading
+from xlaserve.inspection.model_file.description import Description, Tensor
+from xlaserve.inspection.model_file.image_input import ImageInput, image_input
+from xlaserve.inspection.model_file.reading import Line
+
+SUFFIXES: Final = {"zip archive": ".keras", "HDF5": ".h5", "TFLite": ".tflite"}
+"""Suffixes by words in the names of formats."""
+MOST_LINES: Final = 6
+FAMILY_PREPROCESS: Final = {
+    **{"mobilenet": "tf", "mobilenetv3": "none", "resnet": "caffe", "vgg": "caffe", "densenet": "torch"},
+    **{"xception": "tf", "inception": "tf", "nasnet": "tf", "efficientnet": "none", "convnext": "none"},
+    "teachable machine": "tf",
+    **{f"resnet{depth}v2": "tf" for depth in (50, 101, 152)},
+}
+"""The preprocessing of Teachable Machine and of Keras Applications, by the beginnings of networks' names; `none` is for
+those that scale pixels themselves."""
+RANGES: Final = "unit is 0..1, tf -1..1, none 0..255"
+UNTOLD: Final = "the file doesn't tell: as your training did"
+WITHOUT_MEANING: Final = re.compile(r"\d+|(my_?|keras_?|saved_?|frozen_?)?(model|graph|network)s?|weights|best|final")
+"""Names of files that say nothing of the model; its folder's name does."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model file is served."""
+
+    lines: tuple[Line, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+    """What clients and images meet, each with its heading."""
+    refusal: str = ""
+    """Why it can't be served, and the next step; empty where it can."""
+
+
+def plan(found: Description) -> Plan:
+    """Returns how a model is served."""
+    refusal = found.refusal or _unfit(found)
+    if refusal:
+        return Plan(refusal=refusal)
+    image = image_input(found.inputs[0]) if found.inputs else None
+    outputs = reading.read(found.outputs, image, _labels(found.path))
+    lines = [
+        Line("name", name(found.path)),
+        Line("source", _source(found.path)),
+        *(Line(field, value) for field, value in found.settings),
+        *_needed(found, image),
+        *_preprocessing(found),
+        *outputs.lines,
+        *_colors(image),
+    ]
+    return Plan(tuple(lines[:MOST_LINES]), (*_facts(found, image), ("task", outputs.task)))
+
+
+def name(path: Path) -> str:
+    """Returns a name for the model at a path: its file's, or its folder's where that says more."""
+    stems = [path.name if path.is_dir() else path.stem, *(folder.name for folder in path.absolute().parents)]
+    telling = (stem for stem in stems if stem and WITHOUT_MEANING.fullmatch(stem.lower()) is None)
+    return sources.model_name(next(telling, stems[0]))
+
+
+def _unfit(found: Description) -> str:
+    """Returns why a model can't be served by what it takes, or by its file's name; empty where it can."""
+    path = found.path
+    if sources.kind_of(_source(path)) is None:
+        return f"source: {_next_step(found)}"
+    inputs = found.inputs
+    if len(inputs) > 1 and not dict(found.settings).get("input_tensor"):
+        return (
+            f"source: expected a model of one input, the image, got {_listed(inputs)}; where the model is, export one"
+            " that takes the image alone"
+        )
+    if inputs and inputs[0].dtype == "string":
+        return (
+            f"source: expected pixels, got {_listed(inputs)}: text, such as encoded images, which the server decodes"
+            " itself; where the model is, export it from the pixels on: tf.saved_model.save(model, folder,"
+            " signatures=tf.function(model).get_concrete_function(tf.TensorSpec([None, HEIGHT, WIDTH, 3])))"
+        )
+    if inputs and image_input(inputs[0]) is None:
+        return f"source: expected images [n, height, width, channels], got {_listed(inputs)}"
+    return ""
+
+
+def _next_step(found: Description) -> str:
+    path = found.path
+    suffix = (
+        ".keras"
+        if "zip" in found.format
+        else ".h5"
+        if "HDF5" in found.format
+        else ".tflite"
+        if found.format == "TFLite"
+        else ""
+    )
+    renamed = path.with_suffix(suffix)
+    step = f": mv {_typed(path)} {_typed(renamed)}" if suffix else ""
+    return f"expected a name that ends in one of {', '.join(sorted(sources.FILES))}, got {path.name}{step}"
+
+
+def _needed(found: Description, image: ImageInput | None) -> Iterator[Line]:
+    """Yields what the model is not served without, or not as its training had it."""
+    if image is not None and None in (image.height, image.width):
+        sides = [image.height or 224, image.width or 224]
+        yield Line("input_size", sides, "it takes any size: height and width of your training's images")
+    if found.custom:
+        paths = {one: f"my_package.my_module:{one}" for one in found.custom}
+        yield Line("custom_objects", paths, "it needs your classes: where they are", True)
+    if found.has_code:
+        yield Line("safe_mode", False, "it needs its Python code run: only for files that you trust", True)
+
+
+def _preprocessing(found: Description) -> Iterator[Line]:
+    if found.scaling or (found.inputs and "float" not in (found.inputs[0].dtype or "float32")):
+        return
+    family = found.family.lower()
+    usual = max((one for one in FAMILY_PREPROCESS if family.startswith(one)), key=len, default="")
+    how = FAMILY_PREPROCESS.get(usual, "unit")
+    if usual:
+        yield Line("preprocess", how, f"usual for {found.family}; {RANGES}: as your training did", True)
+    else:
+        yield Line("preprocess", how, f"{RANGES}; {UNTOLD}", True)
+
+
+def _colors(image: ImageInput | None) -> Iterator[Line]:
+    if image is None:
+        return
+    if image.channels is None:
+        yield Line("color", "rgb", "it takes any number of channels: grey, rgb, bgr or rgba")
+    if image.channels == 3:
+        yield Line("color", "bgr", "if your training read images with OpenCV", True)
+
+
+def _facts(found: Description, image: ImageInput | None) -> Iterator[tuple[str, str]]:
+    if image is None:
+        return
+    scaled = f"; the model scales them itself: {', '.join(found.scaling)}" if found.scaling else ""
+    yield "images", f"{image.text}{scaled}"
+    if image.batch is not None:
+        yield "batch", f"the file is for batches of {image.batch}; others are served where the network allows it"
+
+
+def _labels(path: Path) -> str:
+    """Returns the file with the classes' names: one beside the model, or a name for one."""
+    folder = path.parent
+    beside = [one for one in ("labels.txt", "class_names.txt", f"{path.stem}.labels.txt") if (folder / one).is_file()]
+    return str(folder / (beside[0] if beside else f"{path.stem}.labels.txt"))
+
+
+def _source(path: Path) -> str:
+    return str(path) if sources.looks_like_path(str(path)) else f"./{path}"
+
+
+def _listed(tensors: tuple[Tensor, ...]) -> str:
+    return ", ".join(f"{one.name}: {one.text}" for one in tensors)
+
+
+def _typed(path: Path) -> str:
+    return shlex.quote(str(path))

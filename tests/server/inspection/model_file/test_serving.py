@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xlaserve import config
+from xlaserve.config import ModelSettings
+from xlaserve.inspection.model_file import serving, text
+from xlaserve.inspection.model_file.description import Description, Tensor
+from xlaserve.inspection.model_file.image_input import ImageInput, image_input
+from xlaserve.inspection.model_file.serving import MOST_LINES, plan
+
+PIXELS = Tensor("photo", (None, 8, 8, 3))
+FREE = Tensor("photo", (None, None, None, None))
+
+
+def described(*outputs: Tensor, inputs: tuple[Tensor, ...] = (PIXELS,), **fields: Any) -> Description:
+    given = {"path": Path("nets/net.h5"), "format": "Keras model (HDF5)", "inputs": inputs, "outputs": outputs}
+    return Description(**(given | fields))
+
+
+def output(*sides: int | None, activation: str = "", name: str = "out") -> Tensor:
+    return Tensor(name, (None, *sides), "float32", activation)
+
+
+MODELS = [
+    described(output(5, activation="softmax")),
+    described(output(5, activation="linear"), inputs=(FREE,)),
+    described(output(5, activation="sigmoid"), family="mobilenetv2_1.00_224"),
+    described(output(1, activation="sigmoid"), scaling=("Rescaling(1/255)",)),
+    described(output(1)),
+    described(output(8, 8, 1, activation="sigmoid")),
+    described(output(8, 8, 3, activation="sigmoid")),
+    described(output(8, 8, 9, activation="softmax")),
+    described(output(4, 4, 300)),
+    described(output(9, 4, name="boxes"), output(9, 3, name="scores")),
+    described(output(1, name="age"), output(1, name="sex", activation="sigmoid"), output(4, name="vector")),
+    described(output(2), custom=("Doubled",), has_code=True, inputs=(FREE,)),
+    described(output(2), path=Path("a: b #c.h5")),
+    described(),
+    described(output(8, 8, 20)),
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that paths are relative to, with the files that the models name."""
+    monkeypatch.chdir(tmp_path)
+    for model in MODELS:
+        model.path.parent.mkdir(exist_ok=True)
+        model.path.touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize("found", MODELS)
+def test_the_configuration_is_valid_and_of_six_lines(found: Description) -> None:
+    printed = text.as_yaml(found, plan(found))
+    lines = printed.partition("models:\n")[2].splitlines()
+    assert 2 <= len(lines) <= MOST_LINES
+    parsed: Any = config.parse(printed)
+    (model,) = parsed["models"]
+    settings = ModelSettings(**model)
+    assert Path(settings.source) == found.path
+
+
+@pytest.mark.parametrize("found", MODELS)
+def test_an_open_question_is_answered_by_removing_its_hash(found: Description) -> None:
+    printed = text.as_yaml(found, plan(found))
+    open_lines = [line for line in printed.partition("models:\n")[2].splitlines() if line.startswith("    # ")]
+    asked = [line.field for line in plan(found).lines if line.is_open]
+    assert len(open_lines) == len(asked)
+    for field, line in zip(asked, open_lines, strict=True):
+        (given,) = config.parse(f"models:\n  - {line.removeprefix('    # ')}")["models"]  # type: ignore[index]
+        assert list(given) == [field]
+        ModelSettings(name="net", source="net.h5", **given)
+
+
+@pytest.mark.parametrize(
+    ("found", "task", "asked"),
+    [
+        (MODELS[0], "classification of 5 classes", {"preprocess": "unit", "labels": "nets/net.labels.txt"}),
+        (MODELS[1], "classification of 5 classes, or an embedding or numbers", {"activation": "softmax"}),
+        (MODELS[2], "classification of 5 classes, each with a probability of its own", {"preprocess": "tf"}),
+        (MODELS[3], "classification of two classes: the probability of the second", {"labels": ["first", "second"]}),
+        (MODELS[4], "tensors: one number for each image", {"task": "regression"}),
+        (MODELS[5], "tensors: one probability for each pixel", {"labels": ["background", "object"]}),
+        (MODELS[6], "tensors: an image, or a map, of 3 channels", {"task": "segmentation"}),
+        (MODELS[7], "segmentation of 9 classes", {"labels": "nets/net.labels.txt"}),
+        (MODELS[8], "tensors: features of 300 channels", {}),
+        (MODELS[14], "segmentation of 20 classes", {"labels": "nets/net.labels.txt"}),
+        (MODELS[9], "detection", {"bounding_box_format": "rel_yxyx"}),
+        (MODELS[10], "tensors: 3 outputs", {}),
+        (MODELS[13], "told when it is loaded", {}),
+    ],
+)
+def test_the_outputs_suggest_the_task_and_what_is_asked(found: Description, task: str, asked: dict[str, Any]) -> None:
+    planned = plan(found)
+    assert dict(planned.facts)["task"] == task
+    assert asked.items() <= {line.field: line.value for line in planned.lines if line.is_open}.items()
+
+
+def test_several_heads_are_read_each_by_its_activation() -> None:
+    (line,) = [line for line in plan(MODELS[10]).lines if line.field == "outputs"]
+    assert line.value == {
+        "age": {"task": "regression"},
+        "sex": {"task": "classification", "labels": ["first", "second"]},
+        "vector": {"task": "embedding"},
+    }
+
+
+def test_no_scale_is_asked_where_the_model_scales_or_takes_whole_numbers() -> None:
+    levels = described(output(2), inputs=(Tensor("photo", (None, 8, 8, 3), "uint8"),))
+    for found in (MODELS[3], levels):
+        assert "preprocess" not in {line.field for line in plan(found).lines}
+
+
+def test_labels_beside_the_model_are_named(folder: Path) -> None:
+    (folder / "nets" / "labels.txt").touch()
+    assert ("labels", "nets/labels.txt") in {(line.field, str(line.value)) for line in plan(MODELS[0]).lines}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ((PIXELS, Tensor("mask", (None, 8, 8, 1))), "mask"),
+        ((Tensor("files", (None,), "string"),), "text"),
+        ((Tensor("features", (None, 32)),), "features"),
+        ((Tensor("photo", None),), "unknown shape"),
+    ],
+)
+def test_what_takes_no_image_alone_is_refused(inputs: tuple[Tensor, ...], said: str) -> None:
+    planned = plan(described(output(2), inputs=inputs))
+    assert said in planned.refusal
+    assert planned.lines == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "form", "said"),
+    [
+        ("net.bin", "TFLite", "mv net.bin net.tflite"),
+        ("net", "Keras model (zip archive)", "mv net net.keras"),
+        ("my net.bin", "Keras model (HDF5)", "mv 'my net.bin' 'my net.h5'"),
+    ],
+)
+def test_a_file_of_a_name_that_is_not_served_gets_the_next_step(folder: Path, path: str, form: str, said: str) -> None:
+    (folder / path).touch()
+    assert said in plan(described(path=Path(path), format=form)).refusal
+
+
+def test_a_name_is_that_of_the_file_or_of_its_folder() -> None:
+    names = {
+        "nets/flowers.h5": "flowers",
+        "flowers/model.keras": "flowers",
+        "flowers/saved_model/1": "flowers",
+        "my flowers/keras_model.h5": "my-flowers",
+    }
+    assert {path: serving.name(Path(path)) for path in names} == names
+
+
+@pytest.mark.parametrize(
+    ("shape", "found"),
+    [
+        ((None, 8, 9, 3), ImageInput(None, 8, 9, 3, False)),
+        ((2, 3, 8, 9), ImageInput(2, 8, 9, 3, True)),
+        ((None, 1, None, None), ImageInput(None, None, None, 1, True)),
+        ((None, 8, 9), ImageInput(None, 8, 9, 1, False)),
+        ((None, 8), None),
+        (None, None),
+    ],
+)
+def test_an_image_input_is_recognised_by_its_shape(shape: Any, found: ImageInput | None) -> None:
+    assert image_input(Tensor("photo", shape)) == found
+    assert image_input(Tensor("photo", shape, "string")) is None
+
+
+def test_json_has_the_same_as_the_comments() -> None:
+    found = dataclasses.replace(MODELS[0], written_by="Keras 3.0", parameters=12, layers=("Lambda plus",))
+    shown = text.as_json(found, plan(found))
+    assert shown["inputs"] == [{"name": "photo", "shape": [None, 8, 8, 3], "dtype": "float32"}]
+    assert shown["settings"] == {"name": "net", "source": "nets/net.h5"}
+    assert set(shown["questions"]) == {"preprocess", "labels", "color"}
+    assert (shown["parameters"], shown["written_by"], shown["refusal"]) == (12, "Keras 3.0", "")
