@@ -17,7 +17,7 @@ from xlaserve.models.networks.network import Network
 from xlaserve.models.sources import functions, saved_model
 from xlaserve.models.sources.openvino_graph import Translator
 from xlaserve.models.sources.openvino_values import UntranslatableError
-from xlaserve.programs.openvino.openvino_program import load
+from xlaserve.programs.openvino.openvino_program import fold_constants, load
 
 TOLERANCE: Final = 1e-3
 """Largest difference of the translation's answers from OpenVINO's, as a share of the largest answer."""
@@ -41,10 +41,9 @@ def openvino_file(file: Path, settings: ModelSettings) -> Network:
     try:
         model = core.read_model(file)
     except RuntimeError as error:
-        raise ModelFailed(
-            f"source: {file.name} can't be read by OpenVINO {openvino.__version__.partition('-')[0]}: {_remedy(error, file)}"
-        ) from error
-    _fold(model)
+        version = openvino.__version__.partition("-")[0]
+        raise ModelFailed(f"source: {file.name} can't be read by OpenVINO {version}: {_remedy(error, file)}") from error
+    fold_constants(model)
     if len(model.inputs) != 1:
         known = ", ".join(one.any_name for one in model.inputs)
         raise ModelFailed(f"source: expected a model of one input, the image, got {file.name}, which takes {known}")
@@ -59,15 +58,6 @@ def openvino_file(file: Path, settings: ModelSettings) -> Network:
     _compare(core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}), function, translator)
     found = functions.found(translator, function, file.name)
     return saved_model.network(found.call, found.pixels, found.outputs, settings, weights=file.name)
-
-
-def _fold(model: Any) -> None:
-    """Computes what does not depend on the image, such as the axes that a global pooling of ONNX takes from a shape."""
-    from openvino.passes import ConstantFolding, Manager  # noqa: PLC0415 - an extra
-
-    manager = Manager()
-    manager.register_pass(ConstantFolding())
-    manager.run_passes(model)
 
 
 def _remedy(error: RuntimeError, file: Path) -> str:

@@ -304,6 +304,15 @@ def load() -> Any:
     return openvino
 
 
+def fold_constants(model: Any) -> None:
+    """Computes what does not depend on inputs, such as the axes that a global pooling of ONNX takes from a shape."""
+    from openvino.passes import ConstantFolding, Manager  # noqa: PLC0415 - an extra
+
+    manager = Manager()
+    manager.register_pass(ConstantFolding())
+    manager.run_passes(model)
+
+
 def version() -> str:
     """Returns OpenVINO's version. Raises ModelFailed."""
     return str(load().__version__)

@@ -38,7 +38,13 @@ def tensor(name: str, values: NDArray[np.float32]) -> bytes:
 def outside(name: str, shape: Sequence[int], file: str) -> bytes:
     """Returns a TensorProto whose numbers are in another file."""
     place = _field(1, "location") + _field(2, file)
-    return b"".join(_field(1, side) for side in shape) + _field(2, FLOAT) + _field(8, name) + _field(13, place) + _field(14, 1)
+    return (
+        b"".join(_field(1, side) for side in shape)
+        + _field(2, FLOAT)
+        + _field(8, name)
+        + _field(13, place)
+        + _field(14, 1)
+    )
 
 
 def node(kind: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Sequence[int]) -> bytes:

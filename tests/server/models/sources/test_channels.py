@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 from xlaserve.config import Bucket, BucketSettings, Color, Mode, ModelSettings
-from xlaserve.engine.program import Cost, Warmed
+from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.program import Warmed
 from xlaserve.errors import InvalidArgument, ModelFailed
 from xlaserve.images.image_input import ImageInput
 from xlaserve.models import catalog, scores
