@@ -49,15 +49,17 @@ def plan(found: Description) -> Plan:
     if refusal:
         return Plan(refusal=refusal)
     image = image_input(found.inputs[0]) if found.inputs else None
+    preprocessing = [*_preprocessing(found)]
+    reorders = any(line.value == "caffe" for line in preprocessing)  # to BGR
     outputs = reading.read(found.outputs, image, _labels(found.path))
     lines = [
         Line("name", name(found.path)),
         Line("source", _source(found.path)),
         *(Line(field, value) for field, value in found.settings),
         *_needed(found, image),
-        *_preprocessing(found),
+        *preprocessing,
         *outputs.lines,
-        *_colors(image),
+        *(() if reorders else _colors(image)),
     ]
     return Plan(tuple(lines[:MOST_LINES]), (*_facts(found, image), ("task", outputs.task)))
 

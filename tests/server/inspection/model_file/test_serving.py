@@ -18,7 +18,12 @@ FREE = Tensor("photo", (None, None, None, None))
 
 
 def described(*outputs: Tensor, inputs: tuple[Tensor, ...] = (PIXELS,), **fields: Any) -> Description:
-    given = {"path": Path("nets/net.h5"), "format": "Keras model (HDF5)", "inputs": inputs, "outputs": outputs}
+    given: dict[str, Any] = {
+        "path": Path("nets/net.h5"),
+        "format": "Keras model (HDF5)",
+        "inputs": inputs,
+        "outputs": outputs,
+    }
     return Description(**(given | fields))
 
 
@@ -73,7 +78,8 @@ def test_an_open_question_is_answered_by_removing_its_hash(found: Description) -
     asked = [line.field for line in plan(found).lines if line.is_open]
     assert len(open_lines) == len(asked)
     for field, line in zip(asked, open_lines, strict=True):
-        (given,) = config.parse(f"models:\n  - {line.removeprefix('    # ')}")["models"]  # type: ignore[index]
+        parsed: Any = config.parse(f"models:\n  - {line.removeprefix('    # ')}")
+        (given,) = parsed["models"]
         assert list(given) == [field]
         ModelSettings(name="net", source="net.h5", **given)
 
@@ -115,6 +121,12 @@ def test_no_scale_is_asked_where_the_model_scales_or_takes_whole_numbers() -> No
     levels = described(output(2), inputs=(Tensor("photo", (None, 8, 8, 3), "uint8"),))
     for found in (MODELS[3], levels):
         assert "preprocess" not in {line.field for line in plan(found).lines}
+
+
+def test_no_order_of_colours_is_asked_where_the_usual_preprocessing_has_one() -> None:
+    fields = {line.field: line.value for line in plan(described(output(2), family="vgg16")).lines}
+    assert fields["preprocess"] == "caffe"
+    assert "color" not in fields
 
 
 def test_labels_beside_the_model_are_named(folder: Path) -> None:
