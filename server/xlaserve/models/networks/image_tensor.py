@@ -51,10 +51,7 @@ class ImageTensor(NamedTuple):
 
         def call_first(pixels: tf.Tensor) -> Raw:
             raw = call(tf.transpose(pixels, _LAST_TO_FIRST))
-            return {
-                name: tf.transpose(value, _FIRST_TO_LAST) if value.shape.rank == len("NCHW") else value
-                for name, value in raw.items()
-            }
+            return {name: maps_last(value) if value.shape.rank == len("NCHW") else value for name, value in raw.items()}
 
         return call_first
 
@@ -82,6 +79,11 @@ def image_tensor(declared: TensorShape, color: Color | None = None, layout: Layo
     return ImageTensor(
         batch, (height, width), declared.dtype, ImageInput(channels or (color or Color.RGB).channels, color, axes)
     )
+
+
+def maps_last(maps: tf.Tensor) -> tf.Tensor:
+    """Returns `[n, channels, height, width]` as `[n, height, width, channels]`."""
+    return tf.transpose(maps, _FIRST_TO_LAST)
 
 
 def channels_last(declared: TensorShape) -> TensorShape:

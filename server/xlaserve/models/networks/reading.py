@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, assert_never
 
+import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
@@ -14,6 +15,8 @@ from xlaserve.errors import ModelFailed
 from xlaserve.models import class_names
 from xlaserve.models.networks import heads
 from xlaserve.models.networks.heads import OUTPUT_NAMES, Finish, Head, TensorShape
+from xlaserve.models.networks.image_tensor import channels_last, maps_last
+from xlaserve.models.networks.network import Size
 from xlaserve.models.scores import are_probabilities
 from xlaserve.models.task import Reading, Tensors, WithClasses
 
@@ -48,30 +51,36 @@ class _Found(NamedTuple):
     reason: str
 
 
-def choose(outputs: Mapping[str, TensorShape], settings: ModelSettings, probe: Probe = lambda: None) -> Head:
+def choose(
+    outputs: Mapping[str, TensorShape],
+    settings: ModelSettings,
+    probe: Probe = lambda: None,
+    size: Size = (None, None),
+) -> Head:
     """Returns the head for the task of the settings or, with `auto`, of the network's outputs.
 
-    `probe` is only called where names and shapes leave open what a map is, or how many sides an output has. Raises
-    ModelFailed where the outputs are not what the settings' task needs; with `auto`, outputs that are of no task are
-    tensors.
+    `size` is the height and width of the network's images. Maps `[n, channels, height, width]` are recognised by it:
+    converters from ONNX leave them so in models whose images have their channels last. `probe` is only called where
+    names and shapes leave open what a map is, or how many sides an output has. Raises ModelFailed where the outputs are
+    not what the settings' task needs; with `auto`, outputs that are of no task are tensors.
     """
     outputs = _of_known_rank(outputs, probe)
     if settings.outputs:
-        return _with_readings(outputs, settings)
+        return _with_readings(outputs, settings, size)
     if settings.task != "auto":
-        return _head(settings.task, outputs, settings)
-    found = _recognise(outputs, settings, probe)
-    return _head(found.task, outputs, settings)._replace(reason=found.reason)
+        return _head(settings.task, outputs, settings, size)
+    found = _recognise(outputs, settings, probe, size)
+    return _head(found.task, outputs, settings, size)._replace(reason=found.reason)
 
 
-def _head(task: TaskName, outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
+def _head(task: TaskName, outputs: Mapping[str, TensorShape], settings: ModelSettings, size: Size) -> Head:
     match task:
         case "classification":
             return heads.classification(outputs, settings)
         case "detection":
             return heads.detection(outputs, settings)
         case "segmentation":
-            return heads.segmentation(outputs, settings)
+            return _segmentation(outputs, settings, size)
         case "embedding":
             return heads.embedding(outputs, settings)
         case "regression":
@@ -82,7 +91,28 @@ def _head(task: TaskName, outputs: Mapping[str, TensorShape], settings: ModelSet
             assert_never(task)
 
 
-def _with_readings(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
+def _segmentation(outputs: Mapping[str, TensorShape], settings: ModelSettings, size: Size) -> Head:
+    """Returns the head for maps, whether their channels come first or last."""
+    first = {name for name, output in outputs.items() if _has_channels_first(output, size)}
+    last = {name: channels_last(output) if name in first else output for name, output in outputs.items()}
+    head = heads.segmentation(last, settings)
+
+    def finish(raw: heads.Raw, images: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return head.finish({name: maps_last(maps) if name in first else maps for name, maps in raw.items()}, images)
+
+    return head._replace(finish=finish)
+
+
+def _has_channels_first(output: TensorShape, size: Size) -> bool:
+    """Whether an output is maps `[n, channels, height, width]` of images of `size`, and can't be `[n, height, width,
+    channels]`."""
+    match output.shape:
+        case (_, first, height, width) if None not in size:
+            return (height, width) == size != (first, height)
+    return False
+
+
+def _with_readings(outputs: Mapping[str, TensorShape], settings: ModelSettings, size: Size) -> Head:
     """Returns the head that gives all outputs, and reads those for which the settings say how."""
     plain = heads.tensors(outputs, settings)
     assert isinstance(plain.task, Tensors)
@@ -95,7 +125,7 @@ def _with_readings(outputs: Mapping[str, TensorShape], settings: ModelSettings) 
             raise ModelFailed(f"outputs: expected names of {', '.join(places)}, got {name}")
         place = places[name]
         given = {field: getattr(own, field) for field in type(own).model_fields}
-        head = _head(own.task, {name: outputs[name]}, settings.model_copy(update={**given, "outputs": ()}))
+        head = _head(own.task, {name: outputs[name]}, settings.model_copy(update={**given, "outputs": ()}), size)
         task = head.task
         assert isinstance(task, Reading)
         if own.labels is not None:
@@ -125,7 +155,7 @@ def _of_known_rank(outputs: Mapping[str, TensorShape], probe: Probe) -> Mapping[
     }
 
 
-def _recognise(outputs: Mapping[str, TensorShape], settings: ModelSettings, probe: Probe) -> _Found:
+def _recognise(outputs: Mapping[str, TensorShape], settings: ModelSettings, probe: Probe, size: Size) -> _Found:
     """Returns what the settings, or names of outputs, say; else what the shape of the only output does."""
     roles = dict(settings.output_names)
     for role, task in _OF_ROLES.items():
@@ -140,14 +170,15 @@ def _recognise(outputs: Mapping[str, TensorShape], settings: ModelSettings, prob
     if len(outputs) > 1 and not has_scores:
         known = "; ".join(f"{name}: {shape}" for name, shape in sorted(outputs.items()))
         return _Found("tensors", f"it has several outputs, none of which is named for a task: {known}")
-    return _of_shape(*heads.pick(outputs, settings, "scores"), settings, probe)
+    return _of_shape(*heads.pick(outputs, settings, "scores"), settings, probe, size)
 
 
-def _of_shape(name: str, output: TensorShape, settings: ModelSettings, probe: Probe) -> _Found:
+def _of_shape(name: str, output: TensorShape, settings: ModelSettings, probe: Probe, size: Size) -> _Found:
     """Returns what an only output is."""
     shown = f"{name}: {output}"
     is_of_two = settings.labels is not None and len(class_names.named(settings.labels)) == 2
-    match output.shape:
+    is_first = _has_channels_first(output, size)
+    match channels_last(output).shape if is_first else output.shape:
         case (_, 1) | (_,) if is_of_two:
             return _Found("classification", f"{shown} is one number, and the settings name two classes")
         case (_, _, _, 1) if is_of_two:
@@ -155,18 +186,19 @@ def _of_shape(name: str, output: TensorShape, settings: ModelSettings, probe: Pr
         case (_, int(classes)) if classes > 1:
             return _Found("classification", f"{shown} may be scores of {classes} classes")
         case (_, _, _, int(classes)) if classes > 1 and "float" in output.dtype:
-            return _of_maps(shown, name, classes, settings, probe)
+            return _of_maps(shown, name, classes, settings, probe, is_first=is_first)
     return _Found("tensors", f"{shown} is of no task for certain")
 
 
-def _of_maps(shown: str, name: str, channels: int, settings: ModelSettings, probe: Probe) -> _Found:
-    """Returns what maps `[n, height, width, channels]` are: class scores, or something else, such as features."""
+def _of_maps(shown: str, name: str, channels: int, settings: ModelSettings, probe: Probe, *, is_first: bool) -> _Found:
+    """Returns what maps `[n, height, width, channels]`, or `[n, channels, height, width]` with `is_first`, are: class
+    scores, or something else, such as features."""
     if settings.labels is not None or settings.classes == channels:
         return _Found("segmentation", f"the settings say which classes {shown} has")
     if "softmax" in name.lower() or name in (*OUTPUT_NAMES["scores"], dict(settings.output_names).get("scores")):
         return _Found("segmentation", f"{shown} is named for scores")
     if (sampled := probe()) is not None:
-        maps = sampled.outputs[name]
+        maps = np.moveaxis(sampled.outputs[name], 1, -1) if is_first else sampled.outputs[name]
         if are_probabilities(maps):
             return _Found("segmentation", f"the numbers of each pixel of {shown} are probabilities")
         if maps.shape[1:3] == sampled.size and channels not in COLOURS and channels <= MOST_CLASSES:

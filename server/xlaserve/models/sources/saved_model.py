@@ -127,7 +127,7 @@ def arranged(
     preprocessing: Preprocess = "none" if settings.preprocess == "auto" else settings.preprocess
     return assemble(
         call,
-        reading.choose(outputs, settings, lambda: probe(call, pixels, preprocessing, settings)),
+        reading.choose(outputs, settings, lambda: probe(call, pixels, preprocessing, settings), pixels.size),
         pixels=pixels,
         preprocessing=preprocessing,
         weights=weights,
