@@ -1,4 +1,4 @@
-"""The commands that send images: `classify`, `detect`, `segment` and `embed`."""
+"""The commands that send images: `classify`, `detect`, `segment`, `embed` and `infer`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from xlaserve_client.errors import InvalidRequest
-from xlaserve_client.results import Answer, ClassifyResult, DetectResult, EmbedResult, SegmentResult
+from xlaserve_client.results import Answer, ClassifyResult, DetectResult, EmbedResult, InferResult, SegmentResult
 from xlaserve_client.sync import VisionClient
 
 AnswerT = TypeVar("AnswerT", bound=Answer)
@@ -22,7 +25,7 @@ AnswerT = TypeVar("AnswerT", bound=Answer)
 _IN_FLIGHT: Final = 16
 """Requests under way at the same time, of one image each, so that the server can batch them."""
 _SHOWN: Final = 4
-"""Values of a vector that are printed."""
+"""Values of a vector or a tensor that are printed."""
 
 
 def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -49,6 +52,9 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     segment.set_defaults(run=_segment)
     embed = commands.add_parser("embed", parents=[images], help="make vectors of images")
     embed.set_defaults(run=_embed)
+    infer = commands.add_parser("infer", parents=[images], help="print the output tensors of any model")
+    infer.add_argument("--out", type=Path, metavar="DIR", help="write them to DIR/IMAGE-infer.npz, for numpy.load")
+    infer.set_defaults(run=_infer)
 
 
 def say(lines: Iterable[str]) -> None:
@@ -73,7 +79,7 @@ def _classify(client: VisionClient, options: argparse.Namespace) -> int:
 
 
 def _detect(client: VisionClient, options: argparse.Namespace) -> int:
-    drawn = _drawn_files(options, "detect")
+    drawn = _files(options, "detect", ".png")
 
     def lines(path: Path, result: DetectResult) -> list[str]:
         (found,) = result.results
@@ -92,7 +98,7 @@ def _detect(client: VisionClient, options: argparse.Namespace) -> int:
 
 
 def _segment(client: VisionClient, options: argparse.Namespace) -> int:
-    drawn = _drawn_files(options, "segment")
+    drawn = _files(options, "segment", ".png")
 
     def lines(path: Path, result: SegmentResult) -> list[str]:
         (class_map,) = result.maps
@@ -126,6 +132,34 @@ def _embed(client: VisionClient, options: argparse.Namespace) -> int:
         return {"vector": result.vectors[0].tolist(), **_common(result)}
 
     return _ask_each(options, client.embed, lines, as_json)
+
+
+def _infer(client: VisionClient, options: argparse.Namespace) -> int:
+    written = _files(options, "infer", ".npz")
+
+    def lines(path: Path, result: InferResult) -> list[str]:
+        outputs = {name: values[0] for name, values in result.outputs.items()}
+        if options.out:
+            np.savez(written[path], **outputs)
+        return [
+            f"  {name}  {values.dtype} {list(values.shape)}  {_summary(values)}" for name, values in outputs.items()
+        ]
+
+    def as_json(result: InferResult) -> dict[str, Any]:
+        return {"outputs": {name: values[0].tolist() for name, values in result.outputs.items()}, **_common(result)}
+
+    return _ask_each(options, client.infer, lines, as_json)
+
+
+def _summary(values: NDArray[Any]) -> str:
+    """Returns the values of a tensor where they are few, else the smallest and the largest."""
+    if values.size <= _SHOWN:
+        return " ".join(map(_shown, values.ravel()))
+    return f"{_shown(values.min())} to {_shown(values.max())}"
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, np.floating) else str(value)
 
 
 def _ask_each(
@@ -185,8 +219,8 @@ def _make_folder(folder: Path) -> None:
         raise ValueError(f"--out: expected a folder, got {folder}: {error.strerror}") from None
 
 
-def _drawn_files(options: argparse.Namespace, command: str) -> dict[Path, Path]:
-    """Returns the file in which each image is drawn: named after it and the command, with a number where a name
+def _files(options: argparse.Namespace, command: str, suffix: str) -> dict[Path, Path]:
+    """Returns the file that is written for each image: named after it and the command, with a number where a name
     recurs."""
     if options.out is None:
         return {}
@@ -195,5 +229,5 @@ def _drawn_files(options: argparse.Namespace, command: str) -> dict[Path, Path]:
     for image in dict.fromkeys(options.images):
         named[image.stem] += 1
         number = f"-{named[image.stem]}" if named[image.stem] > 1 else ""
-        files[image] = options.out / f"{image.stem}-{command}{number}.png"
+        files[image] = options.out / f"{image.stem}-{command}{number}{suffix}"
     return files

@@ -119,6 +119,22 @@ def test_embed_prints_the_first_values(puppet: Puppet, image: Path, capsys: pyte
     assert capsys.readouterr().out.splitlines()[1:] == ["  6 values: 0.5000 0.5000 0.5000 0.5000 ..."]
 
 
+def test_infer_prints_the_output_tensors_and_writes_them(
+    puppet: Puppet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image, out = tmp_path / "three.png", tmp_path / "out"
+    image.write_bytes(b"\3png")
+    assert main(["infer", "digits", str(image), "--out", str(out), "--target", puppet.target]) == 0
+    with np.load(out / "three-infer.npz") as written:
+        assert written.files == ["scores"]
+        scores = written["scores"]
+    assert (scores.dtype, scores.tolist()) == (np.float32, [0, 0, 0, 1])
+    assert capsys.readouterr().out.splitlines()[1:] == ["  scores  float32 [4]  0 0 0 1"]
+    assert main(["infer", "digits", str(image), "--json", "--target", puppet.target]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    assert answer["outputs"] == {"scores": [0, 0, 0, 1]}
+
+
 @pytest.mark.parametrize(
     ("command", "says"),
     [

@@ -34,8 +34,8 @@ METHODS: Final[dict[type[Task], str]] = {
     Embedding: "Embed",
 }
 """The method of each task that has one of its own."""
-ANY_TASK: Final = "ModelInfer"
-"""The method that answers with the outputs of a model of any task."""
+ANY_TASK: Final = "ModelInfer, :predict over HTTP, or xlaserve-client infer"
+"""The calls that answer with the outputs of a model of any task."""
 
 
 def task_of(served: Served, kind: type[TaskT]) -> TaskT:

@@ -143,7 +143,7 @@ NUMBERS = TensorSpec("numbers", "FP32", (-1, 2))
 def test_a_model_whose_task_has_no_method_is_refused_with_the_one_for_all(method: str, task: Task) -> None:
     with pytest.raises(InvalidArgument) as refusal:
         parse(method, task=task, images=[b"x"])
-    assert str(refusal.value).endswith(f"got m, a model for {task.name}; use ModelInfer")
+    assert f"got m, a model for {task.name}; use ModelInfer" in str(refusal.value)
 
 
 def test_methods_answer_from_the_only_reading_of_their_task() -> None:
