@@ -231,10 +231,11 @@ def _network(source: str, settings: ModelSettings, conversions: Conversions) -> 
             pass
         case _:
             assert_never(kind)
-    raise ModelFailed(
-        f"source: expected {kinds.NAMES}, {kinds.PATHS}, got"
-        f" {_name(settings.source)}{'' if path.exists() else ', which does not exist'}"
-    )
+    if not path.exists():
+        found = ", which does not exist"
+    else:
+        found = ", a folder that holds no model, or several" if path.is_dir() else ""
+    raise ModelFailed(f"source: expected {kinds.NAMES}, {kinds.PATHS}, got {_name(settings.source)}{found}")
 
 
 def _check_fields(settings: ModelSettings, kind: Source) -> None:
@@ -276,7 +277,10 @@ def _buckets(settings: ModelSettings, network: Network) -> tuple[Bucket, ...]:
             )
         for height, width in own if bucket.height is None else ((bucket.height, bucket.width),):
             if height is None or width is None:
-                raise ModelFailed("input_size: the model takes several sizes; set it, or resolutions, or sized buckets")
+                raise ModelFailed(
+                    "input_size: the model takes several sizes; set it, or resolutions, or sized buckets; write"
+                    " input_size: [224, 224], with the height and width of the images that it was trained on"
+                )
             _check_size("buckets", (height, width), network)
             buckets.add(Bucket(bucket.batch, height, width))
     return tuple(sorted(buckets))

@@ -70,7 +70,11 @@ def import_object(field: str, path: str) -> Any:
     try:
         return pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ModelFailed(f"{field}: {path} can't be imported: {error}") from error
+        message = f"{field}: {path} can't be imported: {error}"
+        package = module.partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and error.name == package:
+            message += f"; start the server with the folder that {package} lies in: PYTHONPATH=FOLDER xlaserve serve"
+        raise ModelFailed(message) from error
 
 
 def unknown(text: str) -> ModelFailed | None:

@@ -13,12 +13,11 @@ from xlaserve.config import Mode, ModelSettings
 from xlaserve.engine.causes import cause
 from xlaserve.errors import ModelFailed
 from xlaserve.models import lowering
-from xlaserve.models.networks import reading
+from xlaserve.models.networks import preprocess, reading
 from xlaserve.models.networks.assemble import assemble, probe
 from xlaserve.models.networks.heads import TensorShape
 from xlaserve.models.networks.image_tensor import Call, ImageTensor, image_tensor
 from xlaserve.models.networks.network import Network
-from xlaserve.models.networks.preprocess import Preprocess
 from xlaserve.models.sources import functions
 from xlaserve.models.sources.functions import Found
 
@@ -124,7 +123,7 @@ def arranged(
     call: Call, pixels: ImageTensor, outputs: Mapping[str, TensorShape], settings: ModelSettings, *, weights: str
 ) -> Network:
     """Returns the network of a function that takes the channels of its pixels last. Raises ModelFailed."""
-    preprocessing: Preprocess = "none" if settings.preprocess == "auto" else settings.preprocess
+    preprocessing = preprocess.of_file(settings, takes_levels=pixels.takes_levels)
     return assemble(
         call,
         reading.choose(outputs, settings, lambda: probe(call, pixels, preprocessing, settings), pixels.size),

@@ -102,7 +102,7 @@ def test_custom_objects_are_those_that_the_settings_name(keras_file: SaveKeras, 
     for path, expected in (
         ("their_layers", "expected package.module:attribute, got their_layers"),
         ("their_layers:Darken", "their_layers:Darken can't be imported: "),
-        ("none.such:Brighten", "none.such:Brighten can't be imported: No module named 'none'"),
+        ("none.such:Brighten", "none.such:Brighten can't be imported: No module named 'none'; start the server with"),
     ):
         failure = reason(settings(source, custom_objects={"Brighten": path}))
         assert failure.startswith(f"custom_objects.Brighten: {expected}")

@@ -313,6 +313,7 @@ def test_what_is_no_model_fails_with_its_name_and_not_its_folder(tmp_path: Path)
     assert failure.startswith("source: expected a .keras file, which is a zip archive, or a .h5 file")
     assert str(tmp_path) not in failure
     assert reason(from_file(str(tmp_path / "absent.keras"))).endswith("got absent.keras, which does not exist")
+    assert reason(from_file(str(tmp_path))).endswith(f"got {tmp_path.name}, a folder that holds no model, or several")
     assert reason(from_file("builtin:cats")).endswith("got builtin:cats, which does not exist")
     forms = "keras.applications:<Name>, keras_cv:<Name>, keras_hub:<Class>, kagglehub:<handle>, builtin:digits"
     assert f"expected {forms}" in reason(from_file(str(tmp_path)))
