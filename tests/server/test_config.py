@@ -359,6 +359,12 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
             ["model m: modes.0: ", "'eager', 'graph', 'xla', 'autocluster', 'openvino' or 'auto'", "got 'fast'"],
         ),
         ("modes: [XLA]", ["model m: modes.0: expected ", "got 'XLA', did you mean xla?"]),
+        (
+            "labels: [0, 1]",
+            ['model m: labels: expected names in quotes, as in labels: ["0", "1"] or a path, got [0, 1] (line 1)'],
+        ),
+        ("labels: [a, [b]]", ["model m: labels.1: expected text, got ['b'] (line 1)"]),
+        ("outputs: {a: {task: classification, labels: [0, 1]}}", ["names in quotes", "got [0, 1] (line 1)"]),
         ("modes: []", ["model m: modes: expected at least 1 item", "got []"]),
         ("modes: xla", ["model m: modes: expected a list, as in modes: [xla, graph], got 'xla' (line 1)"]),
         (

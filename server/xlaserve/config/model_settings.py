@@ -27,6 +27,7 @@ from xlaserve.config.output_settings import (
     DEFAULT_THRESHOLD,
     Activation,
     BoxFormat,
+    ClassNames,
     OutputRole,
     OutputSettings,
     TaskName,
@@ -126,7 +127,7 @@ class ModelSettings(Frozen):
     strict_parameters: bool = False
     """Refuse requests with parameters that this server does not know, for finding misspelled ones. Otherwise they are
     ignored, as clients send those of other servers."""
-    labels: tuple[str, ...] | Path | None = Field(None, examples=[["cat", "dog"]])
+    labels: ClassNames | Path | None = Field(None, examples=[["cat", "dog"]])
     """The names of the classes: a list, or a text file with one a line."""
     activation: Activation | None = None
     """For files and SavedModels: the function that the program applies to scores, `softmax` or `sigmoid` to logits.

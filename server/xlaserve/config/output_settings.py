@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from xlaserve.config.base import Frozen, Pairs
 
@@ -22,12 +22,23 @@ Activation = Literal["none", "softmax", "sigmoid"]
 """The function that the program applies to scores."""
 
 
+def _in_quotes(value: Any) -> Any:
+    # Not made text here: YAML has read 010 as 8, and 1:30 as 90.
+    if isinstance(value, (list, tuple)) and any(isinstance(each, (int, float)) for each in value):
+        raise ValueError('expected names in quotes, as in labels: ["0", "1"]')
+    return value
+
+
+ClassNames = Annotated[tuple[str, ...], BeforeValidator(_in_quotes)]
+"""Names of classes."""
+
+
 class OutputSettings(Frozen):
     """The reading of one output; each field as for a model of one output."""
 
     task: Literal["classification", "segmentation", "embedding", "regression"]
     """The meaning of this output."""
-    labels: tuple[str, ...] | None = None
+    labels: ClassNames | None = None
     """The names of the classes."""
     classes: int | None = Field(None, ge=1)
     """For class maps of whole numbers: how many classes there are, if no labels say it."""
