@@ -104,5 +104,12 @@ def _is_long(side: int | None) -> bool:
     return side is None or side > max(COLORS)
 
 
+OF_TEXT: Final = (
+    "text, such as encoded images, which the server decodes itself; where the model is, export it from the pixels on:"
+    " tf.saved_model.save(model, folder,"
+    " signatures=tf.function(model).get_concrete_function(tf.TensorSpec([None, HEIGHT, WIDTH, 3])))"
+)
+"""What an input of strings is, and the export that serves the model all the same."""
+
 RGB: Final = ImageInput()
 """The image input of most models."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from xlaserve.config import sources
+from xlaserve.images.image_input import OF_TEXT
 from xlaserve.inspection.model_file import reading
 from xlaserve.inspection.model_file.description import Description, Tensor
 from xlaserve.inspection.model_file.image_input import ImageInput, image_input
@@ -83,11 +84,7 @@ def _unfit(found: Description) -> str:
             " that takes the image alone"
         )
     if inputs and inputs[0].dtype == "string":
-        return (
-            f"source: expected pixels, got {_listed(inputs)}: text, such as encoded images, which the server decodes"
-            " itself; where the model is, export it from the pixels on: tf.saved_model.save(model, folder,"
-            " signatures=tf.function(model).get_concrete_function(tf.TensorSpec([None, HEIGHT, WIDTH, 3])))"
-        )
+        return f"source: expected pixels, got {_listed(inputs)}: {OF_TEXT}"
     if inputs and image_input(inputs[0]) is None:
         return f"source: expected images [n, height, width, channels], got {_listed(inputs)}"
     return ""

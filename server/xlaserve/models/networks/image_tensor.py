@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from xlaserve.config import Color, Layout
 from xlaserve.errors import ModelFailed
-from xlaserve.images.image_input import COLORS, DTYPES, Axes, ImageInput, axes_of
+from xlaserve.images.image_input import COLORS, DTYPES, OF_TEXT, Axes, ImageInput, axes_of
 from xlaserve.models.networks.heads import Raw, TensorShape
 from xlaserve.models.networks.network import Size
 
@@ -100,6 +100,8 @@ def _axes(declared: TensorShape, layout: Layout | None) -> Axes:
         raise ModelFailed(f"layout: expected none, as the model's input has no channels: {declared}")
     if axes is not None:
         return axes
+    if declared.dtype == "string":
+        raise ModelFailed(f"source: expected pixels, got {declared}: {OF_TEXT}")
     raise ModelFailed(
         "source: expected an input of images, such as [None, height, width, channels], of"
         f" {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {declared}"

@@ -76,6 +76,12 @@ def test_other_inputs_are_refused_with_the_setting_to_change(
     assert str(refused.value).partition(":")[0] == field
 
 
+def test_an_input_of_encoded_images_is_refused_with_another_export() -> None:
+    with pytest.raises(ModelFailed) as refused:
+        image_tensor(declared(None, dtype="string"))
+    assert "tf.TensorSpec(" in str(refused.value)
+
+
 @pytest.mark.parametrize("shape", [(None, 3, 4, 6), (None, 1, 8, 6), (None, 4, 6), (None, 4, 6, 2)])
 def test_a_network_is_called_with_pixels_as_it_declares_them(shape: Any) -> None:
     pixels = image_tensor(declared(*shape), layout=Layout.CHANNELS_FIRST if shape[1] == 3 else None)
