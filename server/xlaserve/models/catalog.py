@@ -105,6 +105,13 @@ def load(
         raise ModelFailed(_explain(settings, error)) from error
     if network.reason:
         _log.info("model %s: %s", settings.title, reading(task, network.reason))
+    kind = kinds.kind_of(settings.source)
+    if network.is_unscaled and settings.preprocess == "auto" and kind is not None and kind.value.suffixes:
+        _log.info(
+            "model %s: preprocess is not set, so the network gets pixels from 0 to 255; set unit if it was trained on"
+            " 0..1, tf on -1..1, torch on ImageNet's mean and deviation, none if this is right",
+            settings.title,
+        )
     if network.weights == "random":
         _log.warning("model %s has random weights: its answers mean nothing", settings.title)
     return Model(**{**vars(network), "task": task}, settings=settings, buckets=buckets)

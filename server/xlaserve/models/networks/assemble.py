@@ -63,6 +63,7 @@ def assemble(
         reason=head.reason,
         image=pixels.image,
         batch=batch,
+        is_unscaled=preprocessing == "none" and not pixels.takes_levels,
         reference=program.reference,
         calibrated="" if calibrated is None else str(calibrated.calibration),
     )

@@ -37,6 +37,8 @@ class Network:
     """For a model that takes several sizes, the one that it was designed for, where that is known."""
     multiple: int = 1
     """Height and width have to be multiples of this."""
+    is_unscaled: bool = False
+    """Whether it takes floats, and gets pixels from 0 to 255 as they are."""
     is_narrow: bool = False
     """Whether it computes in bfloat16 or float16 anywhere, as a model that was trained in mixed precision; each mode
     then rounds in a way of its own."""
