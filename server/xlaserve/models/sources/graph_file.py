@@ -15,6 +15,7 @@ from xlaserve.models.networks.network import Network
 from xlaserve.models.sources import functions, saved_model
 from xlaserve.models.sources.graph_operations import PLACEHOLDERS, WITHOUT_USE
 
+VARIABLES: Final = frozenset({"VarHandleOp", "Variable", "VariableV2"})
 FOR_INFERENCE: Final[Mapping[tuple[str, str], object]] = {
     **{(name, "bool"): False for name in ("phase_train", "is_training", "is_train", "training")},
     **{(name, "bool"): False for name in ("learning_phase", "keras_learning_phase")},
@@ -116,6 +117,11 @@ def _constants(graph: Any, pixels: Any, outputs: Iterable[Any]) -> dict[str, obj
         if operation not in needed and operation is not pixels.op:
             needed.add(operation)
             pending += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+    if variable := next((one.name for one in needed if one.type in VARIABLES), None):
+        raise ModelFailed(
+            f"source: expected a frozen graph, whose weights are constants, but {variable} is a variable; freeze it:"
+            " tf.compat.v1.graph_util.convert_variables_to_constants(session, graph_def, [OUTPUT])"
+        )
     others = [one.outputs[0] for one in graph.get_operations() if one in needed and one.type in PLACEHOLDERS]
     keys = {tensor.name: (tensor.op.name.rpartition("/")[2], tensor.dtype.name) for tensor in others}
     if left := [tensor for tensor in others if keys[tensor.name] not in FOR_INFERENCE]:

@@ -82,6 +82,17 @@ def test_tensors_are_taken_by_their_names(tmp_path: Path) -> None:
     assert "input_tensor: expected the name of a tensor of the graph" in reason(settings(source, input_tensor="other"))
 
 
+@pytest.mark.parametrize("is_resource", [False, True])
+def test_a_graph_with_variables_is_refused_with_how_to_freeze_it(tmp_path: Path, is_resource: bool) -> None:
+    def build(photo: Any) -> None:
+        weights = v1.get_variable("weights", (3,), use_resource=is_resource)
+        tf.multiply(tf.reduce_sum(photo, axis=(1, 2)), weights, name="scores")
+
+    said = reason(settings(write(tmp_path / "trained.pb", build)))
+    assert "expected a frozen graph" in said
+    assert "weights is a variable" in said
+
+
 def test_what_is_no_frozen_graph_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "other.pb").write_bytes(b"no graph")
     assert "expected a frozen graph, got other.pb of 8 bytes" in reason(settings(tmp_path / "other.pb"))
