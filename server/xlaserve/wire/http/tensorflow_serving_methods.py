@@ -97,8 +97,9 @@ def _respond(
     rows = [[value for (value,) in row] for row in written]
     is_only = len(names) == 1
     if is_rows:
-        found = [row[0] if is_only else _object(names, row) for row in rows]
-        return [b'{"predictions":[', *separated(found), b"]}"]
+        found = ([row[0]] if is_only else _object(names, row) for row in rows)
+        between = [part for row in found for part in (b",", *row)][1:]
+        return [b'{"predictions":[', *between, b"]}"]
     columns = [[b"[", *separated(column), b"]"] for column in zip(*rows, strict=True)]
     if is_only:
         return [b'{"outputs":', *columns[0], b"}"]
@@ -106,6 +107,7 @@ def _respond(
     return [b'{"outputs":{', *named[1:], b"}}"]
 
 
-def _object(names: Sequence[bytes], values: Sequence[Part]) -> bytes:
-    fields = (part for name, value in zip(names, values, strict=True) for part in (b",", name, b":", value))
-    return b"{%b}" % b"".join(fields)[1:]
+def _object(names: Sequence[bytes], values: Sequence[Part]) -> Sequence[Part]:
+    """Returns an object in parts, which are not joined: they may be large, and this is the event loop."""
+    fields = [part for name, value in zip(names, values, strict=True) for part in (b",", name, b":", value)]
+    return [b"{", *fields[1:], b"}"]

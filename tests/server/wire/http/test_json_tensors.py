@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from xlaserve.wire.http.json_tensors import JsonListing
-from xlaserve.wire.http.message import separated
+from xlaserve.wire.http import json_tensors
+from xlaserve.wire.http.json_tensors import STEP_VALUES, JsonListing
+from xlaserve.wire.http.message import separated, to_json
 
 
 @pytest.mark.parametrize("shape", [(3, 2), (3, 0), (3, 0, 2), (3,)])
@@ -25,3 +26,25 @@ def test_each_row_is_a_list_of_its_own_where_lists_are_nested(shape: tuple[int, 
     values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     parts = [part for row in values[:, np.newaxis] for part in JsonListing(is_nested=True).numbers(row)]
     assert json.loads(b"[%b]" % b"".join(separated(parts))) == values.tolist()
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 3 * STEP_VALUES), (2, 3, STEP_VALUES + 1), (3, STEP_VALUES // 2, 2), (1, 0, STEP_VALUES + 1), (1, 9, 0)],
+)
+def test_large_outputs_are_listed_in_steps_of_a_few_milliseconds(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], is_nested: bool
+) -> None:
+    def counted(value: object) -> bytes:
+        most.append(np.size(np.array(value)))
+        return to_json(value)
+
+    most: list[int] = []
+    monkeypatch.setattr(json_tensors, "to_json", counted)
+    values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    values[values == 1] = np.nan
+    expected = np.where(np.isnan(values), None, values)  # type: ignore[call-overload] # objects
+    (part,) = JsonListing(is_nested).numbers(values) or [b""]
+    assert json.loads(b"[%b]" % part) == (expected if is_nested else expected.reshape(-1)).tolist()
+    assert max(most, default=0) <= STEP_VALUES
