@@ -46,5 +46,5 @@ def test_large_outputs_are_listed_in_steps_of_a_few_milliseconds(
     values[values == 1] = np.nan
     expected = np.where(np.isnan(values), None, values)  # type: ignore[call-overload] # objects
     (part,) = JsonListing(is_nested).numbers(values) or [b""]
-    assert json.loads(b"[%b]" % part) == (expected if is_nested else expected.reshape(-1)).tolist()
+    assert json.loads(b"[%b]" % bytes(part)) == (expected if is_nested else expected.reshape(-1)).tolist()
     assert max(most, default=0) <= STEP_VALUES
