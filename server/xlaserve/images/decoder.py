@@ -24,7 +24,6 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -36,6 +35,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from xlaserve.config import Color, Decoding, Grey16, PixelRange, Settings, Window
 from xlaserve.errors import ImageTooLarge, InvalidArgument, InvalidImage, RequestError
+from xlaserve.images import colors
 from xlaserve.images.file_kinds import kind_of
 from xlaserve.images.frame import Frame
 from xlaserve.images.image_input import RGB, ImageInput
@@ -60,8 +60,6 @@ GREY16_WARNING: Final = (
 
 _MAX_NAMED: Final = 8
 """Images that a warning names."""
-_MODES: Final = {Color.GREY: "L", Color.RGBA: "RGBA"}
-"""Pillow's mode of the colours that pictures are converted to before they are resized; RGB for the others."""
 _FAST_SCALE: Final = 2
 """The least ratio of a reduced image's sides to those that it is then resized to."""
 
@@ -149,9 +147,9 @@ def decode(
         turn = orientation(image.info)  # which a PNG may hold behind its pixels
         frame, size = _placed(width, height, turn, place)
         is_grey16 = image.mode == "I;16"
-        mode = _MODES.get(color, "RGB")
-        opened = Image.fromarray(_levels(np.asarray(image), grey16)) if is_grey16 else image
-        pixels = _to_grey_or(mode, opened)
+        mode = colors.MODES.get(color, "RGB")
+        opened = Image.fromarray(colors.levels(np.asarray(image), grey16)) if is_grey16 else image
+        pixels = colors.to_mode(mode, opened)
         if pixels.size != size:
             pixels = pixels.resize(size, Image.Resampling.BILINEAR, box)
         if turn in TURNS:
@@ -163,7 +161,7 @@ def decode(
             canvas.paste(pixels, (frame.left, frame.top))
             pixels = canvas
         warning = GREY16_WARNING if is_grey16 and grey16 is None else ""
-        return Decoded(_colored(np.asarray(pixels), color), frame, warning)
+        return Decoded(colors.colored(np.asarray(pixels), color), frame, warning)
 
 
 def check_pixels(
@@ -330,55 +328,3 @@ def _placed(width: int, height: int, turn: int, place: Place) -> tuple[Frame, tu
     frame = place(*((width, height) if is_sideways else (height, width)))
     fitted = (frame.fitted_height, frame.fitted_width)
     return frame, fitted if is_sideways else fitted[::-1]
-
-
-def _to_grey_or(mode: str, image: Image.Image) -> Image.Image:
-    """Returns the image in `mode`, or in mode L, which is cheaper to resize, where it is grey and opaque."""
-    if image.mode == mode or (image.mode == "L" and mode == "RGB"):
-        return image
-    if mode != "RGBA":
-        image.info.pop("transparency", None)  # else Pillow looks for a place to keep it
-    return image.convert(mode)
-
-
-def _colored(pixels: NDArray[np.uint8], color: Color) -> NDArray[np.uint8]:
-    """Returns `[height, width, channels]` of `color`, of Pillow's pixels."""
-    match color:
-        case Color.GREY:
-            return pixels[:, :, np.newaxis]
-        case Color.BGR:
-            return pixels[:, :, ::-1]
-        case Color.YUV:
-            return _yuv(pixels)
-        case Color.RGB | Color.RGBA:
-            return pixels
-
-
-def _yuv(rgb: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Returns the levels that OpenCV's BGR2YUV gives, which computes with 14 bits behind the point."""
-    half = 1 << 13
-    red, green, blue = (rgb[:, :, channel].astype(np.int32) for channel in range(3))
-    luma = (4899 * red + 9617 * green + 1868 * blue + half) >> 14
-    differences = (
-        ((other - luma) * factor + (128 << 14) + half) >> 14 for other, factor in ((blue, 8061), (red, 14369))
-    )
-    return np.clip(np.stack([luma, *differences], axis=2), 0, 255).astype(np.uint8)
-
-
-def _levels(values: NDArray[np.uint16], grey16: Grey16 | Window | None) -> NDArray[np.uint8]:
-    """Returns values of 16 bits as levels from 0 to 255. Pillow would clip them, not scale."""
-    if grey16 is None or grey16 is Grey16.HIGH_BYTE:
-        return (values >> 8).astype(np.uint8)
-    table = _window(*((0, int(values.max()) or 1) if grey16 is Grey16.LARGEST else grey16))
-    levels = np.empty(values.shape, np.uint8)
-    rows = max(1, _BLOCK_VALUES // values.shape[1])  # NumPy makes eight bytes of each index
-    for start in range(0, len(values), rows):
-        np.take(table, values[start : start + rows], out=levels[start : start + rows], mode="clip")
-    return levels
-
-
-@lru_cache(maxsize=16)
-def _window(low: int, high: int) -> NDArray[np.uint8]:
-    """Returns the level of each value of 16 bits: 0 up to `low`, 255 from `high` on."""
-    share = (np.arange(1 << 16, dtype=np.float32) - low) / (high - low)
-    return np.rint(np.clip(share, 0, 1) * 255).astype(np.uint8)

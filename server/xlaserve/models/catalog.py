@@ -10,17 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 
-from xlaserve.config import Bucket, BucketSettings, Color, Fit, ModelSettings
+from xlaserve.config import Bucket, Color, Fit, ModelSettings
 from xlaserve.config import sources as kinds
 from xlaserve.config.sources import Source
 from xlaserve.engine.causes import cause, telling_line
-from xlaserve.engine.program import AnySize, IsLowered, MayBeNarrow
+from xlaserve.engine.program import IsLowered, MayBeNarrow
 from xlaserve.errors import InvalidArgument, ModelFailed
 from xlaserve.models import class_names
-from xlaserve.models.networks.network import Network, Size
+from xlaserve.models.network_settings import buckets_of, check_output_name, check_unmatched
+from xlaserve.models.networks.network import Network
 from xlaserve.models.sources import file_content, noop
 from xlaserve.models.sources.conversions import Conversions
-from xlaserve.models.task import Task, Tensors, WithClasses
+from xlaserve.models.task import Task, WithClasses
 
 if TYPE_CHECKING:
     from xlaserve.programs.tf.device_replicas import Replicas
@@ -95,10 +96,10 @@ def load(
     """Builds the model and its weights; blocks. Raises ModelFailed with the reason and its remedy."""
     try:
         network = cached(settings, partial(_lowered, settings, conversions))
-        buckets = _buckets(settings, network)
-        _check_unmatched(settings, network)
+        buckets = buckets_of(settings, network)
+        check_unmatched(settings, network)
         task = _labelled(network.task, settings)
-        _check_output_name(settings, task)
+        check_output_name(settings, task)
     except ModelFailed:
         raise
     except Exception as error:
@@ -172,7 +173,7 @@ def _listed(kind: Source) -> tuple[str, ...]:
 def _lowered(settings: ModelSettings, conversions: Conversions) -> Network:
     """Builds the network that the settings name, and finds its lowerings for XLA and whether it is narrow."""
     network = _network(settings.source, settings, conversions)
-    first, *_ = _buckets(settings, network)
+    first, *_ = buckets_of(settings, network)
     lowerings = network.program.lowerings(first) if isinstance(network.program, IsLowered) else ""
     if lowerings:
         _log.info("model %s: lowered for XLA on a CPU: %s", settings.name, lowerings)
@@ -264,64 +265,6 @@ def _labelled(task: Task, settings: ModelSettings) -> Task:
         got = settings.labels.name if isinstance(settings.labels, Path) else ", ".join(settings.labels)
         raise ModelFailed(f"labels: {task.name} has no classes, expected no labels, got {got}")
     return task.labelled(class_names.named(settings.labels, task.classes))
-
-
-def _buckets(settings: ModelSettings, network: Network) -> tuple[Bucket, ...]:
-    size = (network.size[0] or network.default_size[0], network.size[1] or network.default_size[1])
-    field = "resolutions" if settings.resolutions else "input_size"
-    own = settings.resolutions or (settings.input_size or size,)
-    for resolution in own:
-        _check_size(field, resolution, network)
-    chosen = settings.buckets or tuple(map(BucketSettings, settings.auto_buckets.candidates))
-    if network.batch is not None and "buckets" not in settings.model_fields_set:
-        chosen = (BucketSettings(network.batch),)
-    buckets = set()
-    for bucket in chosen:
-        if network.batch not in (None, bucket.batch):
-            only = network.batch
-            raise ModelFailed(
-                f"buckets: the model was made for batches of {only} only; write buckets: [{only}], got {bucket.batch}"
-            )
-        for height, width in own if bucket.height is None else ((bucket.height, bucket.width),):
-            if height is None or width is None:
-                raise ModelFailed(
-                    "input_size: the model takes several sizes; set it, or resolutions, or sized buckets; write"
-                    " input_size: [224, 224], with the height and width of the images that it was trained on"
-                )
-            _check_size("buckets", (height, width), network)
-            buckets.add(Bucket(bucket.batch, height, width))
-    return tuple(sorted(buckets))
-
-
-def _check_output_name(settings: ModelSettings, task: Task) -> None:
-    if settings.output_name and len(task.outputs) > 1:
-        names = ", ".join(output.name for output in task.outputs)
-        raise ModelFailed(f"output_name: expected none, as the model has several outputs ({names})")
-
-
-def _check_unmatched(settings: ModelSettings, network: Network) -> None:
-    if settings.unmatched == "reject":
-        return
-    if isinstance(network.task, Tensors) and any(-1 in output.shape[1:] for output in network.task.outputs):
-        # Memory for outputs is allocated beforehand.
-        raise ModelFailed("unmatched: expected reject, as only a run shows how large these outputs are, got background")
-    if None not in network.size:
-        raise ModelFailed(
-            f"unmatched: expected reject, as the model's only size is {_by(network.size)}, got background"
-        )
-    if not isinstance(network.program, AnySize):
-        raise ModelFailed("unmatched: expected reject, as this kind of model is fixed to its buckets, got background")
-
-
-def _check_size(field: str, got: Size, network: Network) -> None:
-    if any(wanted is not None and wanted != side for side, wanted in zip(got, network.size, strict=True)):
-        raise ModelFailed(f"{field}: expected the model's only size, {_by(network.size)}, got {_by(got)}")
-    if any(side is not None and side % network.multiple for side in got):
-        raise ModelFailed(f"{field}: expected multiples of {network.multiple}, got {_by(got)}")
-
-
-def _by(size: Size) -> str:
-    return "x".join("any" if side is None else str(side) for side in size)
 
 
 _UNFIT: Final = re.compile(r"A total of (\d+) objects could not be loaded\..*?\bname=([^,>]+)", re.DOTALL)

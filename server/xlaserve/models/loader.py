@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ from xlaserve.engine.buckets import demand
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.causes import failing_on_exit
 from xlaserve.engine.niceness import yield_to_traffic
-from xlaserve.engine.program import AnySize, Executable, IsLowered, Sealed
+from xlaserve.engine.program import AnySize, Executable, IsLowered
 from xlaserve.engine.trace_context import TracedBatch
 from xlaserve.engine.under_way import LoadRecord, UnderWay
 from xlaserve.engine.warmup.auto_buckets import Programs, warm_up_auto
@@ -33,12 +32,13 @@ from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.compiler import Timer, compile_threads, fastest, measure, noise, warm_up
 from xlaserve.engine.warmup.kept_costs import corrected
 from xlaserve.engine.warmup.verify import Verifier
-from xlaserve.errors import ModelFailed, ShuttingDown
+from xlaserve.errors import ShuttingDown
 from xlaserve.images.decoder import ImageLimits
 from xlaserve.models import fast_decoding, scores, verification
 from xlaserve.models.advice import slower
 from xlaserve.models.catalog import Model
 from xlaserve.models.change_queue import NO_MORE_LOADS, Stop
+from xlaserve.models.growth import grow, sealed
 from xlaserve.models.load_turns import LoadTurns
 from xlaserve.models.preparer import Preparer
 from xlaserve.models.version import Local, Served, State, Version
@@ -154,9 +154,9 @@ class Loader:
         served = version.served = Served(version, model, batcher, Local(batcher, background))
         if left := [bucket for bucket in model.buckets if bucket not in warmed]:
             beside = self._beside(version, model, verifier)
-            version.growth = asyncio.create_task(_grow(served, batcher, left, programs, beside))
+            version.growth = asyncio.create_task(grow(served, batcher, left, programs, beside))
         elif background is None:
-            version.model = served.model = await asyncio.to_thread(_sealed, model)
+            version.model = served.model = await asyncio.to_thread(sealed, model)
         return served
 
     def _report(self, version: Version, model: Model, programs: Programs) -> None:
@@ -318,50 +318,9 @@ class Loader:
         return correct(programs)
 
 
-async def _grow(
-    served: Served, batcher: Batcher, buckets: Iterable[Bucket], programs: Programs, beside: BesideTraffic
-) -> None:
-    """Compiles the remaining `buckets` beside the traffic, the smallest first, and has each serve once it is there.
-
-    `programs` are those that serve, each resolution's smallest bucket among them.
-    """
-    version, settings = served.version, served.settings
-    known = {(mode, bucket[1:]): (bucket, warmed) for (mode, bucket), warmed in programs.items()}
-    for bucket in sorted(buckets, key=math.prod):
-        made = {}
-        try:
-            for mode in version.compiled_modes:
-                try:
-                    made[mode, bucket] = await beside.make(mode, bucket, known[mode, bucket[1:]])
-                except ShuttingDown:
-                    return
-                except Exception as error:
-                    version.leave_out(mode, error)
-            if not made:
-                raise ModelFailed("none of its modes compiled")
-        except Exception:
-            log.exception("model %s: %s did not compile; the other buckets serve in its place", version.title, bucket)
-            continue
-        if Mode.AUTO in settings.modes:
-            ((_, mode),) = chosen = tuple(fastest(made).items())
-            version.auto |= dict(chosen)
-            made[Mode.AUTO, bucket] = made[mode, bucket]
-        batcher.add(made)
-    if not served.takes_unmatched:
-        version.model = served.model = await asyncio.to_thread(_sealed, served.model)
-    log.info("model %s: all %d programs are there", version.title, len(version.ledger))
-
-
 def _any_size(model: Model) -> Executable:
     """Returns the model in graph mode for any size. It has run once, as every program has before it serves."""
     assert isinstance(model.program, AnySize)
     any_size = model.program.any_size()
     any_size(np.zeros((*model.buckets[-1], model.image.channels), np.uint8))
     return any_size
-
-
-def _sealed(model: Model) -> Model:
-    """Returns the model without the parts that only compiling needs, as no more of it is compiled."""
-    if isinstance(model.program, Sealed):
-        model.program.seal()
-    return replace(model, reference=None)

@@ -1,0 +1,70 @@
+"""Settings of a model that its network must allow: buckets, sizes without buckets, names of outputs."""
+
+from __future__ import annotations
+
+from xlaserve.config import Bucket, BucketSettings, ModelSettings
+from xlaserve.engine.program import AnySize
+from xlaserve.errors import ModelFailed
+from xlaserve.models.networks.network import Network, Size
+from xlaserve.models.task import Task, Tensors
+
+
+def buckets_of(settings: ModelSettings, network: Network) -> tuple[Bucket, ...]:
+    """Returns the buckets to compile, in order. Raises ModelFailed where the network does not take one."""
+    size = (network.size[0] or network.default_size[0], network.size[1] or network.default_size[1])
+    field = "resolutions" if settings.resolutions else "input_size"
+    own = settings.resolutions or (settings.input_size or size,)
+    for resolution in own:
+        _check_size(field, resolution, network)
+    chosen = settings.buckets or tuple(map(BucketSettings, settings.auto_buckets.candidates))
+    if network.batch is not None and "buckets" not in settings.model_fields_set:
+        chosen = (BucketSettings(network.batch),)
+    buckets = set()
+    for bucket in chosen:
+        if network.batch not in (None, bucket.batch):
+            only = network.batch
+            raise ModelFailed(
+                f"buckets: the model was made for batches of {only} only; write buckets: [{only}], got {bucket.batch}"
+            )
+        for height, width in own if bucket.height is None else ((bucket.height, bucket.width),):
+            if height is None or width is None:
+                raise ModelFailed(
+                    "input_size: the model takes several sizes; set it, or resolutions, or sized buckets; write"
+                    " input_size: [224, 224], with the height and width of the images that it was trained on"
+                )
+            _check_size("buckets", (height, width), network)
+            buckets.add(Bucket(bucket.batch, height, width))
+    return tuple(sorted(buckets))
+
+
+def check_output_name(settings: ModelSettings, task: Task) -> None:
+    """Raises ModelFailed where one name is set for several outputs."""
+    if settings.output_name and len(task.outputs) > 1:
+        names = ", ".join(output.name for output in task.outputs)
+        raise ModelFailed(f"output_name: expected none, as the model has several outputs ({names})")
+
+
+def check_unmatched(settings: ModelSettings, network: Network) -> None:
+    """Raises ModelFailed where sizes without buckets are to be served that the network does not take."""
+    if settings.unmatched == "reject":
+        return
+    if isinstance(network.task, Tensors) and any(-1 in output.shape[1:] for output in network.task.outputs):
+        # Memory for outputs is allocated beforehand.
+        raise ModelFailed("unmatched: expected reject, as only a run shows how large these outputs are, got background")
+    if None not in network.size:
+        raise ModelFailed(
+            f"unmatched: expected reject, as the model's only size is {_by(network.size)}, got background"
+        )
+    if not isinstance(network.program, AnySize):
+        raise ModelFailed("unmatched: expected reject, as this kind of model is fixed to its buckets, got background")
+
+
+def _check_size(field: str, got: Size, network: Network) -> None:
+    if any(wanted is not None and wanted != side for side, wanted in zip(got, network.size, strict=True)):
+        raise ModelFailed(f"{field}: expected the model's only size, {_by(network.size)}, got {_by(got)}")
+    if any(side is not None and side % network.multiple for side in got):
+        raise ModelFailed(f"{field}: expected multiples of {network.multiple}, got {_by(got)}")
+
+
+def _by(size: Size) -> str:
+    return "x".join("any" if side is None else str(side) for side in size)
