@@ -40,7 +40,7 @@ def assemble(
 ) -> Network:
     """Returns the network that calls `call` with preprocessed pixels and turns its answer into the head's outputs.
 
-    `call` takes the channels of its pixels last, and so do the maps that it gives (`ImageTensor.last`). XLA runs what
+    `call` takes the channels of its pixels last (`ImageTensor.last`). XLA runs what
     `lower` makes of it, OpenVINO computes in `openvino_precision`, in int8 as the folder `calibration` has it. Raises
     ModelFailed where the preprocessing does not fit the pixels, or that folder can't be read.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import tensorflow as tf
@@ -40,24 +40,23 @@ class ImageTensor(NamedTuple):
         return self.image.axes == "NCHW"
 
     def last(self, call: Call) -> Call:
-        """Returns `call`, which takes pixels as the network declares them, as a function of `[n, h, w, channels]`.
-
-        Maps of a network with its channels first, outputs of four dimensions, have theirs last then too.
-        """
+        """Returns `call`, which takes pixels as the network declares them, as a function of `[n, h, w, channels]`."""
         if self.image.axes == "NHW":
             return lambda pixels: call(tf.squeeze(pixels, -1))
         if self.image.axes == "NHWC":
             return call
+        return lambda pixels: call(tf.transpose(pixels, _LAST_TO_FIRST))
 
-        def call_first(pixels: tf.Tensor) -> Raw:
-            raw = call(tf.transpose(pixels, _LAST_TO_FIRST))
-            return {name: maps_last(value) if value.shape.rank == len("NCHW") else value for name, value in raw.items()}
+    def gives_first(self, output: TensorShape) -> bool:
+        """Whether an output, if it is maps, is `[n, channels, height, width]`: as the input is, or by its sides.
 
-        return call_first
-
-    def outputs_last(self, outputs: Mapping[str, TensorShape]) -> dict[str, TensorShape]:
-        """Returns the network's outputs as `last` gives them."""
-        return {name: channels_last(one) if self.has_channels_first else one for name, one in outputs.items()}
+        Converters from ONNX leave maps so in models whose images have their channels last.
+        """
+        match output.shape:
+            case (_, first, height, width):
+                by_sides = None not in self.size and (height, width) == self.size != (first, height)
+                return self.has_channels_first or by_sides
+        return False
 
 
 def image_tensor(declared: TensorShape, color: Color | None = None, layout: Layout | None = None) -> ImageTensor:

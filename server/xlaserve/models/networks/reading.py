@@ -16,7 +16,6 @@ from xlaserve.models import class_names
 from xlaserve.models.networks import heads
 from xlaserve.models.networks.heads import OUTPUT_NAMES, Finish, Head, TensorShape
 from xlaserve.models.networks.image_tensor import channels_last, maps_last
-from xlaserve.models.networks.network import Size
 from xlaserve.models.scores import are_probabilities
 from xlaserve.models.task import Reading, Tensors, WithClasses
 
@@ -31,6 +30,9 @@ class Sampled(NamedTuple):
 
 Probe = Callable[[], Sampled | None]
 """Runs the network on some images; None where it can't."""
+
+IsFirst = Callable[[TensorShape], bool]
+"""Whether an output, if it is maps, is `[n, channels, height, width]`."""
 
 COLOURS: Final = range(2, 5)
 """Numbers of channels that images have, or pairs of colours: as many classes are told by other facts alone."""
@@ -55,32 +57,31 @@ def choose(
     outputs: Mapping[str, TensorShape],
     settings: ModelSettings,
     probe: Probe = lambda: None,
-    size: Size = (None, None),
+    is_first: IsFirst = lambda _: False,
 ) -> Head:
     """Returns the head for the task of the settings or, with `auto`, of the network's outputs.
 
-    `size` is the height and width of the network's images. Maps `[n, channels, height, width]` are recognised by it:
-    converters from ONNX leave them so in models whose images have their channels last. `probe` is only called where
-    names and shapes leave open what a map is, or how many sides an output has. Raises ModelFailed where the outputs are
-    not what the settings' task needs; with `auto`, outputs that are of no task are tensors.
+    `probe` is only called where names and shapes leave open what a map is, or how many sides an output has. `is_first`
+    is whether an output, if it is maps, has its channels first (`ImageTensor.gives_first`). Raises ModelFailed where
+    the outputs are not what the settings' task needs; with `auto`, outputs that are of no task are tensors.
     """
     outputs = _of_known_rank(outputs, probe)
     if settings.outputs:
-        return _with_readings(outputs, settings, size)
+        return _with_readings(outputs, settings, is_first)
     if settings.task != "auto":
-        return _head(settings.task, outputs, settings, size)
-    found = _recognise(outputs, settings, probe, size)
-    return _head(found.task, outputs, settings, size)._replace(reason=found.reason)
+        return _head(settings.task, outputs, settings, is_first)
+    found = _recognise(outputs, settings, probe, is_first)
+    return _head(found.task, outputs, settings, is_first)._replace(reason=found.reason)
 
 
-def _head(task: TaskName, outputs: Mapping[str, TensorShape], settings: ModelSettings, size: Size) -> Head:
+def _head(task: TaskName, outputs: Mapping[str, TensorShape], settings: ModelSettings, is_first: IsFirst) -> Head:
     match task:
         case "classification":
             return heads.classification(outputs, settings)
         case "detection":
             return heads.detection(outputs, settings)
         case "segmentation":
-            return _segmentation(outputs, settings, size)
+            return _segmentation(outputs, settings, is_first)
         case "embedding":
             return heads.embedding(outputs, settings)
         case "regression":
@@ -91,9 +92,9 @@ def _head(task: TaskName, outputs: Mapping[str, TensorShape], settings: ModelSet
             assert_never(task)
 
 
-def _segmentation(outputs: Mapping[str, TensorShape], settings: ModelSettings, size: Size) -> Head:
+def _segmentation(outputs: Mapping[str, TensorShape], settings: ModelSettings, is_first: IsFirst) -> Head:
     """Returns the head for maps, whether their channels come first or last."""
-    first = {name for name, output in outputs.items() if _has_channels_first(output, size)}
+    first = {name for name, output in outputs.items() if is_first(output)}
     last = {name: channels_last(output) if name in first else output for name, output in outputs.items()}
     head = heads.segmentation(last, settings)
 
@@ -103,16 +104,7 @@ def _segmentation(outputs: Mapping[str, TensorShape], settings: ModelSettings, s
     return head._replace(finish=finish)
 
 
-def _has_channels_first(output: TensorShape, size: Size) -> bool:
-    """Whether an output is maps `[n, channels, height, width]` of images of `size`, and can't be `[n, height, width,
-    channels]`."""
-    match output.shape:
-        case (_, first, height, width) if None not in size:
-            return (height, width) == size != (first, height)
-    return False
-
-
-def _with_readings(outputs: Mapping[str, TensorShape], settings: ModelSettings, size: Size) -> Head:
+def _with_readings(outputs: Mapping[str, TensorShape], settings: ModelSettings, is_first: IsFirst) -> Head:
     """Returns the head that gives all outputs, and reads those for which the settings say how."""
     plain = heads.tensors(outputs, settings)
     assert isinstance(plain.task, Tensors)
@@ -125,7 +117,7 @@ def _with_readings(outputs: Mapping[str, TensorShape], settings: ModelSettings, 
             raise ModelFailed(f"outputs: expected names of {', '.join(places)}, got {name}")
         place = places[name]
         given = {field: getattr(own, field) for field in type(own).model_fields}
-        head = _head(own.task, {name: outputs[name]}, settings.model_copy(update={**given, "outputs": ()}), size)
+        head = _head(own.task, {name: outputs[name]}, settings.model_copy(update={**given, "outputs": ()}), is_first)
         task = head.task
         assert isinstance(task, Reading)
         if own.labels is not None:
@@ -155,7 +147,7 @@ def _of_known_rank(outputs: Mapping[str, TensorShape], probe: Probe) -> Mapping[
     }
 
 
-def _recognise(outputs: Mapping[str, TensorShape], settings: ModelSettings, probe: Probe, size: Size) -> _Found:
+def _recognise(outputs: Mapping[str, TensorShape], settings: ModelSettings, probe: Probe, is_first: IsFirst) -> _Found:
     """Returns what the settings, or names of outputs, say; else what the shape of the only output does."""
     roles = dict(settings.output_names)
     for role, task in _OF_ROLES.items():
@@ -170,15 +162,14 @@ def _recognise(outputs: Mapping[str, TensorShape], settings: ModelSettings, prob
     if len(outputs) > 1 and not has_scores:
         known = "; ".join(f"{name}: {shape}" for name, shape in sorted(outputs.items()))
         return _Found("tensors", f"it has several outputs, none of which is named for a task: {known}")
-    return _of_shape(*heads.pick(outputs, settings, "scores"), settings, probe, size)
+    return _of_shape(*heads.pick(outputs, settings, "scores"), settings, probe, is_first)
 
 
-def _of_shape(name: str, output: TensorShape, settings: ModelSettings, probe: Probe, size: Size) -> _Found:
+def _of_shape(name: str, output: TensorShape, settings: ModelSettings, probe: Probe, is_first: IsFirst) -> _Found:
     """Returns what an only output is."""
     shown = f"{name}: {output}"
     is_of_two = settings.labels is not None and len(class_names.named(settings.labels)) == 2
-    is_first = _has_channels_first(output, size)
-    match channels_last(output).shape if is_first else output.shape:
+    match channels_last(output).shape if is_first(output) else output.shape:
         case (_, 1) | (_,) if is_of_two:
             return _Found("classification", f"{shown} is one number, and the settings name two classes")
         case (_, _, _, 1) if is_of_two:
@@ -186,7 +177,7 @@ def _of_shape(name: str, output: TensorShape, settings: ModelSettings, probe: Pr
         case (_, int(classes)) if classes > 1:
             return _Found("classification", f"{shown} may be scores of {classes} classes")
         case (_, _, _, int(classes)) if classes > 1 and "float" in output.dtype:
-            return _of_maps(shown, name, classes, settings, probe, is_first=is_first)
+            return _of_maps(shown, name, classes, settings, probe, is_first=is_first(output))
     return _Found("tensors", f"{shown} is of no task for certain")
 
 

@@ -43,8 +43,10 @@ def network(
     if pixels.batch is not None and any_batch.takes_any(infer, infer, declared):
         declared, pixels = declared.of_any_batch, pixels._replace(batch=None)
     infer_last = pixels.last(infer)
-    outputs = pixels.outputs_last(_outputs(model, declared))
-    head = reading.choose(outputs, settings, lambda: probe(infer_last, pixels, preprocessing, settings), pixels.size)
+    outputs = _outputs(model, declared)
+    head = reading.choose(
+        outputs, settings, lambda: probe(infer_last, pixels, preprocessing, settings), pixels.gives_first
+    )
     built = assembled(model, infer_last, head, settings, pixels=pixels, preprocessing=preprocessing)
     return replace(built, weights=weights, default_size=default_size, multiple=multiple)
 

@@ -116,17 +116,24 @@ def network(
 ) -> Network:
     """Returns the network of an exported function of one image input. Raises ModelFailed."""
     image = image_tensor(pixels, settings.color, settings.layout)
-    return arranged(image.last(call), image, image.outputs_last(outputs), settings, weights=weights)
+    return arranged(image.last(call), image, outputs, settings, weights=weights, is_first=image.gives_first)
 
 
 def arranged(
-    call: Call, pixels: ImageTensor, outputs: Mapping[str, TensorShape], settings: ModelSettings, *, weights: str
+    call: Call,
+    pixels: ImageTensor,
+    outputs: Mapping[str, TensorShape],
+    settings: ModelSettings,
+    *,
+    weights: str,
+    is_first: reading.IsFirst = lambda _: False,
 ) -> Network:
-    """Returns the network of a function that takes the channels of its pixels last. Raises ModelFailed."""
+    """Returns the network of a function that takes the channels of its pixels last; `is_first` is whether its maps have
+    theirs first. Raises ModelFailed."""
     preprocessing = preprocess.of_file(settings, takes_levels=pixels.takes_levels)
     return assemble(
         call,
-        reading.choose(outputs, settings, lambda: probe(call, pixels, preprocessing, settings), pixels.size),
+        reading.choose(outputs, settings, lambda: probe(call, pixels, preprocessing, settings), is_first),
         pixels=pixels,
         preprocessing=preprocessing,
         weights=weights,

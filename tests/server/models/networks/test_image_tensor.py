@@ -88,7 +88,23 @@ def test_a_network_is_called_with_pixels_as_it_declares_them(shape: Any) -> None
     height, width = (side or 0 for side in pixels.size)
     images = np.random.default_rng(0).random((2, height, width, pixels.image.channels), np.float32)
     found = pixels.last(lambda values: {"same": values})(tf.constant(images))["same"]
-    is_map = pixels.image.axes == "NCHW"
-    np.testing.assert_array_equal(found, images if is_map else images.reshape((2, *shape[1:])))
-    given = {"same": declared(*shape)}
-    assert [*(pixels.outputs_last(given)["same"].shape or ())][1:] == [*found.shape[1:]]
+    is_first = pixels.image.axes == "NCHW"
+    np.testing.assert_array_equal(found, np.moveaxis(images, -1, 1) if is_first else images.reshape((2, *shape[1:])))
+
+
+@pytest.mark.parametrize(
+    ("given", "output", "is_first"),
+    [
+        ((None, 8, 6, 3), (None, 2, 8, 6), True),
+        ((None, 8, 6, 3), (None, 8, 6, 2), False),
+        ((None, 8, 6, 3), (None, 2, 4, 3), False),
+        ((None, 8, 8, 3), (None, 8, 8, 8), False),
+        ((None, None, None, 3), (None, 2, None, None), False),
+        ((None, 3, 8, 6), (None, 2, 4, 3), True),
+        ((None, 3, 8, 6), (None, 10), False),
+    ],
+)
+def test_maps_have_their_channels_first_as_the_input_has_or_by_their_sides(
+    given: Any, output: Any, is_first: bool
+) -> None:
+    assert image_tensor(declared(*given)).gives_first(declared(*output)) is is_first

@@ -11,7 +11,6 @@ from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks import reading
 from xlaserve.models.networks.heads import Head, TensorShape
-from xlaserve.models.networks.network import Size
 from xlaserve.models.networks.reading import Sampled
 from xlaserve.models.task import (
     Classification,
@@ -32,10 +31,10 @@ def shapes(**outputs: Shape) -> dict[str, TensorShape]:
     return {name: TensorShape(shape, "float32") for name, shape in outputs.items()}
 
 
-def choose(raw: Mapping[str, TensorShape], /, *, probed: Any = None, size: Size = (None, None), **fields: Any) -> Head:
+def choose(raw: Mapping[str, TensorShape], /, *, probed: Any = None, first: bool = False, **fields: Any) -> Head:
     """Chooses a reading, where a probe gives `probed` for the output `it`."""
     sampled = None if probed is None else Sampled(SIZE, {"it": probed})
-    return reading.choose(raw, ModelSettings(name="m", source="m.keras", **fields), lambda: sampled, size)
+    return reading.choose(raw, ModelSettings(name="m", source="m.keras", **fields), lambda: sampled, lambda _: first)
 
 
 def softmax(*shape: int) -> Any:
@@ -95,23 +94,19 @@ def test_a_map_is_of_classes_only_where_its_numbers_or_its_size_say_so(shape: Sh
         (1, {"task": "segmentation"}),
     ],
 )
-def test_maps_of_the_images_size_may_have_their_channels_first(channels: int, fields: Any) -> None:
+def test_maps_may_have_their_channels_first(channels: int, fields: Any) -> None:
     maps = np.moveaxis(softmax(2, *SIZE, 3), -1, 1)[:, :channels]
-    head = choose(shapes(it=[None, channels, *SIZE]), probed=maps, size=SIZE, **fields)
+    head = choose(shapes(it=[None, channels, *SIZE]), probed=maps, first=True, **fields)
     (classes,) = head.finish({"it": tf.constant(maps)}, tf.zeros((2, *SIZE, 3)))
     np.testing.assert_array_equal(classes, maps.argmax(1) if channels > 1 else maps[:, 0] >= 0.5)
 
 
 def test_tensors_keep_the_order_of_channels_that_come_first() -> None:
     images = np.zeros((2, 3, *SIZE), np.float32)
-    head = choose(shapes(it=[None, 3, *SIZE]), probed=images, size=SIZE)
+    head = choose(shapes(it=[None, 3, *SIZE]), probed=images, first=True)
     assert head.task == Tensors((TensorSpec("it", "FP32", (-1, 3, *SIZE)),))
     (given,) = head.finish({"it": tf.constant(images)}, tf.zeros((2, *SIZE, 3)))
     assert given.shape == images.shape
-
-
-def test_maps_that_may_have_their_channels_first_or_last_have_them_last() -> None:
-    assert choose(shapes(it=[None, 8, 8, 8]), size=(8, 8), task="segmentation").task == Segmentation(8)
 
 
 def test_a_map_that_is_named_for_scores_is_of_classes() -> None:

@@ -117,6 +117,8 @@ def test_maps_of_a_network_with_its_channels_first_are_taken_so(tmp_path: Path) 
     assert model.task == Segmentation(3)
     pixels = noise(2, 8, 6, 3)
     np.testing.assert_array_equal(answers(model, pixels, Mode.XLA), pixels.argmax(axis=3))
+    tensors = load(tmp_path / "net", task="tensors")
+    np.testing.assert_array_equal(answers(tensors, pixels, Mode.XLA), np.moveaxis(pixels, -1, 1))
 
 
 @pytest.mark.parametrize("channels", [1, 3, 5])
