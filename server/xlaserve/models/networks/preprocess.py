@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Final, Literal, NamedTuple
 
 import tensorflow as tf
-
-from xlaserve.config import ModelSettings
-
-_log = logging.getLogger(__name__)
 
 
 class Scaling(NamedTuple):
@@ -44,23 +39,6 @@ FAMILIES: Final[dict[str, Preprocess]] = {
 _IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)  # of RGB from 0 to 1
 _IMAGENET_DEVIATION: Final = (0.229, 0.224, 0.225)
 _CAFFE_MEAN: Final = (103.939, 116.779, 123.68)  # of BGR from 0 to 255
-
-
-def of_file(settings: ModelSettings, own: Preprocess = "none", *, takes_levels: bool = False) -> Preprocess:
-    """Returns the preprocessing for a model from a file: that of the settings or, with `auto`, the file's `own`.
-
-    Where neither names one, a line in the log says what the model gets, as an answer to pixels that are scaled in
-    another way than in training looks like any other. `takes_levels` is whether the model takes whole numbers.
-    """
-    if settings.preprocess != "auto":
-        return settings.preprocess
-    if own == "none" and not takes_levels:
-        _log.info(
-            "model %s: preprocess is not set, so the model gets values from 0 to 255; if it was trained with others,"
-            " set preprocess: unit (0 to 1), tf (-1 to 1) or torch; if it scales them itself, none",
-            settings.name,
-        )
-    return own
 
 
 def apply(pixels: tf.Tensor, how: Preprocess) -> tf.Tensor:

@@ -13,7 +13,6 @@ from xlaserve.config import ModelSettings
 from xlaserve.config.sources import is_architecture_path
 from xlaserve.engine.causes import cause
 from xlaserve.errors import ModelFailed
-from xlaserve.models.networks import preprocess
 from xlaserve.models.networks.keras_runtime import keras
 from xlaserve.models.networks.network import Network
 from xlaserve.models.sources import (
@@ -77,7 +76,7 @@ def keras_file(file: Path, settings: ModelSettings, conversions: Conversions) ->
 
 
 def _network(model: Any, settings: ModelSettings, file: Path) -> Network:
-    how = preprocess.of_file(settings, keras_library.own_preprocess(model))
+    how = keras_library.own_preprocess(model) if settings.preprocess == "auto" else settings.preprocess
     if keras_detectors.is_detector(model):
         return keras_detectors.detector(model, settings, preprocessing=how, weights=file.name)
     return keras_models.network(model, settings, preprocessing=how, weights=file.name)

@@ -13,11 +13,12 @@ from xlaserve.config import Mode, ModelSettings
 from xlaserve.engine.causes import cause
 from xlaserve.errors import ModelFailed
 from xlaserve.models import lowering
-from xlaserve.models.networks import preprocess, reading
+from xlaserve.models.networks import reading
 from xlaserve.models.networks.assemble import assemble, probe
 from xlaserve.models.networks.heads import TensorShape
 from xlaserve.models.networks.image_tensor import Call, ImageTensor, image_tensor
 from xlaserve.models.networks.network import Network
+from xlaserve.models.networks.preprocess import Preprocess
 from xlaserve.models.sources import functions
 from xlaserve.models.sources.functions import Found
 
@@ -130,7 +131,7 @@ def arranged(
 ) -> Network:
     """Returns the network of a function that takes the channels of its pixels last; `is_first` is whether its maps have
     theirs first. Raises ModelFailed."""
-    preprocessing = preprocess.of_file(settings, takes_levels=pixels.takes_levels)
+    preprocessing: Preprocess = "none" if settings.preprocess == "auto" else settings.preprocess
     return assemble(
         call,
         reading.choose(outputs, settings, lambda: probe(call, pixels, preprocessing, settings), is_first),

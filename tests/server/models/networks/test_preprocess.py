@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from xlaserve.config import ModelSettings
 from xlaserve.models.networks import preprocess
 from xlaserve.models.networks.keras_runtime import keras
 from xlaserve.models.sources import applications
@@ -34,15 +33,3 @@ def test_each_application_is_of_a_family_that_is_known(name: str) -> None:
 def test_unit_scales_to_one() -> None:
     prepared = preprocess.apply(tf.constant(PIXELS), "unit").numpy()
     np.testing.assert_allclose(prepared, PIXELS / 255, atol=1e-6)
-
-
-def test_a_file_without_a_preprocessing_leaves_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    unset = ModelSettings(name="m", source="m.keras")
-    named = [ModelSettings(name="m", source="m.keras", preprocess=how) for how in ("none", "unit")]
-    assert [preprocess.of_file(one) for one in named] == ["none", "unit"]
-    assert preprocess.of_file(unset, "tf") == "tf"
-    assert preprocess.of_file(unset, takes_levels=True) == "none"
-    assert not caplog.records
-    assert preprocess.of_file(unset) == "none"
-    assert "preprocess: unit" in caplog.text
