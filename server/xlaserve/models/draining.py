@@ -41,7 +41,7 @@ async def drain(version: Version, timeout_s: float) -> None:
             await batcher.drain(max(0.0, timeout_s - (time.monotonic() - began)))
         if background is not None:
             await background.close()
-    if version.state is not State.FAILED:
+    if version.state not in (State.FAILED, State.UNLOADED):
         version.enter(State.UNLOADED)
     version.model = version.served = version.growth = None
 

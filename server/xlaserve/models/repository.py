@@ -102,17 +102,20 @@ class Repository(Directory):
         by_name: dict[str, list[Version]] = {}
         for version in versions:
             by_name.setdefault(version.name, []).append(version)
-        starts: list[asyncio.Task[None]] = []
+        starts: dict[str, asyncio.Task[None]] = {}
         try:
             for name, versions in by_name.items():
-                starts.append(start := asyncio.create_task(self._start(name, versions)))
+                start = starts[name] = asyncio.create_task(self._start(name, versions))
                 await self.loader.turns.until_done_or_given_up(start)
-            await asyncio.gather(*starts)
+            # Where another engine serves until then, it is not to wait for models that did not serve there.
+            await asyncio.gather(
+                *(start for name, start in starts.items() if not self.required or name in self.required)
+            )
         except ModelFailed:
             await self._changes.cancel()
             raise
         finally:
-            for start in starts:
+            for start in starts.values():
                 start.cancel()
         self._has_started = True
 
@@ -176,6 +179,9 @@ class Repository(Directory):
         self._changes.drop_loads(name)
         if (loading := self._loading.get(name)) is not None:
             loading.cancel()
+        for version in self._versions.get(name, ()):
+            if version.state in (State.LOADING, State.COMPILING):  # at once: an engine that comes now is not to load it
+                version.enter(State.UNLOADED)
 
     async def reconfigure(self, models: Iterable[ModelSettings], only: Collection[str] | None = None) -> list[str]:
         """Makes the server serve `models`, which are configured now; returns a sentence for each change.

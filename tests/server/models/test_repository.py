@@ -213,6 +213,19 @@ async def test_an_unload_ends_the_load_under_way_and_drops_those_that_wait(house
     assert await house.ask() in ([2], [3]), "the thread of what was ended may build a model before or after"
 
 
+async def test_a_load_that_an_unload_ends_is_in_no_other_engine_from_then_on(house: House) -> None:
+    house.configured = [model("a", version="1"), model("a", version="2")]
+    house.loading.close()
+    starting = asyncio.create_task(house.repository.load_all())
+    await house.loading.reached()
+    house.repository.end_loads("a")  # whose versions are only drained once other changes let it
+    ended = house.repository.listing()["a"].ended
+    assert {number: one.state for number, one in ended.items()} == {"1": State.UNLOADED, "2": State.UNLOADED}
+    await house.repository.unload("a")
+    await starting
+    assert [state for _, state in house.changes].count(State.UNLOADED) == 2
+
+
 async def test_an_unload_at_the_start_lets_the_others_start(house: House) -> None:
     house.configured = [model("a"), model("b")]
     house.loading.close()

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.server.models.house import House, model
+from tests.server.models.house import PATIENCE_S, Gate, GateAt, House, model
 
 from xlaserve.config.versions import grouped
 from xlaserve.errors import EngineLost, InvalidArgument, ModelFailed, ModelNotFound
 from xlaserve.models.listing import Ended
+from xlaserve.models.load_turns import LoadTurns
 from xlaserve.models.version import State
 from xlaserve.processes.engine_replacement import EngineReplacement, InitialModels, Outcome
 
@@ -273,3 +274,20 @@ async def test_a_model_that_is_required_ends_the_start(make_house: Callable[...,
     with pytest.raises(ModelFailed, match="gone"):
         await house.repository.load_all()
     assert (house.states("new"), house.states("other")) == ([State.FAILED], [State.LOADING])
+
+
+async def test_an_engine_does_not_wait_for_what_never_builds_and_is_not_required(
+    make_house: Callable[..., House],
+) -> None:
+    house = make_house(exit_on_model_failure=False)
+    house.configured = [model("hung"), model("served")]
+    house.repository.required = {"served"}
+    house.repository.loader.turns = LoadTurns(patience_s=0.05)
+    house.loading = hung = GateAt(1)
+    starting = asyncio.create_task(house.repository.load_all())
+    await hung.reached()
+    house.loading = Gate()
+    await asyncio.wait_for(starting, PATIENCE_S)
+    assert (house.states("hung"), house.states("served")) == ([State.LOADING], [State.READY])
+    hung.open()
+    await house.sees(State.READY, "hung")
