@@ -19,7 +19,7 @@ from xlaserve.admission.shared_counts import SharedCounts
 from xlaserve.config import Mode, PixelRange, Settings
 from xlaserve.engine.model_engine import Ticket
 from xlaserve.engine.program import Images, Outputs
-from xlaserve.engine.request import DEFAULT_PRIORITY, BatchRows, EncodedRequest, EngineRequest, Result
+from xlaserve.engine.request import DEFAULT_PRIORITY, BatchRows, EncodedRequest, EngineRequest, Result, check_row_shapes
 from xlaserve.engine.timings import Timings
 from xlaserve.engine.trace_context import TraceContext, TracedBatch
 from xlaserve.errors import InvalidArgument, RequestError
@@ -300,7 +300,11 @@ class Pipeline:
         return groups, frames, warning
 
     async def _put_together(self, served: Served, images: int, batches: list[BatchRows], deadline: float) -> Outputs:
-        """Returns the outputs of all images. Copies them on the threads where they are large, and empties `batches`."""
+        """Returns the outputs of all images. Copies them on the threads where they are large, and empties `batches`.
+
+        Raises ExecutionFailed where their rows differ in shape.
+        """
+        check_row_shapes(batches)
         outputs = tuple(np.empty((images, *output.shape[1:]), output.dtype) for output in batches[0].outputs)
 
         def copy(index: int) -> None:

@@ -18,11 +18,12 @@ from xlaserve import pipeline
 from xlaserve.admission.shared_counts import SharedCounts
 from xlaserve.config import Bucket, Decoding, Fit, Grey16, Mode, ModelSettings, PixelRange, Settings, Window
 from xlaserve.engine.program import Images, Outputs
-from xlaserve.engine.request import BatchRows, EncodedRequest, EngineRequest, Result
+from xlaserve.engine.request import BatchRows, EncodedRequest, EngineRequest, Result, check_row_shapes
 from xlaserve.engine.timings import Timings
 from xlaserve.errors import (
     DeadlineExceeded,
     DeadlineUnreachable,
+    ExecutionFailed,
     ImageTooLarge,
     InvalidArgument,
     InvalidImage,
@@ -576,6 +577,13 @@ async def test_small_outputs_of_several_batches_are_put_together_in_order(
 ) -> None:
     batcher.cuts = (1, 3)
     assert levels(await pipe.run(served, Request("", pixels(3, 1, 4, 2, 5), DEADLINE))) == [3, 1, 4, 2, 5]
+
+
+def test_rows_that_differ_in_shape_between_batches_are_refused() -> None:
+    one, other = (BatchRows([row], (np.zeros((1, sides), np.float32),)) for row, sides in enumerate((3, 1)))
+    check_row_shapes([one, one])
+    with pytest.raises(ExecutionFailed, match=r"\(3,\).*\(1,\)"):
+        check_row_shapes([one, other])
 
 
 async def test_a_rendering_that_fails_fails_its_request(pipe: Pipeline, served: Served) -> None:

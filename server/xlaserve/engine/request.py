@@ -9,6 +9,7 @@ from xlaserve.config import Mode
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.engine.timings import Timings
 from xlaserve.engine.trace_context import TraceContext, TracedBatch
+from xlaserve.errors import ExecutionFailed
 
 WEIGHTS: Final = {1: 4, 2: 2, 3: 1}
 """Shares of a queue's images by priority, 1 the highest, while all of them wait."""
@@ -60,6 +61,17 @@ class BatchRows(NamedTuple):
     """Places of the images in the job or request."""
     outputs: Outputs
     """Outputs with a row for each of these images."""
+
+
+def check_row_shapes(batches: Sequence[BatchRows]) -> None:
+    """Raises ExecutionFailed where the rows of an output differ in shape between batches.
+
+    They can't be one array, and NumPy would repeat a row of one number to fill a longer one.
+    """
+    first, *others = ([output.shape[1:] for output in batch.outputs] for batch in batches)
+    for other in others:
+        if other != first:
+            raise ExecutionFailed(f"the model gave rows of several shapes for one request: {first} and {other}")
 
 
 class Result(NamedTuple):

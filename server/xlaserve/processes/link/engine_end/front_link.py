@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from xlaserve.engine.request import WEIGHTS, EngineRequest, Result
+from xlaserve.engine.request import WEIGHTS, EngineRequest, Result, check_row_shapes
 from xlaserve.errors import ExecutionFailed, QueueFull, XlaserveError, clear_tracebacks
 from xlaserve.processes.link.arena import MAX_INLINE_BYTES, ArenaView, Layout, Memory, aligned, outputs_in
 from xlaserve.processes.link.channel import Channel
@@ -234,6 +234,7 @@ class FrontLink:
     async def _write(self, submit: Submit, memory: Memory, pixel_bytes: int, result: Result) -> Settled:
         """Copies the outputs into the extent, behind the pixels, and returns the record of the job's end."""
         batches, timings, traced = result
+        check_row_shapes(batches)
         layout: Layout = tuple((output.dtype, output.shape[1:]) for output in batches[0].outputs)
         try:
             places = outputs_in(memory, aligned(pixel_bytes), submit.images, layout)
