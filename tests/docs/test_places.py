@@ -13,8 +13,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT, ROOT / "server" / "xlaserve", ROOT / "loadtest" / "xlaserve_loadtest")
 CODE = re.compile(r"`([^`\n]+)`")
-PATH = re.compile(r"[\w*./-]*/|(?:[\w*.-]+/)*[\w*-]+\.(?:py|md|toml|yaml|proto)")
+PATH = re.compile(r"[\w*.-][\w*./-]*/|(?:[\w*.-]+/)*[\w*-]+\.(?:py|md|toml|yaml|proto)")
 NAME = re.compile(r"@?[\w.]+")
+MAX_LINES = 200
 NAME_IN_PATH = re.compile(r"`([\w.]+)` in (`[^`]+`)")
 
 
@@ -40,7 +41,7 @@ MODULES = list(rows("ARCHITECTURE.md", "Rooms"))
 def find(text: str) -> tuple[list[Path], list[str], list[str]]:
     """Returns the files of the paths in `text`, paths of which there are none, and all else that is set as code.
 
-    A path may leave out the folder of the one before it.
+    A path may leave out the folder of the one before it, or that folder itself.
     """
     found: list[Path] = []
     missing, names = [], []
@@ -54,7 +55,7 @@ def find(text: str) -> tuple[list[Path], list[str], list[str]]:
             missing.append(code)
             continue
         found += here
-        before = [here[0].parent]
+        before = [path for path in (here[0], here[0].parent) if path.is_dir()]
     return found, missing, names
 
 
@@ -85,6 +86,13 @@ def test_each_change_names_files_that_exist_and_what_stands_in_them(row: Row) ->
     for name, path in NAME_IN_PATH.findall(row.cells[1]):
         text = "\n".join(map(text_of, find(path)[0]))
         assert re.search(rf"\b{name.rpartition('.')[2]}\b", text), f"{name} in {path}"
+
+
+def test_architecture_is_short_and_names_only_files_that_exist() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    paragraphs = re.sub(r"```.*?```", "", page, flags=re.DOTALL).split("\n\n")
+    assert [missing for text in paragraphs for missing in find(" ".join(text.split()))[1]] == []
+    assert len(page.splitlines()) <= MAX_LINES
 
 
 @pytest.mark.parametrize("row", MODULES, ids=str)
