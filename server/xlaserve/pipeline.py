@@ -83,7 +83,7 @@ class Pending:
     """Pixels that are read and checked on a thread, as that takes too long for the event loop."""
 
     pixels: Readable
-    """In a shape that `image` takes."""
+    """The array, in a shape that `image` takes."""
     pixel_range: PixelRange
     image: ImageInput = RGB
 
@@ -118,7 +118,7 @@ class Request(NamedTuple):
     priority: int = DEFAULT_PRIORITY
     """A key of `engine.request.WEIGHTS`."""
     trace: TraceContext | None = None
-    """Its span, where it is recorded."""
+    """The span of its call, where that is recorded."""
 
     def with_rows(self, rows: Images, mode: Mode) -> EngineRequest:
         """Returns what an engine is to run: all or some of the images as pixels, in this mode."""

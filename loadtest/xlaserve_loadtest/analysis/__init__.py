@@ -1,4 +1,4 @@
-"""From the lines of run files to figures with intervals, verdicts and caveats.
+"""From the lines of run files to figures with intervals, verdicts (`verdict`), sentences (`conclusion`) and caveats.
 
 Pure: reads no file and shows nothing.
 """

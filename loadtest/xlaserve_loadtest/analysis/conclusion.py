@@ -1,4 +1,4 @@
-"""The answer in words."""
+"""The verdict on a run in sentences, which reports begin with; `verdict` and `multiplicity` decide it."""
 
 from __future__ import annotations
 

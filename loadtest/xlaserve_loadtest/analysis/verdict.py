@@ -1,4 +1,4 @@
-"""The verdict of a comparison, and the measure that decides it."""
+"""The verdict of a comparison of two arms, and the measure that decides it; `conclusion` puts it into words."""
 
 from __future__ import annotations
 

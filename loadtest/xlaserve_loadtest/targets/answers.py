@@ -1,4 +1,4 @@
-"""Whether an answer is one: against its request and the metadata of the model, in any protocol."""
+"""Checks of answers against their request and the metadata of the model, in any protocol."""
 
 from __future__ import annotations
 

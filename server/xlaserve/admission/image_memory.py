@@ -1,4 +1,4 @@
-"""How much memory images may take while they are decoded, at all fronts together."""
+"""The bound on memory for images while they are decoded, at all fronts together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ImageMemory:
     def __init__(self, max_bytes: int, usage: SharedCounts | None = None) -> None:
         usage = usage or SharedCounts()
         self.max_bytes = max_bytes
-        """May change at any time."""
+        """The bound, which may change at any time."""
         self._used_bytes = usage.amount(Kind.DECODE_BYTES)
         self._waits_since = usage.amount(Kind.DECODE_WAITS_SINCE)
         self._is_next = threading.Lock()

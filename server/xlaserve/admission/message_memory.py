@@ -1,4 +1,4 @@
-"""How much of clients' messages the server holds: those that arrive, and those that were not answered yet.
+"""The bound on memory for clients' messages: messages that arrive, and messages that are not answered yet.
 
 Messages that have arrived are counted, and refused beyond a bound. What is still arriving lies in gRPC's own buffers,
 which neither tell their size nor take a bound. gRPC receives by itself as many messages as the

@@ -1,4 +1,7 @@
-"""Whether a caller may call a method: recognised by the headers of a call, or else by its connection."""
+"""Access to methods: a caller is recognised, and needs one of the method's roles.
+
+The roles of each method are in `ROLES` of `wire.grpc.method_guard` and in `wire.http.routes`.
+"""
 
 from __future__ import annotations
 

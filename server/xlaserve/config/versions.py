@@ -1,4 +1,4 @@
-"""The versions of a model: which are configured, which of a folder's are chosen, and which of them answers what."""
+"""The versions of a model as they are configured: chosen from a folder, labelled, and given shares of requests."""
 
 from __future__ import annotations
 

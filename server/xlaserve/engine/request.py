@@ -1,4 +1,4 @@
-"""A request as an engine runs it, from the pipeline over the link, if there is one, to the lane; and its result."""
+"""A request as an engine runs it, the same value from the pipeline to the lane, and its result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EngineRequest(NamedTuple):
     """Pixels `[n, height, width, channels]`, n >= 1."""
     mode: Mode
     deadline: float
-    """When it has to be answered, in seconds of the clock."""
+    """The time by which it has to be answered, in seconds of the clock."""
     priority: int = DEFAULT_PRIORITY
     """A key of `WEIGHTS`."""
     trace: TraceContext | None = None
@@ -44,7 +44,7 @@ class EncodedRequest(NamedTuple):
 
     images: int
     deadline: float
-    """When it has to be answered, in seconds of the clock."""
+    """The time by which it has to be answered, in seconds of the clock."""
     priority: int
     shapes: Sequence[Shape]
     """The shapes that its images may run in."""

@@ -1,4 +1,4 @@
-"""Colours of decoded pictures: the channels that a model takes, and grey of 16 bits as levels."""
+"""Colours of decoded pictures: conversion from grey and others to the channels of a model, and of 16 bits to 8."""
 
 from __future__ import annotations
 

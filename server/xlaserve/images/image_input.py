@@ -1,4 +1,4 @@
-"""A model's image input: how many channels its pixels have, what they mean, and how clients may lay them out."""
+"""The image input of a model: the number and meaning of its channels, and the axes of its pixels."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ OF_TEXT: Final = (
     " tf.saved_model.save(model, folder,"
     " signatures=tf.function(model).get_concrete_function(tf.TensorSpec([None, HEIGHT, WIDTH, 3])))"
 )
-"""What an input of strings is, and the export that serves the model all the same."""
+"""Words for an input of strings, and the export with which the model can be served."""
 
 RGB: Final = ImageInput()
 """The image input of most models."""

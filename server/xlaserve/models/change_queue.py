@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Stop(threading.Event):
-    """Set once no model is loaded any more, or this load has ended if it is one load's, within `all_loads`."""
+    """Set once no model is to be loaded any more. The one of a single load is also set where `all_loads` is."""
 
     def __init__(self, all_loads: Stop | None = None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Buckets that are compiled beside the traffic, once the smallest one serves (`ready_when: first_bucket`)."""
+"""Growth of a version that serves with its smallest buckets (`ready_when: first_bucket`): the others are added."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns of loads: models are loaded one after the other, and none waits for ever for one that does not get on."""
+"""Turns of loads: one version of any model is loaded at a time, unless a step of its load takes more than a minute."""
 
 from __future__ import annotations
 

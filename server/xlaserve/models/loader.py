@@ -1,4 +1,4 @@
-"""The way from a model's settings to a version that serves: built, compiled, verified, and given a queue."""
+"""The load of a version: built, compiled, verified, and given a queue. `repository` then makes it ready."""
 
 from __future__ import annotations
 

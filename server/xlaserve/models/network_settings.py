@@ -1,4 +1,4 @@
-"""Settings of a model that its network must allow: buckets, sizes without buckets, names of outputs."""
+"""Checks of settings that depend on the network: buckets, sizes without buckets, names of outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The versions of models and their life: loading, compiling, ready, draining, unloaded, failed."""
+"""The versions of models and their states: loading, compiling, ready, draining, unloaded, failed."""
 
 from __future__ import annotations
 

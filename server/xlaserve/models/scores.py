@@ -1,4 +1,4 @@
-"""What scores are: probabilities, or numbers that the settings should say more about."""
+"""Scores of classifiers in a few runs: probabilities, or numbers that the settings should say more about."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from xlaserve.models.catalog import Model
 from xlaserve.models.task import Classification, readings_of
 
 SUM_TOLERANCE: Final = 1e-2
-"""How far from 1 probabilities may sum up to, in narrow types."""
+"""Largest difference from 1 of the sum of probabilities, in narrow types."""
 
 
 def are_probabilities(values: NDArray[Any]) -> bool:

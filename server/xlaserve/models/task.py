@@ -32,7 +32,7 @@ DATATYPES: Final[Mapping[np.dtype[Any], Datatype]] = {
     np.dtype(np.uint64): "UINT64",
     np.dtype(np.bool_): "BOOL",
 }
-"""By NumPy's type."""
+"""The protocol's data types, by NumPy's."""
 UINT8_CLASSES = 256
 """The most classes that a class map of bytes can tell apart."""
 
@@ -116,7 +116,7 @@ class Classification(WithClasses):
     """`scores` FP32 `[n, classes]`: a number for each class, the greater the likelier."""
 
     threshold: float | None = field(default=None, kw_only=True)
-    """Of two classes: the score of the second from which on it is the likelier; None where the greater score is."""
+    """Of two classes: the least score of the second with which it is the likelier; None where the greater score is."""
 
     name = "classification"
 

@@ -1,4 +1,4 @@
-"""The directory of models: their versions, and the version that answers a request."""
+"""The directory of models: their versions, and the version that answers a request, by number, label or share."""
 
 from __future__ import annotations
 

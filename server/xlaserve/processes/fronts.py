@@ -1,4 +1,4 @@
-"""The fronts of a server of several processes, as its supervisor starts them: number, orders, and a spare process."""
+"""The fronts that a supervisor starts: number, orders, and a spare process; `supervised_role` starts one again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A directory of the models in other processes, as those publish them."""
+"""A front's directory of the models that engines in other processes publish."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Mirror(Directory):
         self._is_stopping = True
 
     def follow(self, on_change: Callable[[], object]) -> None:
-        """Has `on_change` called whenever the directory has changed."""
+        """Calls `on_change` whenever the directory has changed, from now on."""
         self._on_change.append(on_change)
 
     async def ready(self) -> None:

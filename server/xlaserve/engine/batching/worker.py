@@ -17,7 +17,7 @@ from xlaserve.engine.program import Executable, Images, Outputs, is_finite, run_
 LANE: Final = "lane"
 
 Shape = tuple[int, ...]
-"""Of a batch's pixels: `[batch, height, width, channels]`."""
+"""Shape of a batch's pixels: `[batch, height, width, channels]`."""
 
 
 class Batch(NamedTuple):

@@ -91,9 +91,9 @@ class Checked(Frozen):
     machine: Environment | None = None
     task: str | None = None
     reading: str = ""
-    """How `auto` reads the outputs, and why; empty where the settings or the source name the task."""
+    """The task that `auto` chose, and why; empty where the settings or the source name the task."""
     doubts: tuple[str, ...] = ()
-    """What is doubtful about the scores, and what to set."""
+    """Doubts about the scores, and the settings that would end them."""
     weights: str | None = None
     size: tuple[int, int] | None = None
     """Height and width of the model's input, in pixels."""

@@ -46,7 +46,7 @@ class Description:
     layers: tuple[str, ...] = ()
     """Layers and operations that matter for serving."""
     scaling: tuple[str, ...] = ()
-    """Those of them that scale pixels."""
+    """The layers among these that scale pixels."""
     custom: tuple[str, ...] = ()
     """Classes that Keras does not know."""
     has_code: bool = False
@@ -60,4 +60,4 @@ class Description:
     notes: tuple[str, ...] = ()
     """Other facts, in words."""
     refusal: str = ""
-    """Why it can't be served, and the next step; empty where the outputs and inputs decide."""
+    """The reason why it can't be served, and the next step; empty where the inputs and outputs decide."""

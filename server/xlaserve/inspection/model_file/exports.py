@@ -1,4 +1,4 @@
-"""Descriptions of exports of JAX and PyTorch, which say little without these, and of what holds Python objects."""
+"""Descriptions of exports of JAX and PyTorch, short as only these can read them, and of files of Python objects."""
 
 from __future__ import annotations
 

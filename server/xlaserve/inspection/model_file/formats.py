@@ -1,4 +1,4 @@
-"""The formats of model files: how each is recognised, and what describes it."""
+"""The formats of model files: the sign of each, and the function that describes a file of it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Opened(NamedTuple):
     """A file that is to be recognised."""
 
     suffix: str
-    """In small letters."""
+    """The suffix of its name, in small letters."""
     head: bytes
-    """Its first bytes."""
+    """The first bytes."""
     members: frozenset[str]
-    """Names in it without folders, where it is a zip archive."""
+    """Names of a zip archive's members, without folders; none for other files."""
 
 
 class Format(NamedTuple):
@@ -29,7 +29,7 @@ class Format(NamedTuple):
 
     is_of: Callable[[Opened], bool]
     describe: Callable[[Path, Path], Description]
-    """Describes a file that was asked for by a path. Raises ModelFailed where it is damaged."""
+    """Describes the file at the first path, which was asked for by the second. Raises ModelFailed where damaged."""
 
 
 FORMATS: Final = (
@@ -44,7 +44,7 @@ FORMATS: Final = (
     Format(lambda file: file.suffix == ".jax", exports.jax),
     Format(lambda file: file.suffix in (".keras", ".h5", ".hdf5"), keras.describe),  # which says what is wrong
 )
-"""The first that a file is of describes it."""
+"""All formats: the first one whose `is_of` is true describes the file."""
 SHOWN: Final = ".keras, .h5, .pb, .onnx, .tflite, .pt2, .jax or the folder of a SavedModel"
 
 

@@ -1,4 +1,4 @@
-"""The image input of a model, recognised by its shape."""
+"""The image input of a model file, recognised by its shape. `images.image_input` is that of a model that serves."""
 
 from __future__ import annotations
 

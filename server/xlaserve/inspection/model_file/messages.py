@@ -1,4 +1,4 @@
-"""Messages of protobuf that are files."""
+"""Model files that are one protobuf message each, read."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import importlib.util
 from typing import Final
 
 REQUIREMENTS: Final = {"openvino": "openvino>=2026.4,<2026.5", "tf_keras": "tf_keras>=2.21,<2.22"}
-"""What to install of each, without what it asks for."""
+"""The requirement of each package for pip, to be installed without its own requirements."""
 
 
 def read_by(package: str) -> str:

@@ -1,4 +1,4 @@
-"""The task that a model's outputs suggest, and what a configuration has to say of it."""
+"""The task that the outputs in a model file suggest, and the lines of configuration that it needs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Line(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What outputs are taken for."""
+    """The task that outputs suggest, and its lines of configuration."""
 
     task: str
     lines: tuple[Line, ...] = ()

@@ -1,4 +1,4 @@
-"""What the server makes of a model file: the configuration, its open questions, and why there may be none."""
+"""The configuration that serves a model file, with its open questions; or the reason why the file can't be served."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ WITHOUT_MEANING: Final = re.compile(r"\d+|(my_?|keras_?|saved_?|frozen_?)?(model
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model file is served."""
+    """The configuration that serves a model file, or the reason why there is none."""
 
     lines: tuple[Line, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
-    """What clients and images meet, each with its heading."""
+    """Facts for clients, such as how their images are treated, each with its heading."""
     refusal: str = ""
-    """Why it can't be served, and the next step; empty where it can."""
+    """The reason why it can't be served, and the next step; empty where it can."""
 
 
 def plan(found: Description) -> Plan:

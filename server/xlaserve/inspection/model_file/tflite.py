@@ -13,18 +13,18 @@ from xlaserve.inspection.model_file.description import Description, Shape, Tenso
 from xlaserve.models.sources import file_content
 
 MAGIC: Final = b"TFL3"
-"""Of bytes 4 to 7."""
+"""Bytes 4 to 7 of every file."""
 TYPES: Final = {
     **{0: "float32", 1: "float16", 2: "int32", 3: "uint8", 4: "int64", 5: "string", 6: "bool", 7: "int16"},
     **{9: "int8", 10: "float64", 12: "uint64", 15: "uint32", 16: "uint16"},
 }
 """TFLite's numbers of types."""
 ACTIVATIONS: Final = {25: "softmax", 14: "sigmoid", 28: "tanh", 19: "relu"}
-"""Numbers of operators."""
+"""Activations by the numbers of their operators."""
 LINEAR: Final = (9, 3, 4)
-"""FULLY_CONNECTED, CONV_2D, DEPTHWISE_CONV_2D."""
+"""Operators whose numbers have gone through no activation: FULLY_CONNECTED, CONV_2D, DEPTHWISE_CONV_2D."""
 PASSING: Final = (22, 43, 6, 114)
-"""RESHAPE, SQUEEZE, DEQUANTIZE, QUANTIZE."""
+"""Operators that change no number: RESHAPE, SQUEEZE, DEQUANTIZE, QUANTIZE."""
 # Numbers of fields.
 OPERATOR_CODES, SUBGRAPHS, DESCRIPTION, BUFFERS = 1, 2, 3, 4  # of the model
 TENSORS, INPUTS, OUTPUTS, OPERATORS = 0, 1, 2, 3  # of a subgraph

@@ -9,7 +9,7 @@ import zipfile
 from typing import IO, Final, cast
 
 _LENGTHS: Final = struct.Struct("<26xHH")
-"""Of the name and of other fields, in the header of a member."""
+"""Lengths of the name and of other fields, in the header of a member."""
 
 
 class _Part(io.RawIOBase):

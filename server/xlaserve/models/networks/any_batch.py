@@ -1,4 +1,4 @@
-"""Models that were made for batches of one size, and also take others: whether they do is tried, not assumed."""
+"""Batches of any size for models that were made for one size: a model is changed for them, and its answers compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONLY_OUTPUT: Final = "output"
 TOLERANCE: Final = 1e-4
 """Largest difference of an image's answers in batches of two sizes, as a share of the largest answer."""
 SIDE: Final = 64
-"""Of images with which sides that are not fixed are tried."""
+"""Height and width of the images of a trial, where the model does not fix them."""
 
 
 def widened(function: Any, pixels: TensorShape) -> Call | None:
@@ -86,7 +86,7 @@ def _any(pixels: TensorShape) -> tf.TensorSpec:
 
 
 def _reshaped(batch: int, node: Node) -> tf.Tensor | None:
-    """Replaces what makes of images a shape that begins with `batch`, a constant, by what makes any number of rows."""
+    """Replaces a Reshape to a constant shape that begins with `batch` by one to any number of rows."""
     if node.kind != "Reshape" or (shape := node.inputs[1].known) is None:
         return None
     images = node.inputs[0].tensor

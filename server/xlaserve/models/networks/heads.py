@@ -50,7 +50,7 @@ class TensorShape(NamedTuple):
 
     @property
     def of_any_batch(self) -> TensorShape:
-        """The same with a first dimension of any size."""
+        """This shape with a first dimension of any size."""
         return self if self.shape is None else TensorShape((None, *self.shape[1:]), self.dtype)
 
     def __str__(self) -> str:

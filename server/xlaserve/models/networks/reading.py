@@ -1,4 +1,4 @@
-"""The reading of a model's outputs: the task of the settings or, with `auto`, what names, shapes and values tell."""
+"""The choice of a network's task: from the settings or, with `auto`, by the outputs' names, shapes and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Builders of networks, a module for each kind of source.
+"""Builders of networks: a module for each kind of source, and the parts that these share.
 
-`catalog` calls them; the facts about a kind that are known before a model is loaded are in `config.sources`.
+Kinds: `applications`, `keras_cv_models`, `keras_hub_models`, `kaggle`, `built_in`, `noop`, and for files `keras_file`
+(`.keras`, `.h5`), `saved_model`, `graph_file` (`.pb`), `jax_file` and `openvino_file` (`.onnx`, `.tflite`).
+`config.sources` recognises a kind by its prefix or suffix, and has the facts that are known before a load; `catalog`
+calls the builder.
 """

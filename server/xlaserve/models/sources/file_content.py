@@ -1,4 +1,4 @@
-"""What a model's files hold, whatever their names say: files that were not copied whole are told apart from models."""
+"""Checks of model files by their content: files that are damaged, or were not copied whole, are refused."""
 
 from __future__ import annotations
 

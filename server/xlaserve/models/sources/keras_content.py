@@ -28,14 +28,14 @@ LEFT_RANDOM: Final = r".*will retain their freshly-initialized weights"
 LAYER_WEIGHTS: Final = "model_weights"
 """Name of the group of a whole model's weights in `.h5` files."""
 OLD_LAYERS: Final = "_layer_checkpoint_dependencies"
-"""Name of the group of a model's layers in `.keras` files of Keras 2.13 and 2.14,"""
+"""Name of the group of a model's layers in `.keras` files of Keras 2.13 and 2.14."""
 LAYERS: Final = "layers"
-"""and that which Keras 2.15 reads."""
+"""Name of that group in files that Keras 2.15 reads."""
 
 
 @dataclass(frozen=True)
 class KerasContent:
-    """What a file of Keras holds."""
+    """The content of a file of Keras."""
 
     file: Path
     is_zip: bool

@@ -91,7 +91,7 @@ def _of_keras_2(
     conversions: Conversions,
     of_keras_3: Exception | None = None,
 ) -> Network:
-    """Has Keras 2 make a SavedModel of a file, and loads that. Raises ModelFailed.
+    """Loads a SavedModel that Keras 2 makes of a file. Raises ModelFailed.
 
     `of_keras_3` is the error of Keras 3, where that has tried.
     """

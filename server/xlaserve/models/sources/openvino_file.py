@@ -22,7 +22,7 @@ from xlaserve.programs.openvino.openvino_program import fold_constants, load
 TOLERANCE: Final = 1e-3
 """Largest difference of the translation's answers from OpenVINO's, as a share of the largest answer."""
 SIDE: Final = 64
-"""Of images with which sides that are not fixed are tried."""
+"""Height and width of the image of the comparison, where the model does not fix them."""
 _EXTERNAL: Final = re.compile(r"invalid external data: ExternalDataInfo\(data_full_path: ([^,]*),")
 
 

@@ -262,4 +262,4 @@ TABLE: Final[Mapping[str, Translate]] = {
     **openvino_shapes.TABLE,
     **openvino_windows.TABLE,
 }
-"""By the name of OpenVINO's operation."""
+"""Translations by the names of OpenVINO's operations."""

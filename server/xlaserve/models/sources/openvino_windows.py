@@ -12,14 +12,14 @@ import tensorflow as tf
 from xlaserve.models.sources.openvino_values import LAST, Operation, UntranslatableError, Value, value
 
 IMAGES: Final = 4
-"""Axes of images."""
+"""Number of axes of images."""
 ROUNDING: Final[Mapping[str, Callable[[Any], Any]]] = {
     "ceil": np.ceil,
     "floor": np.floor,
     "round_prefer_ceil": lambda places: np.floor(places + 0.5),
     "round_prefer_floor": lambda places: np.ceil(places - 0.5),
 }
-"""How the nearest pixel is found, but for the rule `simple`."""
+"""The rounding that finds the nearest pixel, by OpenVINO's name of the rule; `simple` is apart."""
 Pads = list[tuple[int, int]]
 
 

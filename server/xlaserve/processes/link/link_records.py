@@ -42,7 +42,7 @@ class Submit(NamedTuple):
     mode: int
     """An index of `MODES`."""
     deadline: float
-    """In seconds of CLOCK_MONOTONIC."""
+    """The time by which it has to be answered, in seconds of CLOCK_MONOTONIC."""
     priority: int
     is_sampled: bool
     trace_id: bytes

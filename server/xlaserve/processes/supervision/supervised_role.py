@@ -1,4 +1,4 @@
-"""One role of a supervisor: filled, filled again when its process ends, and handed from one process to another."""
+"""One role of a supervisor, such as a front: its process is started, started again after its end, and replaced."""
 
 from __future__ import annotations
 

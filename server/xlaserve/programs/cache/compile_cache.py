@@ -1,4 +1,4 @@
-"""The cache as a whole: a folder for each version of TensorFlow, environment and model."""
+"""The compile cache's folders, one for each version of TensorFlow, environment and model, named by their keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distinguishes expected compilations from those that a request waited for."""
+"""Counts the compilations that XLA reports, and tells expected ones from those that a request waited for."""
 
 from __future__ import annotations
 

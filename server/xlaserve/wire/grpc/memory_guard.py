@@ -1,4 +1,4 @@
-"""Closes connections that fill the process's memory where it comes to its bound.
+"""The guard of the process's memory: closes connections that go on sending while it is above `max_resident_bytes`.
 
 gRPC's core keeps the headers of a call without a bound until they are complete, and some 130 MiB of them for each
 connection. It tells neither how much it keeps nor for whom.
@@ -23,7 +23,7 @@ from xlaserve.engine.memory import trim_heap
 from xlaserve.wire.grpc.port_closing import UNLISTED
 
 LOOK_S: Final = 0.05
-"""How often the process's memory is looked at: within this time one connection may take some 20 MiB."""
+"""Seconds between looks at the process's memory: within this time one connection may take some 20 MiB."""
 LOOKS: Final = 200
 RISE_BYTES: Final = 128 * 2**20
 """Connections are closed only where the process takes so much more than at the least of the last `LOOKS` looks: else it

@@ -1,4 +1,4 @@
-"""Who makes a call of gRPC and whether they may: by its metadata before its message is received, or a certificate."""
+"""The roles of gRPC's methods, and the check of each call: by metadata before its message, or by a certificate."""
 
 from __future__ import annotations
 

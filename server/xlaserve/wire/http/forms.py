@@ -53,7 +53,7 @@ class Form:
     """Names of the options that were read."""
 
     def warn_of_slips(self) -> None:
-        """Has the answer warn of an option that was not read, and is close to one that was."""
+        """Adds a warning to the answer where an option that was not read is close to one that was."""
         if unknown := self.options.keys() - self.known:
             slips.warn(slips.slip_in(unknown, frozenset(self.known)))
 

@@ -1,4 +1,7 @@
-"""The Open Inference Protocol's REST, with Triton's extensions: requests to `pipeline.Request`, answers to JSON."""
+"""The Open Inference Protocol's REST, with Triton's extensions: its methods, from `/v2/models/NAME/infer` on.
+
+`json_tensors` parses a request, `wire.shared` checks it and gives the output tensors, `_respond` writes the answer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which method answers which path."""
+"""The methods of HTTP: the path, the verb and the roles of each."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ EMPTY_FINAL_RESPONSE: Final = "triton_enable_empty_final_response"
 """Sent by Triton's clients. It means nothing here: each request gets exactly one response."""
 SEQUENCE: Final = ("sequence_id", "sequence_start", "sequence_end")
 NO_SEQUENCE: Final = (0, "", False)
-"""Values of those that ask for nothing."""
+"""Values of these parameters that ask for nothing."""
 PARAMETERS: Final = "mode, pixel_range, timeout or priority"
 NAMES: Final = frozenset({"mode", "pixel_range", "timeout", "priority"})
 INT64_END: Final = 2**63
@@ -43,10 +43,10 @@ class Parameters(NamedTuple):
     """Seconds from when its call began, whose deadline may be earlier."""
     pixel_range: PixelRange | None = None
     unknown: str | None = None
-    """Name of one that is not ours; models with `strict_parameters` refuse it, others ignore it."""
+    """Name of a parameter that is not ours; models with `strict_parameters` refuse it, others ignore it."""
     priority: int = DEFAULT_PRIORITY
     slip: str = ""
-    """Warning of an unknown one that is close to one of ours."""
+    """Warning of an unknown parameter with a name close to one of ours."""
 
     def check_unknown(self, *, is_strict: bool) -> None:
         """Raises InvalidArgument for an unknown parameter where those are refused; else the answer warns of a slip."""

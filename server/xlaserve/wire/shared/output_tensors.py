@@ -30,7 +30,7 @@ SORT_US: Final = 0.02
 
 
 class Listing(Protocol):
-    """How a wire lists values in its messages."""
+    """Writes values as a wire lists them in its messages."""
 
     def us_per_value(self, datatype: Datatype) -> float:
         """Returns how many microseconds a number takes; 0 where listing is no work."""
@@ -46,13 +46,13 @@ class WantedOutput(NamedTuple):
     """An output that a request asks for."""
 
     place: int
-    """Its index among the task's outputs."""
+    """The index among the task's outputs."""
     spec: TensorSpec
     """The output by the name that clients see."""
     is_raw: bool = False
     """Whether it is sent as bytes, not as a list of values."""
     classes: int = 0
-    """How many of the likeliest classes are to stand in place of a classifier's scores; 0 for the scores."""
+    """The number of likeliest classes to answer in place of a classifier's scores; 0 for the scores."""
 
     def takes_time(self, listing: Listing) -> bool:
         """Whether it has to be written value by value."""
@@ -95,7 +95,7 @@ class OutputTensor(NamedTuple):
     datatype: str
     shape: tuple[int, ...]
     values: list[Part]
-    """Its bytes, or its values as the wire's `Listing` has them."""
+    """The tensor's bytes, or its values as the wire's `Listing` writes them."""
     is_raw: bool
 
 

@@ -1,4 +1,4 @@
-"""Messages in parts, which are joined only when they are sent."""
+"""Parts of a message, which are joined only when it is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of parameters that are ours but for a slip, such as `topk`: they are ignored, and the answer warns of them."""
+"""Warnings of misspelt names of parameters, such as `topk`: they are ignored, and the answer warns of them."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def slip_in(names: Iterable[str], known: frozenset[str]) -> str:
 
 
 def warn(slip: str) -> None:
-    """Has the answer of the current call carry a warning of `slip_in`, if it is not empty."""
+    """Adds a warning of `slip_in`, if it is not empty, to the answer of the current call."""
     if slip and (current := request_context.current()) is not None:
         current.warn(slip)

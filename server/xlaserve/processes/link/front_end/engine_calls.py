@@ -62,7 +62,7 @@ class EngineCalls:
             raise _engine_lost()
 
     async def run(self, model: int, request: EngineRequest, extent: Extent, *, when_idle: bool = False) -> Result:
-        """Has the engine run a request to a model, whose rows lie at the beginning of an extent.
+        """Runs a request to a model in the engine; the rows lie at the beginning of an extent.
 
         Raises any error of the engine, QueueFull, and EngineLost. A call that is cancelled is cancelled there.
         """
