@@ -122,7 +122,7 @@ async def _run(session: Session, folder: Path, command: Sequence[str], watch: Wa
 
 
 def _beside(record: Path | None) -> list[Path]:
-    """Returns what a run writes that names its run file: that file and its page."""
+    """Returns the files that a run writes where it has a run file: that file, and the page of its report."""
     return [] if record is None else [record, _page_of(record)]
 
 

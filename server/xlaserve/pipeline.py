@@ -121,7 +121,7 @@ class Request(NamedTuple):
     """The span of its call, where that is recorded."""
 
     def with_rows(self, rows: Images, mode: Mode) -> EngineRequest:
-        """Returns what an engine is to run: all or some of the images as pixels, in this mode."""
+        """Returns the request for an engine, which runs all or some of the images as pixels, in this mode."""
         return EngineRequest(rows, mode, self.deadline, self.priority, self.trace)
 
 

@@ -179,7 +179,7 @@ def _verdict(estimate: Estimate | None, measure: Measure, unit: Unit) -> tuple[V
 
 
 def conclude(ratio: Estimate, *, more_is_faster: bool) -> Verdict:
-    """Returns what the interval of a ratio says of the one that stands above the line."""
+    """Returns the verdict on the numerator of a ratio, by the ratio's interval."""
     if ratio.low is None or ratio.high is None or ratio.low <= 1 <= ratio.high:
         return "inconclusive"
     return "faster" if (ratio.low > 1) == more_is_faster else "slower"

@@ -22,7 +22,7 @@ class ShadowSettings(Frozen):
     """The share of the requests, drawn at random. Those that come while the device is busy are left out."""
 
     def check(self, version: str, modes: Sequence[Mode]) -> None:
-        """Raises ValueError where a version that offers `modes` can't be compared with this."""
+        """Raises ValueError where `version`, which offers `modes`, can't be compared by these settings."""
         if self.version not in (None, version):
             return  # whose modes are known once it is loaded
         if self.mode is None:

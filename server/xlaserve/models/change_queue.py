@@ -32,7 +32,7 @@ class Stop(threading.Event):
         self._all_loads = all_loads
 
     def is_set(self) -> bool:
-        """Returns whether it is set, or that of all loads."""
+        """Returns whether it is set, or `all_loads` is."""
         return super().is_set() or (self._all_loads is not None and self._all_loads.is_set())
 
     def check(self) -> None:

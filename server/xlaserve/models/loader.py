@@ -49,7 +49,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_LOADS: Final = 32
-"""Loads with a thread at the same time: one, and those that do not get on."""
+"""Most loads with a thread at the same time: the one that has the turn, and others that have given it up."""
 
 log = logging.getLogger(__name__)
 

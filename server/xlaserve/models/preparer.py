@@ -42,7 +42,7 @@ PREFIX: Final = "xlaserve-prepared-"
 """Beginning of the names of its folders."""
 POLL_S: Final = 0.2
 MAX_PROCESSES: Final = 32
-"""Processes at the same time: one, and those that do not get on."""
+"""Most processes at the same time: of the load that has the turn, and of others that have given it up."""
 MAX_READ_BYTES: Final = 1 << 20
 """Bytes of a process's output that are read at once, in search of its steps."""
 KILL_S: Final = 5.0
@@ -50,7 +50,7 @@ KILL_S: Final = 5.0
 
 
 class Preparer:
-    """Runs the process, for one model at a time unless that does not get on; see `LoadTurns`.
+    """Runs the process, for one model at a time, unless a load has given up its turn; see `LoadTurns`.
 
     Once `stop` is set, the process that runs is ended, and no other started. `configured` is the compile cache that is
     configured, if one is.

@@ -17,7 +17,7 @@ PASSING: Final = ("Identity", "Reshape", "Squeeze", "ExpandDims", "Cast", "StopG
 """Operations that change no number."""
 CALLS: Final = ("PartitionedCall", "StatefulPartitionedCall")
 NOTED: Final = ("DecodeJpeg", "DecodePng", "DecodeImage", "DecodeBase64", "ResizeBilinear", "NonMaxSuppressionV3")
-"""Operations that matter for serving; those that go on from them have names that begin so."""
+"""Operations that matter for serving, and beginnings of the names of their variants."""
 _MOST_STEPS: Final = 1000
 
 

@@ -39,7 +39,7 @@ class Network:
 
 
 def network(model: Json) -> Network:
-    """Returns what a model's configuration says of it."""
+    """Returns a model's description from its configuration."""
     model = keras_layers.plain(model)
     graph = keras_shapes.graph(model)
     found = [*keras_layers.layers(model)]

@@ -155,7 +155,7 @@ def _activation(kind: str, config: Json, first: Value) -> str:
 
 
 def _given(kind: str, config: Json, taken: Shape, shapes: Sequence[Shape]) -> Shape:  # noqa: PLR0911, PLR0912 - one each
-    """Returns the shape of a layer's output for that of its first input, and of all."""
+    """Returns the shape of a layer's output; `taken` is the shape of the first input, `shapes` are all of them."""
     if taken is None:
         return None
     if kind in SAME:

@@ -36,7 +36,7 @@ class Reading(NamedTuple):
 
 
 def read(outputs: Sequence[Tensor], image: ImageInput | None, labels: str) -> Reading:  # noqa: PLR0911 - one each
-    """Returns what outputs suggest; `labels` is the name of a file for the classes' names."""
+    """Returns the task that outputs suggest; `labels` is the name of a file for the classes' names."""
     if not outputs or all(one.shape is None for one in outputs):
         return Reading("told when it is loaded")
     named = {one.name: one.shape for one in outputs}

@@ -107,7 +107,7 @@ def _next_step(found: Description) -> str:
 
 
 def _needed(found: Description, image: ImageInput | None) -> Iterator[Line]:
-    """Yields what the model is not served without, or not as its training had it."""
+    """Yields settings without which the model is not served, or not as it was trained."""
     if image is not None and None in (image.height, image.width):
         sides = [image.height or 224, image.width or 224]
         yield Line("input_size", sides, "it takes any size: height and width of your training's images")

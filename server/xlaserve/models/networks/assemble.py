@@ -70,9 +70,9 @@ def assemble(
 
 
 def probe(call: Call, pixels: ImageTensor, preprocessing: Preprocess, settings: ModelSettings) -> Sampled | None:
-    """Returns what `call` gives for images as the network takes them; None where it can't be run, or on no known size.
+    """Returns sample images and the outputs of `call` for them; None where it can't be run, or no size is known.
 
-    It runs operation by operation, once: for what only a network's numbers tell.
+    Runs once, operation by operation, and only where names and shapes of the outputs leave the task open.
     """
     sized = [(bucket.height, bucket.width) for bucket in settings.buckets if bucket.height is not None]
     height, width = next(filter(None, (settings.input_size, *settings.resolutions, *sized, pixels.size)))

@@ -47,7 +47,7 @@ _OF_ROLES: Final[Mapping[OutputRole, TaskName]] = {
 
 
 class _Found(NamedTuple):
-    """The task that outputs are of, and how that was told."""
+    """The task of outputs, and the reason for it."""
 
     task: TaskName
     reason: str
@@ -148,7 +148,7 @@ def _of_known_rank(outputs: Mapping[str, TensorShape], probe: Probe) -> Mapping[
 
 
 def _recognise(outputs: Mapping[str, TensorShape], settings: ModelSettings, probe: Probe, is_first: IsFirst) -> _Found:
-    """Returns what the settings, or names of outputs, say; else what the shape of the only output does."""
+    """Returns the task by the settings or the names of outputs, else by the shape of the only output."""
     roles = dict(settings.output_names)
     for role, task in _OF_ROLES.items():
         if role in roles:
@@ -166,7 +166,7 @@ def _recognise(outputs: Mapping[str, TensorShape], settings: ModelSettings, prob
 
 
 def _of_shape(name: str, output: TensorShape, settings: ModelSettings, probe: Probe, is_first: IsFirst) -> _Found:
-    """Returns what an only output is."""
+    """Returns the task of an only output, by its shape."""
     shown = f"{name}: {output}"
     is_of_two = settings.labels is not None and len(class_names.named(settings.labels)) == 2
     match channels_last(output).shape if is_first(output) else output.shape:
@@ -182,8 +182,8 @@ def _of_shape(name: str, output: TensorShape, settings: ModelSettings, probe: Pr
 
 
 def _of_maps(shown: str, name: str, channels: int, settings: ModelSettings, probe: Probe, *, is_first: bool) -> _Found:
-    """Returns what maps `[n, height, width, channels]`, or `[n, channels, height, width]` with `is_first`, are: class
-    scores, or something else, such as features."""
+    """Returns the task of maps `[n, height, width, channels]`, or `[n, channels, height, width]` with `is_first`:
+    segmentation for class scores, tensors for anything else, such as features."""
     if settings.labels is not None or settings.classes == channels:
         return _Found("segmentation", f"the settings say which classes {shown} has")
     if "softmax" in name.lower() or name in (*OUTPUT_NAMES["scores"], dict(settings.output_names).get("scores")):

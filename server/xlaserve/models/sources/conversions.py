@@ -56,7 +56,7 @@ class Conversions:
 
 
 def _move(made: Path, to: Path) -> None:
-    """Moves a folder, such that it is whole or not there."""
+    """Moves a folder; the new one appears whole, or not at all."""
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to.parent) as beside:
         Path(shutil.copytree(made, Path(beside, to.name))).rename(to)

@@ -48,7 +48,7 @@ DROPPED: Final[Mapping[tuple[str, str], Callable[[object], bool]]] = {
     (_ANY, "rng_type"): _always,  # of training alone
     **{(layer, "value_range"): _always for layer in _RANDOM},  # they move pixels and change none
 }
-"""Arguments of layers that Keras has dropped, and the values of theirs that mean what Keras does without them."""
+"""Arguments of layers that Keras has dropped, and for each the values with which the layer works as it does now."""
 
 REPLACED: Final = "replaced:"
 """Beginning of the names under which functions that replace those of Lambda layers are known."""
@@ -87,7 +87,7 @@ def mend(config: Json, functions: frozenset[str]) -> bool:
 
 
 def replacement(layer: str) -> str:
-    """Returns the name of the function that replaces that of a Lambda layer."""
+    """Returns the name of the function that replaces a Lambda layer's own."""
     return REPLACED + layer
 
 

@@ -28,7 +28,7 @@ def _elementwise(compute: Callable[..., Any]) -> Translate:
 
 
 def _common(values: Sequence[Value]) -> tuple[int, ...]:
-    """Returns the order of axes in which values are combined: that of the largest that is not a weight."""
+    """Returns the order of axes in which values are combined: the order of the value of most axes that is no weight."""
     rank = max(one.rank for one in values)
     orders = [one.order for one in values if one.rank == rank and not one.is_known]
     unordered = in_order(rank)

@@ -33,7 +33,7 @@ TRIMS: Final = 5
 """After connections were closed, freed memory is given back so many times, so many looks apart: gRPC goes on to take in
 what has arrived, and the C library would keep what it frees."""
 RECEIVED_BYTES: Final = 64 * 1024
-"""Bytes that a connection sends between two looks, at least, to be one of those that fill the memory."""
+"""Least bytes between two looks from a connection that is taken to fill the memory."""
 _RECEIVED: Final = struct.Struct("=Q")
 _RECEIVED_AT: Final = 128
 """Offset of `tcpi_bytes_received` in Linux's `struct tcp_info`."""

@@ -51,7 +51,7 @@ class MethodGuard:
         self._access = MethodAccess(authenticator, roles, action)
 
     def check_details(self, details: grpc.HandlerCallDetails) -> None:
-        """Does what `check_metadata` does with what grpcio tells of a call."""
+        """Checks the metadata of a call, as grpcio hands it to interceptors and handlers; see `check_metadata`."""
         if not self._access.is_open:
             self.check_metadata(details.invocation_metadata or ())
 

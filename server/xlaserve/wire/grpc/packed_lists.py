@@ -61,7 +61,7 @@ class PackedIntegers:
 
 
 class ListedPixels(NamedTuple):
-    """Pixels as a list has them, for `pipeline.Pending`; the last number stands for those that are missing."""
+    """Pixels that a message lists, for `pipeline.Pending`; missing numbers are the same as the last one."""
 
     numbers: NDArray[Any] | PackedIntegers
     """The numbers that were sent, at least one."""

@@ -125,7 +125,7 @@ class InferRequest(NamedTuple):
 
 
 def parse(request: InferRequest, call: Call, listing: Listing) -> tuple[Request, Sequence[WantedOutput]]:
-    """Returns what the model runs, and the outputs to answer, which are listed in this way where they are not raw.
+    """Returns the request for the pipeline, and the outputs to answer; `listing` writes those that are not raw.
 
     Raises InvalidArgument or UnsupportedFeature.
     """
@@ -161,14 +161,14 @@ def outputs_of(task: Task, output_name: str = "") -> Sequence[TensorSpec]:
 
 
 def all_outputs(task: Task, output_name: str = "", *, is_raw: bool = False) -> list[WantedOutput]:
-    """Returns what a request asks for that names no outputs."""
+    """Returns all outputs of the model, for a request that names none."""
     return [WantedOutput(place, spec, is_raw) for place, spec in enumerate(outputs_of(task, output_name))]
 
 
 def check_outputs(
     requested: Iterable[RequestedOutput], task: Task, output_name: str = "", *, is_strict: bool = False
 ) -> list[WantedOutput]:
-    """Returns what a request asks for that names these outputs, at least one, in the order of the model.
+    """Returns the outputs that a request names, at least one, in the order of the model.
 
     Unknown parameters are refused where `is_strict`, else ignored. Raises InvalidArgument or UnsupportedFeature.
     """

@@ -84,7 +84,7 @@ class RenderedOutputs(NamedTuple):
     listing: Listing
 
     def renderer(self, task: Task) -> Render:
-        """Returns what gives a list of parts for each of the outputs."""
+        """Returns the function that writes a list of parts for each of the outputs."""
         return lambda outputs, frame: [one.write(task, outputs, self.listing) for one in self.outputs]
 
 
@@ -102,7 +102,7 @@ class OutputTensor(NamedTuple):
 def rendering_of(
     wanted: Sequence[WantedOutput], served: Served, images: Images | Pending | Sequence[Encoded], listing: Listing
 ) -> RenderedOutputs | None:
-    """Returns what writes each image's rows on a thread; None where the event loop can do it."""
+    """Returns the rendering that writes each image's rows on a thread; None where the event loop can do it."""
     slow = [one for one in wanted if one.takes_time(listing)]
     if not slow:
         return None
@@ -116,7 +116,7 @@ def rendering_of(
 def output_tensors(
     wanted: Sequence[WantedOutput], served: Served, answer: Answer, listing: Listing
 ) -> list[OutputTensor]:
-    """Returns the wanted outputs of an answer: those that were rendered on threads, and others, written now."""
+    """Returns the wanted outputs of an answer, some rendered on threads before, the others written now."""
     task, outputs = served.model.task, answer.outputs
     rendered = zip(*answer.rendered, strict=True) if answer.rendered else None
     tensors = []

@@ -65,7 +65,7 @@ class LikeliestClasses(NamedTuple):
     write: Callable[[Sequence[Category]], bytes]
 
     def renderer(self, task: Task) -> Render:
-        """Returns what gives them as the wire's `write` does."""
+        """Returns the function that writes the classes of one image, by the wire's `write`."""
         classification = reading_of(task, Classification)
         return lambda outputs, frame: self.write(*classification.top(outputs, DEFAULT_TOP_K))
 
