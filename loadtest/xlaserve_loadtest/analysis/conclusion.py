@@ -1,4 +1,4 @@
-"""The verdict on a run in sentences, which reports begin with; `verdict` and `multiplicity` decide it."""
+"""The verdict on a run in sentences, with which reports begin; `verdict` and `compare` decide it."""
 
 from __future__ import annotations
 

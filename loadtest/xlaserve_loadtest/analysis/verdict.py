@@ -1,4 +1,7 @@
-"""The verdict of a comparison of two arms, and the measure that decides it; `conclusion` puts it into words."""
+"""The verdict of a comparison of two arms, and the measure that decides it.
+
+`compare` withdraws it where controls or the number of comparisons leave it in doubt; `conclusion` puts it into words.
+"""
 
 from __future__ import annotations
 
