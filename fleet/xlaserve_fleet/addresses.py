@@ -1,4 +1,4 @@
-"""Where the servers of a fleet are: entries that go unless they are renewed, and a wait for changes."""
+"""The list of a fleet's servers: entries that expire unless they are renewed, and a wait for changes."""
 
 from __future__ import annotations
 

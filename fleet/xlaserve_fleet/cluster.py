@@ -1,4 +1,4 @@
-"""The only room that knows Ray: the servers as replicas of Ray Serve, and the name service as an actor on the head.
+"""The fleet on Ray: its servers as replicas of Ray Serve, and the name service as an actor on the head.
 
 Serve's controller places a replica for each server, checks it every second, starts another for one that fails, adds and
 stops them as the policy says, and replaces them when what they are started with has changed. Nothing is ever sent to

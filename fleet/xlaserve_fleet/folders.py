@@ -1,4 +1,4 @@
-"""Where a fleet keeps files on a machine: in a folder of one user, which is closed to all others."""
+"""The folder in which a fleet keeps files on a machine; it belongs to one user and is closed to all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many servers there should be. Ray Serve's controller is sent this module, so it imports nothing of ours."""
+"""The number of servers that a fleet should have. Sent to Ray Serve's controller, so it imports nothing of ours."""
 
 from __future__ import annotations
 

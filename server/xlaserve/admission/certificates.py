@@ -1,4 +1,4 @@
-"""The server's certificate, and whose certificates of clients are believed; read again when the files change."""
+"""The server's certificate, and the authorities of clients' certificates; read again when the files change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words for what is wrong with settings, for those who wrote them: pydantic speaks to those who wrote the model."""
+"""Messages on wrong settings for the people who wrote them, in place of pydantic's, which speak of our types."""
 
 from __future__ import annotations
 

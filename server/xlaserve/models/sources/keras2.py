@@ -1,4 +1,4 @@
-"""Keras 2, the package `tf_keras`, in a process of its own: in one, it and Keras 3 would change each other."""
+"""Keras 2, the package `tf_keras`, in a separate process: in one process it and Keras 3 change each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python's bytecode, which Lambda layers hold: it says nothing of the version of Python that wrote it."""
+"""The check that the bytecode of a Lambda layer is of this version of Python, which the bytecode does not say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations of Keras models in files, as JSON: what other versions of Keras wrote, put as Keras now reads it.
+"""Configurations of Keras models, as JSON in files: translated from other versions of Keras to the installed one.
 
 Nothing here imports Keras: the process that runs Keras 2 uses it too.
 """

@@ -1,4 +1,4 @@
-"""Traced functions as StableHLO: what is left of a model once Python has walked it, in a form that can be kept.
+"""Traced functions as StableHLO: a model's computation without Python, which the compile cache can keep.
 
 StableHLO is XLA's portable input (https://openxla.org/stablehlo), serialized with a version. TensorFlow runs it as the
 operation XlaCallModule, which XLA compiles like any function, but without the seconds that TensorFlow's own operations

@@ -1,4 +1,4 @@
-"""Tensors of the Open Inference Protocol as its REST has them: in JSON, or in binary behind it.
+"""Requests and tensors of the Open Inference Protocol over HTTP: in JSON, or in binary behind it.
 
 In the binary tensor extension a header says how many bytes of the body are JSON, and the tensors that have a
 `binary_data_size` there follow, one after the other. Listed and binary tensors may be mixed.
