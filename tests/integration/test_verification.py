@@ -59,7 +59,14 @@ def server(start_module_server: StartServer, tmp_path_factory: pytest.TempPathFa
             # Keras hands its variables to NumPy 2 in the way of NumPy 1.
             warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy", DeprecationWarning)
             keras.Model(pixels, scores).save(file)
-        return {"name": name, "source": str(file), "buckets": BUCKETS, "modes": MODES, "preprocess": "none"}
+        return {
+            "name": name,
+            "source": str(file),
+            "buckets": BUCKETS,
+            "modes": MODES,
+            "preprocess": "none",
+            "activation": "none",
+        }
 
     def leaving_out(name: str, level: int) -> dict[str, Any]:
         with warnings.catch_warnings():

@@ -20,7 +20,7 @@ STARTERS = {
     "any": "import subprocess; subprocess.run(ending_with_us(command))",
     "a thread": "from threading import Thread; import subprocess\n"
     "Thread(target=subprocess.run, args=[ending_with_us(command)]).start()",
-    "a sweep": "from xlaserve_loadtest.study import measure; measure._run(command, 600, None)",
+    "a sweep": "from xlaserve_loadtest.study import measure; measure._run(command, 600)",
 }
 
 

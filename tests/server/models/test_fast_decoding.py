@@ -10,6 +10,7 @@ from xlaserve.config import Bucket, Fit, Mode
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.images.decoder import ImageLimits
+from xlaserve.images.image_input import RGB
 from xlaserve.models.catalog import Model
 from xlaserve.models.fast_decoding import encode, measure, photograph
 from xlaserve.models.task import Classification, Embedding, Task
@@ -32,7 +33,7 @@ class Ran:
 def found(
     program: Any, *buckets: Bucket, fit: Fit = Fit.RESIZE, task: Task | None = None, limits: ImageLimits = LIMITS
 ) -> Difference | None:
-    model = cast(Model, SimpleNamespace(fit=fit, task=task or Classification(2)))
+    model = cast(Model, SimpleNamespace(fit=fit, task=task or Classification(2), image=RGB, color=RGB.color))
     programs: Any = {(Mode.XLA, bucket): SimpleNamespace(executable=program) for bucket in buckets}
     return measure(model, programs, Mode.XLA, limits)
 

@@ -34,6 +34,7 @@ def version(**fields: Any) -> Any:
             "settings": SimpleNamespace(version="7", precision_in=lambda mode: Precision.BFLOAT16),
             "state": State.COMPILING,
             "served": None,
+            "batcher": None,
             "auto": {BUCKET: Mode.GRAPH},
             "differences": {Mode.XLA: Difference(0.25, 0.75, 8), Mode.GRAPH: Difference(0.125, None, 8)},
             "decode_difference": Difference(0.0625, 0.875, 8),
@@ -89,7 +90,7 @@ def test_what_waits_is_shown_of_a_version_that_serves() -> None:
     batcher = SimpleNamespace(waiting_images=3, admission=admission, forecast=SimpleNamespace(work_s=lambda: 0.25))
     settings = SimpleNamespace(effective_default_mode=Mode.XLA, precision_in=lambda mode: Precision.BFLOAT16)
     model = SimpleNamespace(task=SimpleNamespace(name="detection"))
-    shown = values(version(served=SimpleNamespace(batcher=batcher, settings=settings, model=model)))
+    shown = values(version(served=SimpleNamespace(settings=settings, model=model), batcher=batcher))
     assert {name: shown[f"xlaserve_{name}"] for name in LEVELS} == {
         "queue_images": {("cats", "7"): 3.0},
         "queued_work_seconds": {("cats", "7"): 0.25},
@@ -109,12 +110,12 @@ def test_a_version_in_auto_is_shown_with_the_precisions_of_the_modes_that_it_run
     admission = SimpleNamespace(images=0, max_images=0, size_bytes=0, max_bytes=0)
     batcher = SimpleNamespace(waiting_images=0, admission=admission, forecast=SimpleNamespace(work_s=lambda: 0.0))
     model = SimpleNamespace(task=SimpleNamespace(name="detection"))
-    served = SimpleNamespace(batcher=batcher, settings=settings, model=model)
+    served = SimpleNamespace(settings=settings, model=model)
     for auto, precision in (
         ({BUCKET: Mode.OPENVINO}, "int8"),
         ({BUCKET: Mode.OPENVINO, BUCKET._replace(batch=1): Mode.XLA}, "float32, int8"),
     ):
-        shown = values(version(served=served, auto=auto))
+        shown = values(version(served=served, batcher=batcher, auto=auto))
         assert shown["xlaserve_model_info"] == {("cats", "7", "detection", "auto", precision): 1.0}
 
 

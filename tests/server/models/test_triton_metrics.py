@@ -28,7 +28,8 @@ def served(metrics: Metrics) -> Any:
         name="cats",
         settings=SimpleNamespace(version="7"),
         telemetry=telemetry,
-        served=SimpleNamespace(batcher=SimpleNamespace(waiting_requests=4)),
+        served=SimpleNamespace(),
+        batcher=SimpleNamespace(waiting_requests=4),
     )
 
 

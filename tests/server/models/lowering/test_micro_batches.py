@@ -74,7 +74,7 @@ def test_two_images_or_as_many_pixels_are_computed_at_a_time(bucket: Bucket, ima
 
 
 def test_a_divided_batch_has_the_same_answers_and_its_weights_as_arguments() -> None:
-    weights = tf.Variable(noise(3, 5))
+    weights = tf.Variable(noise(3, 25))
     function = scores(weights)
     made = lowering.lower(function, [Lowering.MICRO_BATCHES])
     divided = made.divided(made.forward, BUCKET)
@@ -89,8 +89,12 @@ def test_a_divided_batch_has_the_same_answers_and_its_weights_as_arguments() -> 
 
 
 def test_a_variable_that_is_read_twice_is_one_argument() -> None:
-    weights = tf.Variable(noise(3, 3))
-    function = traced(lambda pixels: (tf.cast(pixels[:, 0, 0], tf.float32) @ weights @ weights,))
+    weights = tf.Variable(noise(9, 9))
+
+    def twice(pixels: tf.Tensor) -> tuple[tf.Tensor]:
+        return (tf.reshape(tf.cast(pixels[:, 0, :3], tf.float32), (-1, 9)) @ weights @ weights,)
+
+    function = traced(twice)
     made: Any = lowering.lower(function, [Lowering.MICRO_BATCHES]).forward
     assert len(made.captured_inputs) == 1
 

@@ -109,6 +109,7 @@ tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfigur
 
 from xlaserve.processes import engine
 from xlaserve.config import Mode, ModelSettings, Settings
+from xlaserve.engine.request import EngineRequest
 from xlaserve.programs.tf import device_replicas as replicas
 from xlaserve.programs.tf.device import Device
 from xlaserve.programs.tf.frozen_graph import FrozenGraph

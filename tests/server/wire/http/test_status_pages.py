@@ -99,6 +99,7 @@ class House:
                 pixels="[n, 4, 6, 3] rgb",
                 fit="resize",
                 reason="",
+                is_narrow=False,
             ),
         )
         self.versions.append(version)
