@@ -199,7 +199,7 @@ def test_running_servers_are_compared_as_arms(
     ran = whole_loadtest(
         *("--arm", f"ours={ours}", "--arm", f"theirs={theirs},mode=xla", "--baseline", "theirs"),
         *("--duration", duration, "--warmup", "0.2", "--concurrency", "4", "--deadline", "5"),
-        *ALONE,
+        *("--equality-images", "4"),
     )
     assert ran.status == 0
     assert [(arm.name, arm.mode, arm.target, arm.is_control_of) for arm in ran.run.header.arms] == [

@@ -74,11 +74,6 @@ class MessageMemory:
         return self._expected.own
 
     @property
-    def own_resident_bytes(self) -> int:
-        """Share of `max_resident_bytes` of this process, as many fronts as there are now."""
-        return self.max_resident_bytes // self._usage.serving
-
-    @property
     def is_crowded(self) -> bool:
         """Whether a message is to be asked for by `receive`, so that it can be refused while it arrives."""
         return self._all_arriving.total >= self._room

@@ -78,13 +78,6 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
-def trim_heap() -> None:
-    """Gives freed memory back to the system: glibc keeps much of it, such as several times a model's weights that
-    Grappler has worked with."""
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        trim(0)
-
-
 def machine_memory_bytes() -> int:
     """Returns the memory of the machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

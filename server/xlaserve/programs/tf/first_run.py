@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 
-from xlaserve.engine.memory import trim_heap
 from xlaserve.engine.program import Compilation, Executable, FixedShape
 from xlaserve.programs.openvino.openvino_program import CompiledModel
+from xlaserve.programs.tf.frozen_graph import trim_heap
 from xlaserve.programs.tf.function import Function
 
 

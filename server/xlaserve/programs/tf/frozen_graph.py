@@ -13,6 +13,7 @@ convolution with groups, which on a CPU takes tens of times longer, and compiles
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework import convert_to_constants, ops
 
-from xlaserve.engine.memory import available_memory_bytes, trim_heap
+from xlaserve.engine.memory import available_memory_bytes
 from xlaserve.engine.program import Images, Outputs
 from xlaserve.errors import OutOfDeviceMemory
 from xlaserve.programs.tf.definitions import nodes, widen, widened
@@ -210,3 +211,9 @@ def _session_config(has_clusters: bool) -> Any:
     config.experimental.optimize_for_static_graph = True
     config.experimental.disable_output_partition_graphs = True
     return config
+
+
+def trim_heap() -> None:
+    """Gives memory back to the system: glibc keeps Grappler's working memory, several times a model's weights."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)

@@ -26,10 +26,9 @@ from xlaserve.wire.grpc.admin import Admin
 from xlaserve.wire.grpc.ending import RPC_TASK
 from xlaserve.wire.grpc.health_service import Health
 from xlaserve.wire.grpc.infer_message import InferMessages
-from xlaserve.wire.grpc.memory_guard import MemoryGuard, received_by
 from xlaserve.wire.grpc.open_inference_service import OpenInference
 from xlaserve.wire.grpc.port_closing import UNLISTED, close_connections, close_listeners, connections, hang_up
-from xlaserve.wire.grpc.surplus import close, close_surplus
+from xlaserve.wire.grpc.surplus import close_surplus
 from xlaserve.wire.grpc.tensorflow_serving_service import ModelService, PredictionService
 from xlaserve.wire.grpc.unreceived import MAX_METADATA_BYTES, Unreceived
 from xlaserve.wire.grpc.vision_service import Vision
@@ -178,12 +177,6 @@ class GrpcServer:
         for name in ("asyncio", "grpc._cython.cygrpc"):
             logging.getLogger(name).addFilter(_is_ours)
         self._listening = asyncio.create_task(self._listen_again(port))
-        self._memory_guard = MemoryGuard(
-            lambda: self._message_memory.own_resident_bytes,
-            partial(received_by, port),
-            lambda client: close(client.descriptor, port, client.port),
-        )
-        self._memory_guard.follow()
         if (most := self._settings.effective_max_connections_per_address) < self._settings.max_connections:
             self._counting = asyncio.create_task(close_surplus(port, most))
 
@@ -290,7 +283,6 @@ class GrpcServer:
 
         Calls without an answer end as UNAVAILABLE.
         """
-        self._memory_guard.stop()
         if self._counting is not None:
             self._counting.cancel()
         self._is_stopping = True  # a task that waits for the end is not cancelled; grpcio's own would be

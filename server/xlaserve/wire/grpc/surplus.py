@@ -52,11 +52,11 @@ def close_newest(port: int, max_per_address: int) -> int:
                 )
     surplus = [one for connections in of_address.values() for one in sorted(connections)[max_per_address:]]
     for _, fd, client_port in surplus:
-        close(fd, port, client_port)
+        _close(fd, port, client_port)
     return len(surplus)
 
 
-def close(fd: int, port: int, client_port: int) -> None:
+def _close(fd: int, port: int, client_port: int) -> None:
     """Ends a connection, unless its descriptor is another's by now."""
     with suppress(OSError), socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as connection:
         if (connection.getsockname()[1:2], connection.getpeername()[1:2]) == ((port,), (client_port,)):

@@ -41,7 +41,7 @@ def make(on_crash: Mock) -> GrpcServer:
         Mock(),
         Mock(),
         None,
-        message_memory=Mock(own_resident_bytes=10**15),
+        message_memory=Mock(),
         admissions=Mock(),
         authenticator=Authenticator(None),
         certificates=None,

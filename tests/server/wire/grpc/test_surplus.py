@@ -60,7 +60,7 @@ def test_a_descriptor_that_is_another_s_by_now_is_left_alone(stack: ExitStack) -
         (mine.fileno(), (port, client_port)),
         (999, (1, 1)),
     ):
-        surplus.close(fd, *ports)
+        surplus._close(fd, *ports)
     assert is_open(client) and is_open(other)
-    surplus.close(accepted.fileno(), port, client_port)
+    surplus._close(accepted.fileno(), port, client_port)
     assert not is_open(client)
