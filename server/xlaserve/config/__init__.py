@@ -13,7 +13,7 @@ from xlaserve.config.files import CONFIG_FILE_VARIABLE, ENV_PREFIX, check_files,
 from xlaserve.config.image_settings import Color, Decoding, Fit, Grey16, Layout, PixelRange, Window
 from xlaserve.config.model_settings import ModelSettings
 from xlaserve.config.modes import Lowering, Mode, Precision
-from xlaserve.config.output_settings import Activation, BoxFormat, OutputRole, OutputSettings, TaskName
+from xlaserve.config.output_settings import Activation, BoxFormat, OutputRange, OutputRole, OutputSettings, TaskName
 from xlaserve.config.server_settings import MIB, PerformanceHint, Settings
 from xlaserve.config.shadow_settings import ShadowSettings
 from xlaserve.config.yaml_text import parse
@@ -36,6 +36,7 @@ __all__ = [
     "Lowering",
     "Mode",
     "ModelSettings",
+    "OutputRange",
     "OutputRole",
     "OutputSettings",
     "PerformanceHint",

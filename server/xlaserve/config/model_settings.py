@@ -28,6 +28,7 @@ from xlaserve.config.output_settings import (
     Activation,
     BoxFormat,
     ClassNames,
+    OutputRange,
     OutputRole,
     OutputSettings,
     TaskName,
@@ -51,10 +52,10 @@ class ModelSettings(Frozen):
     `builtin:digits`, `builtin:shapes-detector`, `builtin:shapes-segmenter`, or `builtin:noop`."""
     task: Literal["auto", TaskName] = "auto"
     """The meaning of the outputs. `tensors` reads nothing: clients get the model's own outputs, by their own names, of
-    any shape and type but text. `regression` is numbers, such as an age. `auto` tells by the source, or by the outputs'
-    names, shapes and values, and takes `tensors` where these are of no task for certain; the log and the metadata say
-    what it took, and why. `embedding` makes Keras Applications, KerasCV's backbones and KerasHub's classifiers give
-    their pooled features."""
+    any shape and type but text. `regression` is numbers, such as an age; `image` is an image made of the image, such as
+    one without its noise. `auto` tells by the source, or by the outputs' names, shapes and values, and takes `tensors`
+    where these are of no task for certain; the log and the metadata say what it took, and why. `embedding` makes Keras
+    Applications, KerasCV's backbones and KerasHub's classifiers give their pooled features."""
     version: Number = Field("1", examples=[2])
     """The version's number, by which requests may choose it. Models of one name are its versions, which serve at
     the same time."""
@@ -89,7 +90,7 @@ class ModelSettings(Frozen):
     fit: Fit | None = None
     """How encoded images come to have the model's size: `resize` stretches them, `letterbox` keeps their aspect ratio,
     centred on grey, `pad` puts them at the top left on black and never enlarges them, `reject` refuses another size. By
-    default `letterbox` for detection and segmentation, whose answers are of shapes and places, else `resize`."""
+    default `letterbox` for detection, segmentation and image, whose answers are of shapes and places, else `resize`."""
     decode: Decoding = Decoding.EXACT
     """How JPEG images are decoded. `exact` decodes every pixel. `fast` has the decoder halve the sides of large ones as
     long as they are at least twice what `fit` brings them to, which takes less time and memory; pixels then differ by a
@@ -122,8 +123,8 @@ class ModelSettings(Frozen):
     another server: metadata show it, and requests may use it in place of `pixels` or, with encoded images, of
     `image`."""
     output_name: str = Field("", max_length=128)
-    """The output's name for the same clients, where a model has only one, in place of `scores`, `class_map` or
-    `embedding`."""
+    """The output's name for the same clients, where a model has only one, in place of `scores`, `class_map`,
+    `embedding` or `image`."""
     strict_parameters: bool = False
     """Refuse requests with parameters that this server does not know, for finding misspelled ones. Otherwise they are
     ignored, as clients send those of other servers."""
@@ -138,6 +139,9 @@ class ModelSettings(Frozen):
     values: Pairs[str, str] = Field((), examples=[{"age": "years"}])
     """For regression: the names of the numbers, in their order, and their units, which metadata show. A unit may be
     empty."""
+    output_range: OutputRange | None = None
+    """For `task: image`: the values of black and white in the model's output, `0..1` by default, `-1..1` or `0..255`.
+    Whole numbers are from 0 to 255 always. Answers are levels from 0 to 255, rounded and clipped."""
     outputs: Pairs[str, OutputSettings] = Field(
         (), examples=[{"age": {"task": "regression"}, "sex": {"task": "classification", "labels": ["female", "male"]}}]
     )
@@ -154,7 +158,7 @@ class ModelSettings(Frozen):
     others are in pixels."""
     output_names: Pairs[OutputRole, str] = Field((), examples=[{"scores": "logits"}])
     """For files and SavedModels with several outputs: the model's own name for `scores`, `class_map`, `embedding`,
-    `values`, or a detector's `boxes`, `scores`, `classes` and `count`."""
+    `values`, `image`, or a detector's `boxes`, `scores`, `classes` and `count`."""
     input_tensor: str | None = Field(None, examples=["input:0"])
     """For frozen graphs (`.pb`): the name of the tensor that takes the images; the only placeholder that can by
     default. Outputs are those that nothing in the graph reads, or the tensors that `output_names` names."""

@@ -13,13 +13,16 @@ DEFAULT_THRESHOLD: Final = 0.5
 BoxFormat = Literal["xyxy", "yxyx", "xywh", "center_xywh", "rel_xyxy", "rel_yxyx", "rel_xywh", "rel_center_xywh"]
 """How a box is written, as KerasCV names it."""
 
-TaskName = Literal["classification", "detection", "segmentation", "embedding", "regression", "tensors"]
+TaskName = Literal["classification", "detection", "segmentation", "embedding", "regression", "image", "tensors"]
 
-OutputRole = Literal["scores", "boxes", "classes", "count", "class_map", "embedding", "values"]
+OutputRole = Literal["scores", "boxes", "classes", "count", "class_map", "embedding", "values", "image"]
 """Roles of outputs in a task; the names that the protocol shows."""
 
 Activation = Literal["none", "softmax", "sigmoid"]
 """The function that the program applies to scores."""
+
+OutputRange = Literal["0..1", "-1..1", "0..255"]
+"""The values of black and white in images that a model gives."""
 
 
 def _in_quotes(value: Any) -> Any:

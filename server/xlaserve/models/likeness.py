@@ -10,7 +10,17 @@ from numpy.typing import NDArray
 from xlaserve.engine.program import Outputs
 from xlaserve.engine.warmup.verify import EXACT
 from xlaserve.images.frame import Frame
-from xlaserve.models.task import Classification, Detection, Embedding, Objects, Regression, Segmentation, Task, Tensors
+from xlaserve.models.task import (
+    Classification,
+    Detection,
+    Embedding,
+    ImageToImage,
+    Objects,
+    Regression,
+    Segmentation,
+    Task,
+    Tensors,
+)
 from xlaserve.telemetry.findings import Likeness
 
 MIN_IOU: Final = 0.5
@@ -35,6 +45,8 @@ def can_compare(one: Task, other: Task) -> bool:
         return one.dimensions == other.dimensions
     if isinstance(one, Regression) and isinstance(other, Regression):
         return one.outputs == other.outputs
+    if isinstance(one, ImageToImage) and isinstance(other, ImageToImage):
+        return one.color == other.color
     if isinstance(one, Tensors) and isinstance(other, Tensors):
         return one.outputs == other.outputs
     return is_same_kind
@@ -51,6 +63,8 @@ def likeness(task: Task, wanted: OfImage, got: OfImage) -> Likeness:
         case Segmentation():
             ours, theirs = _same_size(wanted, got)
             return Likeness(task.agreement((ours,), (theirs,)), _mean_iou(ours, theirs))
+        case ImageToImage():
+            return _of_levels(*_same_size(wanted, got), task.rounding)
         case Embedding():
             return _of_vectors(wanted.outputs[0][0], got.outputs[0][0])
         case Regression() | Tensors():
@@ -89,11 +103,17 @@ def _ious(ours: Numbers, theirs: Numbers) -> NDArray[np.float64]:
 
 
 def _same_size(wanted: OfImage, got: OfImage) -> tuple[Numbers, Numbers]:
-    """Returns two class maps of the same pixels: the input's, or the original's where the inputs differ."""
+    """Returns two class maps or images of the same pixels: the input's, or the original's where the inputs differ."""
     ours, theirs = wanted.outputs[0][0], got.outputs[0][0]
     if wanted.frame == got.frame and ours.shape == theirs.shape:
         return ours, theirs
     return wanted.frame.map_to_original(ours), got.frame.map_to_original(theirs)
+
+
+def _of_levels(wanted: Numbers, got: Numbers, rounding: float) -> Likeness:
+    """Returns the share of the levels that are alike: equal, but for rounding."""
+    apart = np.abs(wanted.astype(np.int16) - got)
+    return Likeness(float(np.mean(apart <= rounding)), difference=float(apart.max()))
 
 
 def _mean_iou(wanted: Numbers, got: Numbers) -> float:

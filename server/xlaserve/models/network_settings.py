@@ -6,7 +6,7 @@ from xlaserve.config import Bucket, BucketSettings, ModelSettings
 from xlaserve.engine.program import AnySize
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks.network import Network, Size
-from xlaserve.models.task import Task, Tensors
+from xlaserve.models.task import ImageToImage, Task, Tensors
 
 
 def buckets_of(settings: ModelSettings, network: Network) -> tuple[Bucket, ...]:
@@ -48,7 +48,8 @@ def check_unmatched(settings: ModelSettings, network: Network) -> None:
     """Raises ModelFailed where sizes without buckets are to be served that the network does not take."""
     if settings.unmatched == "reject":
         return
-    if isinstance(network.task, Tensors) and any(-1 in output.shape[1:] for output in network.task.outputs):
+    task = network.task
+    if isinstance(task, ImageToImage | Tensors) and any(-1 in output.shape[1:] for output in task.outputs):
         # Memory for outputs is allocated beforehand.
         raise ModelFailed("unmatched: expected reject, as only a run shows how large these outputs are, got background")
     if None not in network.size:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeVar, cas
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve.config import Fit, TaskName
+from xlaserve.config import Color, Fit, TaskName
 from xlaserve.engine.program import Outputs, Value
 
 Datatype = Literal["FP32", "FP64", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "BOOL"]
@@ -80,6 +80,8 @@ class _Task:
     reordered: ClassVar[frozenset[str]] = frozenset()
     """Outputs that can't be compared number by number, as the smallest difference of a score changes their order."""
     least_alike: ClassVar[float] = 1.0
+    rounding: ClassVar[float] = 0.0
+    """The difference of two numbers that rounding alone may make, however close they were before."""
 
     def comparable(self, outputs: Outputs) -> Outputs:
         """Returns the outputs that can be compared number by number."""
@@ -256,6 +258,29 @@ class Regression(_Task):
         return ", ".join(f"{name} in {unit}" if unit else name for name, unit in self.values)
 
 
+@dataclass(frozen=True)
+class ImageToImage(_Task):
+    """`image` UINT8 `[n, height, width, channels]`: an image made of each image, in levels from 0 to 255."""
+
+    color: Color
+    """The meaning of the channels."""
+    size: tuple[int, int] = (-1, -1)
+    """Height and width; -1 where they depend on the input's."""
+
+    name = "image"
+    default_fit = Fit.LETTERBOX
+    rounding = 1.0
+
+    @cached_property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """`image`, alone."""
+        return (TensorSpec("image", "UINT8", (-1, *self.size, self.color.channels)),)
+
+    def comparable(self, outputs: Outputs) -> Outputs:
+        """Returns the levels as floats: how far apart they are matters, not how many differ."""
+        return (outputs[0].astype(np.float32),)
+
+
 Reading = Classification | Segmentation | Embedding | Regression
 """The task of one output."""
 
@@ -304,9 +329,9 @@ def best(scores: NDArray[Value], k: int) -> NDArray[np.intp]:
     return candidates[np.argsort(negated[candidates], kind="stable")[: max(k, 0)]]
 
 
-Task = Classification | Detection | Segmentation | Embedding | Regression | Tensors
+Task = Classification | Detection | Segmentation | Embedding | Regression | ImageToImage | Tensors
 
-TaskT = TypeVar("TaskT", Classification, Detection, Segmentation, Embedding, Regression)
+TaskT = TypeVar("TaskT", Classification, Detection, Segmentation, Embedding, Regression, ImageToImage)
 
 
 def reading_of(task: Task, kind: type[TaskT]) -> TaskT:

@@ -4,9 +4,9 @@ from typing import Any, cast
 
 import pytest
 
-from xlaserve.config import Fit, ModelSettings
+from xlaserve.config import Color, Fit, ModelSettings
 from xlaserve.models.catalog import Model
-from xlaserve.models.task import Classification, Detection, Embedding, Segmentation, Task
+from xlaserve.models.task import Classification, Detection, Embedding, ImageToImage, Segmentation, Task
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,7 @@ from xlaserve.models.task import Classification, Detection, Embedding, Segmentat
         (Embedding(3), None, Fit.RESIZE),
         (Detection(3, max_detections=5), None, Fit.LETTERBOX),
         (Segmentation(3), None, Fit.LETTERBOX),
+        (ImageToImage(Color.RGB), None, Fit.LETTERBOX),
         (Classification(3), Fit.PAD, Fit.PAD),
         (Detection(3, max_detections=5), Fit.RESIZE, Fit.RESIZE),
     ],

@@ -5,10 +5,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xlaserve.config import Fit
+from xlaserve.config import Color, Fit
 from xlaserve.images.frame import Frame, place, whole
 from xlaserve.models.likeness import OfImage, can_compare, likeness
-from xlaserve.models.task import Classification, Detection, Embedding, Regression, Segmentation, Tensors, TensorSpec
+from xlaserve.models.task import (
+    Classification,
+    Detection,
+    Embedding,
+    ImageToImage,
+    Regression,
+    Segmentation,
+    Tensors,
+    TensorSpec,
+)
 from xlaserve.telemetry.findings import Likeness
 
 SIDE = 8
@@ -85,6 +94,22 @@ def test_class_maps_of_inputs_of_other_sizes_are_compared_in_the_original() -> N
     assert likeness(Segmentation(4), wanted, got) == (1.0, 1.0, None)
 
 
+IMAGE = ImageToImage(Color.GREY)
+
+
+def test_images_agree_in_the_levels_that_are_the_same_but_for_rounding() -> None:
+    wanted = answer([[[0], [100]], [[200], [255]]], dtype=np.uint8)
+    assert likeness(IMAGE, wanted, wanted) == Likeness(1.0, None, 0.0)
+    assert likeness(IMAGE, wanted, answer([[[1], [99]], [[202], [0]]], dtype=np.uint8)) == Likeness(0.5, None, 255.0)
+
+
+def test_images_of_other_sizes_are_compared_in_the_original() -> None:
+    levels = np.array([[[0], [100]], [[200], [255]]], np.uint8)
+    wanted = answer(levels, frame=whole(2, 2), dtype=np.uint8)
+    got = answer(levels.repeat(2, axis=0).repeat(2, axis=1), frame=whole(2, 2), dtype=np.uint8)
+    assert likeness(IMAGE, wanted, got) == Likeness(1.0, None, 0.0)
+
+
 @pytest.mark.parametrize(
     ("wanted", "got", "expected"),
     [
@@ -105,6 +130,8 @@ def test_answers_to_other_tasks_and_vectors_of_other_lengths_cannot_be_compared(
     assert can_compare(Embedding(2), Embedding(2))
     assert not can_compare(Embedding(2), Embedding(3))
     assert not can_compare(Classification(3), Segmentation(3))
+    assert can_compare(IMAGE, ImageToImage(Color.GREY, (8, 8)))
+    assert not can_compare(IMAGE, ImageToImage(Color.RGB))
 
 
 TENSORS = Tensors((TensorSpec("numbers", "FP32", (-1, 2)), TensorSpec("flags", "BOOL", (-1, 2))))

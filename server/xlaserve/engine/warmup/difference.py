@@ -37,6 +37,10 @@ class Comparing(Protocol):
     def least_alike(self) -> float:
         """The share of images whose answers are alike wherever the same is computed, up to rounding."""
 
+    @property
+    def rounding(self) -> float:
+        """The difference of two comparable numbers that rounding alone may make."""
+
     def comparable(self, outputs: Outputs) -> Outputs:
         """Returns the outputs that can be compared number by number."""
 
@@ -76,19 +80,19 @@ def compare(wanted: Outputs, got: Outputs, task: Comparing) -> Difference:
     largest = 0.0
     for theirs, ours in zip(task.comparable(wanted), task.comparable(got), strict=True):
         if np.issubdtype(theirs.dtype, np.floating):
-            largest = max(largest, relative(theirs, ours))
+            largest = max(largest, relative(theirs, ours, task.rounding))
     return Difference(largest, task.agreement(wanted, got), len(wanted[0]))
 
 
-def relative(wanted: NDArray[Any], got: NDArray[Any]) -> float:
+def relative(wanted: NDArray[Any], got: NDArray[Any], rounding: float = 0.0) -> float:
     """Returns the largest difference of `got` from `wanted`, or from its one row, over the largest number of `wanted`.
 
-    NaN, or an infinity, in one of them alone counts as infinitely far.
+    Differences count from `rounding` on. NaN, or an infinity, in one of them alone counts as infinitely far.
     """
-    return float(np.max(_relative(wanted, got), initial=0.0))
+    return float(np.max(_relative(wanted, got, rounding), initial=0.0))
 
 
-def by_row(wanted: Outputs, got: Outputs) -> NDArray[np.float64]:
+def by_row(wanted: Outputs, got: Outputs, rounding: float = 0.0) -> NDArray[np.float64]:
     """Returns for each row how far it is from the right one; of several outputs, the largest difference.
 
     For floats this is `relative`, for integers the share of elements that differ, for rows of another shape infinity.
@@ -98,16 +102,17 @@ def by_row(wanted: Outputs, got: Outputs) -> NDArray[np.float64]:
         if theirs.shape != ours.shape:
             apart = np.full(len(rows), np.inf)
         elif np.issubdtype(theirs.dtype, np.floating):
-            apart = _relative(theirs, ours).reshape(len(rows), -1).max(axis=1, initial=0.0)
+            apart = _relative(theirs, ours, rounding).reshape(len(rows), -1).max(axis=1, initial=0.0)
         else:
             apart = np.mean((theirs != ours).reshape(len(rows), -1), axis=1)
         rows = np.maximum(rows, apart)
     return rows
 
 
-def _relative(wanted: NDArray[Any], got: NDArray[Any]) -> NDArray[np.float64]:
+def _relative(wanted: NDArray[Any], got: NDArray[Any], rounding: float) -> NDArray[np.float64]:
     largest = float(np.max(np.abs(wanted), initial=0.0, where=np.isfinite(wanted))) or 1.0
     same = (wanted == got) | (np.isnan(wanted) & np.isnan(got))
     with np.errstate(invalid="ignore", over="ignore"):
-        apart = np.where(same, 0.0, np.abs(got.astype(np.float64) - wanted) / largest)
+        beyond = np.maximum(np.abs(got.astype(np.float64) - wanted) - rounding, 0.0)
+        apart = np.where(same, 0.0, beyond / largest)
     return np.where(np.isnan(apart), np.inf, apart)

@@ -296,7 +296,7 @@ class Verifier:
         apart = np.full(len(images), np.nan)
         if len(rows := compared_rows(images)):
             comparable = self._task.comparable
-            apart[rows] = by_row(rows_of(comparable(wanted), rows), rows_of(comparable(got), rows))
+            apart[rows] = by_row(rows_of(comparable(wanted), rows), rows_of(comparable(got), rows), self._task.rounding)
         return apart
 
     def _are_alike(self, apart: NDArray[np.float64], most: float) -> bool:

@@ -7,8 +7,9 @@ from typing import Final, NamedTuple
 
 import tensorflow as tf
 
-from xlaserve.config import ModelSettings, OutputRole
+from xlaserve.config import ModelSettings, OutputRange, OutputRole
 from xlaserve.errors import ModelFailed
+from xlaserve.images.image_input import COLORS
 from xlaserve.models import class_names
 from xlaserve.models.networks import boxes
 from xlaserve.models.task import (
@@ -16,6 +17,7 @@ from xlaserve.models.task import (
     Classification,
     Detection,
     Embedding,
+    ImageToImage,
     Regression,
     Segmentation,
     Task,
@@ -38,6 +40,12 @@ OUTPUT_NAMES: Final[Mapping[OutputRole, tuple[str, ...]]] = {
 
 _HALF: Final = ("float16", "bfloat16")
 """Types that are given as float32, as the protocol has no lists of them."""
+_TO_LEVELS: Final[Mapping[OutputRange, tuple[float, float]]] = {
+    "0..1": (255.0, 0.0),
+    "-1..1": (127.5, 127.5),
+    "0..255": (1.0, 0.0),
+}
+"""A factor for the values of images, and an offset that is added after it."""
 _BY_NAME: Final = {dtype.name: datatype for dtype, datatype in DATATYPES.items()}
 
 
@@ -168,6 +176,37 @@ def embedding(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> He
         case (_, int(dimensions)):
             return Head(Embedding(dimensions), lambda raw, _: (tf.cast(raw[name], tf.float32),))
     raise ModelFailed(f"source: expected an output of vectors [None, dimensions], got {vectors}")
+
+
+def image(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
+    """Returns the head for images `[n, height, width, channels]` of 1, 3 or 4 channels, or grey `[n, height, width]`.
+
+    Their values become levels from 0 to 255: scaled from the settings' `output_range`, rounded, halves to even numbers,
+    and clipped. NaN becomes 0.
+    """
+    name, values = pick(outputs, settings, "image")
+    match values.shape:
+        case (_, height, width, int(channels)) if channels in COLORS:
+            pass
+        case (_, height, width):
+            channels = 1
+        case _:
+            raise ModelFailed(f"source: expected an output of images [None, height, width, 1, 3 or 4], got {values}")
+    is_float = "float" in values.dtype
+    if not is_float and "int" not in values.dtype:
+        raise ModelFailed(f"source: expected images of numbers, got {name}: {values}")
+    if not is_float and settings.output_range not in (None, "0..255"):
+        raise ModelFailed(f"output_range: expected 0..255 for {name}: {values}, got {settings.output_range}")
+    scale, offset = _TO_LEVELS[(settings.output_range or "0..1") if is_float else "0..255"]
+    size = (-1, -1) if height is None or width is None else (height, width)
+    color = settings.color if settings.color and settings.color.channels == channels else COLORS[channels]
+
+    def finish(raw: Raw, _: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        levels = tf.round(tf.cast(raw[name], tf.float32) * scale + offset)
+        levels = tf.where(tf.math.is_nan(levels), 0.0, tf.clip_by_value(levels, 0.0, 255.0))
+        return (tf.cast(levels if levels.shape.rank == 4 else levels[..., tf.newaxis], tf.uint8),)
+
+    return Head(ImageToImage(color, size), finish)
 
 
 def segmentation(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:

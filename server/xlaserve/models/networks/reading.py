@@ -34,14 +34,19 @@ Probe = Callable[[], Sampled | None]
 IsFirst = Callable[[TensorShape], bool]
 """Whether an output, if it is maps, is `[n, channels, height, width]`."""
 
+MakeHead = Callable[[Mapping[str, TensorShape], ModelSettings], Head]
+"""Makes the head of one task."""
+
 COLOURS: Final = range(2, 5)
 """Numbers of channels that images have, or pairs of colours: as many classes are told by other facts alone."""
+IMAGE_HINT: Final = "task: image reads it so"
 MOST_CLASSES: Final = 256
 """Channels of a map beyond which they are taken for features."""
 _OF_ROLES: Final[Mapping[OutputRole, TaskName]] = {
     "embedding": "embedding",
     "class_map": "segmentation",
     "boxes": "detection",
+    "image": "image",
 }
 """Roles of outputs that only one task has."""
 
@@ -74,29 +79,33 @@ def choose(
     return _head(found.task, outputs, settings, is_first)._replace(reason=found.reason)
 
 
-def _head(task: TaskName, outputs: Mapping[str, TensorShape], settings: ModelSettings, is_first: IsFirst) -> Head:
+def _head(  # noqa: PLR0911 - one each
+    task: TaskName, outputs: Mapping[str, TensorShape], settings: ModelSettings, is_first: IsFirst
+) -> Head:
     match task:
         case "classification":
             return heads.classification(outputs, settings)
         case "detection":
             return heads.detection(outputs, settings)
         case "segmentation":
-            return _segmentation(outputs, settings, is_first)
+            return _of_pixels(heads.segmentation, outputs, settings, is_first)
         case "embedding":
             return heads.embedding(outputs, settings)
         case "regression":
             return heads.regression(outputs, settings)
+        case "image":
+            return _of_pixels(heads.image, outputs, settings, is_first)
         case "tensors":
             return heads.tensors(outputs, settings)
         case _:
             assert_never(task)
 
 
-def _segmentation(outputs: Mapping[str, TensorShape], settings: ModelSettings, is_first: IsFirst) -> Head:
-    """Returns the head for maps, whether their channels come first or last."""
+def _of_pixels(make: MakeHead, outputs: Mapping[str, TensorShape], settings: ModelSettings, is_first: IsFirst) -> Head:
+    """Returns the head for maps or images, whether their channels come first or last."""
     first = {name for name, output in outputs.items() if is_first(output)}
     last = {name: channels_last(output) if name in first else output for name, output in outputs.items()}
-    head = heads.segmentation(last, settings)
+    head = make(last, settings)
 
     def finish(raw: heads.Raw, images: tf.Tensor) -> tuple[tf.Tensor, ...]:
         return head.finish({name: maps_last(maps) if name in first else maps for name, maps in raw.items()}, images)
@@ -155,6 +164,8 @@ def _recognise(outputs: Mapping[str, TensorShape], settings: ModelSettings, prob
             return _Found(task, f"output_names names the {role}")
     if settings.values:
         return _Found("regression", "the settings name its values")
+    if settings.output_range is not None:
+        return _Found("image", "the settings say which output_range it has")
     has_scores = "scores" in roles or any(name in outputs for name in OUTPUT_NAMES["scores"])
     for name in OUTPUT_NAMES["boxes"]:
         if name in outputs and has_scores and (shape := outputs[name].shape) is not None and list(shape[2:]) == [4]:
@@ -178,6 +189,8 @@ def _of_shape(name: str, output: TensorShape, settings: ModelSettings, probe: Pr
             return _Found("classification", f"{shown} may be scores of {classes} classes")
         case (_, _, _, int(classes)) if classes > 1 and "float" in output.dtype:
             return _of_maps(shown, name, classes, settings, probe, is_first=is_first(output))
+        case (_, _, _, 1 | 3 | 4):
+            return _Found("tensors", f"{shown} may be a map, or an image ({IMAGE_HINT})")
     return _Found("tensors", f"{shown} is of no task for certain")
 
 
@@ -194,4 +207,5 @@ def _of_maps(shown: str, name: str, channels: int, settings: ModelSettings, prob
             return _Found("segmentation", f"the numbers of each pixel of {shown} are probabilities")
         if maps.shape[1:3] == sampled.size and channels not in COLOURS and channels <= MOST_CLASSES:
             return _Found("segmentation", f"{shown} has {channels} numbers for each pixel of the input")
-    return _Found("tensors", f"{shown} may be class scores, features or an image")
+    hint = f" ({IMAGE_HINT})" if channels in (3, 4) else ""
+    return _Found("tensors", f"{shown} may be class scores, features or an image{hint}")

@@ -12,7 +12,7 @@ from xlaserve.admission.caller import CURRENT
 from xlaserve.engine.request import DEFAULT_PRIORITY, WEIGHTS
 from xlaserve.errors import InvalidArgument, ModelNotFound, UnsupportedFeature
 from xlaserve.images.image_input import Axes
-from xlaserve.models.task import Reading, Regression, Task, TensorSpec, WithClasses, readings_of
+from xlaserve.models.task import ImageToImage, Reading, Regression, Task, TensorSpec, WithClasses, readings_of
 from xlaserve.models.version import Served, State, Version
 from xlaserve.telemetry.version_metrics import Duration, Statistics
 from xlaserve.wire.shared.backend import Backend
@@ -262,9 +262,11 @@ def _outputs(served: Served) -> Sequence[TensorSpec]:
 
 
 def _readings(task: Task) -> dict[str, str]:
-    """Returns the properties that say in words how single outputs are read, and what numbers are."""
+    """Returns the properties that say in words how single outputs are read, and what numbers and channels are."""
     if isinstance(task, Regression):
         return {"values": task.text} if task.values else {}
+    if isinstance(task, ImageToImage):
+        return {"output_color": task.color}
     shown = [f"{task.outputs[reading.at].name}: {reading.name}{_named(reading)}" for reading in readings_of(task)]
     return {"readings": "; ".join(shown)} if shown else {}
 

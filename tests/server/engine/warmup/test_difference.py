@@ -10,6 +10,7 @@ from xlaserve.engine.warmup.difference import Difference, by_row, compare, relat
 class TopClass:
     outputs = ()
     least_alike = 1.0
+    rounding = 0.0
 
     def comparable(self, outputs: Outputs) -> Outputs:
         return outputs

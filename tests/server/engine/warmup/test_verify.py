@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.server.engine.warmup.verified_model import BUCKETS, SIDE, Checked, Chosen, bright, dark, plain, scores
 
-from xlaserve.config import Bucket, Mode
+from xlaserve.config import Bucket, Color, Mode
 from xlaserve.engine.program import Compilation, Executable, Images, Outputs, is_finite
 from xlaserve.engine.warmup.difference import MAX_RELATIVE, MAX_RELATIVE_INT8
 from xlaserve.engine.warmup.verify import EXACT, GROSS, SAMPLE_IMAGES, Verified
 from xlaserve.errors import ModelFailed
-from xlaserve.models.task import Detection, Segmentation
+from xlaserve.models.task import Detection, ImageToImage, Segmentation
 
 
 @pytest.mark.parametrize("bucket", BUCKETS)
@@ -181,6 +182,16 @@ def test_nan_where_the_reference_has_numbers_is_refused() -> None:
 
     with pytest.raises(ModelFailed, match="largest difference inf"):
         Checked()(broken, BUCKETS[4])
+
+
+def test_images_may_be_off_by_a_level_and_no_more() -> None:
+    def image(images: Images, off_by: int = 0) -> Outputs:
+        return (images // 2 + off_by,)
+
+    checked = Checked(image, task=ImageToImage(Color.RGB))
+    assert checked(partial(image, off_by=1), BUCKETS[3]).fault is None
+    with pytest.raises(ModelFailed, match=r"largest difference 0\.0"):
+        checked(partial(image, off_by=5), BUCKETS[3])
 
 
 def test_class_maps_are_held_to_the_pixel_and_objects_may_change_places() -> None:

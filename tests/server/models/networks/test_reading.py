@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from xlaserve.config import ModelSettings
+from xlaserve.config import Color, ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks import reading
 from xlaserve.models.networks.heads import Head, TensorShape
@@ -16,6 +16,7 @@ from xlaserve.models.task import (
     Classification,
     Detection,
     Embedding,
+    ImageToImage,
     Regression,
     Segmentation,
     Tensors,
@@ -58,6 +59,8 @@ def softmax(*shape: int) -> Any:
         ([None, 8, 6, 3], {"classes": 3}, Segmentation),
         ([None, 2], {"values": {"x": "m", "y": "m"}}, Regression),
         ([None, 2], {"output_names": {"embedding": "it"}}, Embedding),
+        ([None, 8, 6, 1], {"output_names": {"image": "it"}}, ImageToImage),
+        ([None, 8, 6, 3], {"output_range": "0..1"}, ImageToImage),
     ],
 )
 def test_an_only_output_is_read_by_its_shape_and_the_settings(shape: Shape, fields: Any, kind: type) -> None:
@@ -99,6 +102,86 @@ def test_maps_may_have_their_channels_first(channels: int, fields: Any) -> None:
     head = choose(shapes(it=[None, channels, *SIZE]), probed=maps, first=True, **fields)
     (classes,) = head.finish({"it": tf.constant(maps)}, tf.zeros((2, *SIZE, 3)))
     np.testing.assert_array_equal(classes, maps.argmax(1) if channels > 1 else maps[:, 0] >= 0.5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_possible"),
+    [
+        ([None, 8, 6, 1], True),
+        ([None, 8, 6, 3], True),
+        ([None, 4, 3, 4], True),
+        ([None, 8, 6, 2], False),
+        ([None, 8, 6, 1024], False),
+        ([None, 9], False),
+    ],
+)
+def test_auto_names_the_task_of_images_where_an_output_may_be_one(shape: Shape, is_possible: bool) -> None:
+    assert ("task: image" in choose(shapes(it=shape)).reason) == is_possible
+
+
+@pytest.mark.parametrize(
+    ("shape", "fields", "task"),
+    [
+        ([None, 8, 6, 3], {}, ImageToImage(Color.RGB, (8, 6))),
+        ([None, None, None, 3], {"color": "bgr"}, ImageToImage(Color.BGR)),
+        ([None, 16, 12, 1], {"color": "bgr"}, ImageToImage(Color.GREY, (16, 12))),
+        ([None, 8, 6], {}, ImageToImage(Color.GREY, (8, 6))),
+        ([None, 8, 6, 4], {}, ImageToImage(Color.RGBA, (8, 6))),
+    ],
+)
+def test_an_image_has_the_inputs_colours_where_it_has_as_many(shape: Shape, fields: Any, task: ImageToImage) -> None:
+    head = choose(shapes(it=shape), task="image", **fields)
+    assert head.task == task
+    assert head.task.outputs == (TensorSpec("image", "UINT8", (-1, *task.size, task.color.channels)),)
+
+
+@pytest.mark.parametrize(
+    ("output_range", "values"),
+    [
+        ("0..1", [0.5 / 255, 1.5 / 255, 2.25 / 255, -3.0, 1.0, 7.0, np.nan, np.inf]),
+        ("-1..1", [-1.0, 0.0, 1.0, 0.25, -7.0, 7.0, np.nan, -np.inf]),
+        ("0..255", [0.5, 1.5, 2.5, 254.5, -0.5, 300.0, np.nan, np.inf]),
+    ],
+)
+def test_images_are_scaled_rounded_and_clipped(output_range: str, values: list[float]) -> None:
+    given = np.array(values, np.float32).reshape(1, 2, 4, 1)
+    head = choose(shapes(it=[None, 2, 4, 1]), task="image", output_range=output_range)
+    (levels,) = head.finish({"it": tf.constant(given)}, tf.zeros((1, 2, 4, 3)))
+    scaled = {"0..1": given * np.float32(255), "-1..1": (given + 1) * np.float32(127.5), "0..255": given}[output_range]
+    expected = np.nan_to_num(np.clip(np.rint(scaled), 0, 255))
+    assert levels.dtype == tf.uint8
+    np.testing.assert_array_equal(levels, expected)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int32"])
+def test_images_of_whole_numbers_are_clipped_alone(dtype: str) -> None:
+    given = np.array([[[0, 1], [100, 127]]], dtype) - (100 if dtype == "int32" else 0)
+    head = choose({"it": TensorShape([None, 2, 2], dtype)}, task="image")
+    (levels,) = head.finish({"it": tf.constant(given)}, tf.zeros((1, 2, 2, 1)))
+    np.testing.assert_array_equal(levels[..., 0], np.clip(given, 0, 255))
+
+
+def test_images_may_have_their_channels_first() -> None:
+    given = np.random.default_rng(0).random((2, 3, *SIZE)).astype(np.float32)
+    head = choose(shapes(it=[None, 3, *SIZE]), first=True, task="image")
+    assert head.task == ImageToImage(Color.RGB, SIZE)
+    (levels,) = head.finish({"it": tf.constant(given)}, tf.zeros((2, *SIZE, 3)))
+    np.testing.assert_array_equal(levels, np.rint(np.moveaxis(given, 1, -1) * 255))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "fields", "says"),
+    [
+        ([None, 8, 6, 2], "float32", {}, "source: expected an output of images"),
+        ([None, 8, 6, None], "float32", {}, "source: expected an output of images"),
+        ([None, 9], "float32", {}, "source: expected an output of images"),
+        ([None, 8, 6, 3], "bool", {}, "source: expected images of numbers, got it"),
+        ([None, 8, 6, 3], "uint8", {"output_range": "0..1"}, "output_range: expected 0..255 for it"),
+    ],
+)
+def test_outputs_that_are_no_images_are_refused(shape: Shape, dtype: str, fields: Any, says: str) -> None:
+    with pytest.raises(ModelFailed, match=says):
+        choose({"it": TensorShape(shape, dtype)}, task="image", **fields)
 
 
 def test_tensors_keep_the_order_of_channels_that_come_first() -> None:

@@ -11,13 +11,13 @@ import pytest
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
+from xlaserve.config import Bucket, BucketSettings, Color, Mode, ModelSettings
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.program import Outputs, Warmed
 from xlaserve.errors import ModelFailed
 from xlaserve.models import catalog, scores
 from xlaserve.models.networks.keras_runtime import keras
-from xlaserve.models.task import DATATYPES, Classification, Regression, Segmentation, Tensors
+from xlaserve.models.task import DATATYPES, Classification, ImageToImage, Regression, Segmentation, Tensors
 
 SIDE = 8
 BUCKET = Bucket(2, SIDE, SIDE)
@@ -157,6 +157,27 @@ def test_a_mask_of_one_number_a_pixel_is_a_map_of_two_classes(keras_file: SaveKe
     same = class_map == (wanted.reshape(2, SIDE, SIDE) >= threshold)
     assert same.mean() > 0.98  # rounding may put the median itself on either side
     assert 0 < class_map.mean() < 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("activation", "output_range", "to_levels"),
+    [("sigmoid", None, [255, 0]), ("tanh", "-1..1", [127.5, 127.5]), ("relu", "0..255", [1, 0])],
+)
+def test_images_are_what_numpy_makes_of_the_models_output(
+    keras_file: SaveKeras, mode: Mode, activation: str, output_range: str | None, to_levels: list[float]
+) -> None:
+    model = headed(lambda values: keras.layers.Conv2D(3, 3, padding="same", activation=activation)(9 * values))
+    (wanted,) = truth(model)
+    loaded = load(keras_file(model), task="image", output_range=output_range)
+    assert loaded.task == ImageToImage(Color.RGB, (SIDE, SIDE))
+    (levels,) = run(loaded, mode)
+    assert levels.dtype == np.uint8
+    scale, offset = map(np.float32, to_levels)
+    expected = np.clip(np.rint(wanted * scale + offset), 0, 255)
+    assert np.abs(levels - expected).max() <= 1  # where rounding of float32 decides between two levels
+    assert (levels == expected).mean() > 0.98
+    assert len(np.unique(expected)) > 3
 
 
 def test_a_mask_of_fewer_pixels_is_enlarged(keras_file: SaveKeras) -> None:

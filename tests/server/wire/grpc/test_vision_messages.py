@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from PIL import Image
 from tests.fakes import served_with
 
-from xlaserve.config import Fit, Mode, OutputRole, TaskName
+from xlaserve.config import Color, Fit, Mode, OutputRole, TaskName
 from xlaserve.engine.timings import Timings
 from xlaserve.errors import ImageTooLarge, InvalidArgument
 from xlaserve.images.frame import Frame, place, whole
@@ -21,6 +21,7 @@ from xlaserve.models.task import (
     Datatype,
     Detection,
     Embedding,
+    ImageToImage,
     Regression,
     Segmentation,
     Task,
@@ -75,13 +76,14 @@ def sent(response: Any, message: type[M]) -> M:
 
 def test_every_task_has_a_setting_a_method_and_roles_for_its_outputs() -> None:
     kinds = get_args(Task)
-    assert set(METHODS) == set(kinds) - {Regression, Tensors} == set(map(type, TASKS.values()))
+    assert set(METHODS) == set(kinds) - {ImageToImage, Regression, Tensors} == set(map(type, TASKS.values()))
     assert {kind.name for kind in kinds} == set(get_args(TaskName))
     assert set(METHODS.values()) == set(PARSERS)
     for known in (DATATYPES.values(), open_inference_tensors.LISTING.fields, tensor_protos.LISTING.fields):
         assert set(get_args(Datatype)) == set(known)
     assert {f"TYPE_{datatype}" for datatype in get_args(Datatype)} <= set(oip.DataType.keys())
-    outputs = {output.name for task in (*TASKS.values(), Regression(1)) for output in task.outputs}
+    tasks = (*TASKS.values(), Regression(1), ImageToImage(Color.RGB))
+    outputs = {output.name for task in tasks for output in task.outputs}
     assert outputs == set(get_args(OutputRole))
 
 
