@@ -264,6 +264,7 @@ def what_may_not_be_seen(round: Round) -> None:
         ":detect",
         ":segment",
         ":embed",
+        ":transform",
         ":regress",
         "/versions/1:predict",
         "/labels/x:predict",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ import grpc
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 from tests.integration.conftest import UNLIMITED, Server, StartServer
 
 from xlaserve_proto import open_inference_pb2 as pb
@@ -69,6 +72,7 @@ def save(folder: Path) -> dict[str, str]:
     keras.Model(pixels, mean).save(folder / "logits.keras")
     images = keras.Input((None, None, 3))
     keras.Model(images, keras.layers.UpSampling2D(2, name="larger")(images)).save(folder / "larger.keras")
+    keras.Model(pixels, 1.0 - pixels / 255.0).save(folder / "negative.keras")
     return {file.stem: str(file) for file in folder.iterdir()}
 
 
@@ -76,11 +80,14 @@ def save(folder: Path) -> dict[str, str]:
 def serving(start_module_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Server:
     sources = save(tmp_path_factory.mktemp("models"))
     larger = {"resolutions": [[SIDE, SIDE], [WIDE, WIDE]], "verification": "off"}
+    levels = {"task": "image", "output_range": "0..255"}
     models = [
         {"name": "all", "source": sources["all"], **BUCKETS},
         {"name": "heads", "source": sources["heads"], "outputs": OUTPUTS, **BUCKETS},
         {"name": "logits", "source": sources["logits"], **BUCKETS},
         {"name": "chances", "source": sources["logits"], "activation": "softmax", **BUCKETS},
+        {"name": "negative", "source": sources["negative"], "task": "image", **BUCKETS},
+        {"name": "enlarged", "source": sources["larger"], **levels, **larger, **BUCKETS},
         {"name": "larger", "source": sources["larger"], **larger, **BUCKETS},
     ]
     return start_module_server({"models": models, "shared_memory": True, "fronts": 1})
@@ -239,6 +246,77 @@ def test_outputs_larger_than_the_images_pass_a_front_at_every_resolution(channel
         pixels = np.random.default_rng(1).integers(0, 256, (4, side, side, 3), np.uint8)
         (larger,) = read(stub.ModelInfer(request("larger", pixels))).values()
         np.testing.assert_array_equal(larger, pixels.repeat(2, axis=1).repeat(2, axis=2))
+
+
+def test_images_are_levels_over_every_protocol(serving: Server, channel: grpc.Channel) -> None:
+    import tensorflow as tf
+
+    stub = GRPCInferenceServiceStub(channel)
+    check(read(stub.ModelInfer(request("negative"))), {"image": 255 - PIXELS})
+    described = stub.ModelMetadata(pb.ModelMetadataRequest(name="negative"))
+    assert [(one.name, one.datatype, [*one.shape]) for one in described.outputs] == [
+        ("image", "UINT8", [-1, SIDE, SIDE, 3])
+    ]
+    assert (described.properties["task"], described.properties["output_color"]) == ("image", "rgb")
+    pixels = {"name": "pixels", "datatype": "UINT8", "shape": PIXELS.shape, "data": PIXELS.tolist()}
+    answer, _ = post(serving, "/v2/models/negative/infer", {"inputs": [pixels]})
+    (output,) = answer["outputs"]
+    assert (output["datatype"], output["data"]) == ("UINT8", (255 - PIXELS).ravel().tolist())
+    answer, _ = post(serving, "/v1/models/negative:predict", {"instances": PIXELS.tolist()})
+    np.testing.assert_array_equal(answer["predictions"], 255 - PIXELS)
+    message = tf_pb.PredictRequest(model_spec=tf_pb.ModelSpec(name="negative"))
+    message.inputs["pixels"].MergeFromString(tf.make_tensor_proto(PIXELS).SerializeToString())
+    (proto,) = PredictionServiceStub(channel).Predict(message).outputs.values()
+    predicted = type(tf.make_tensor_proto(0)).FromString(proto.SerializeToString())
+    np.testing.assert_array_equal(tf.make_ndarray(predicted), 255 - PIXELS)
+
+
+def test_an_image_comes_back_in_the_size_that_was_sent(serving: Server) -> None:
+    sent = np.full((20, 40, 3), 200, np.uint8)
+    sent[:, 20:] = 50
+    answer, _ = post(serving, "/v1/models/negative:transform", {"image": encoded(sent)})
+    (image,) = answer["images"]
+    assert (image["height"], image["width"]) == (20, 40)
+    for file in (base64.b64decode(image["png"]), picture(serving, "negative", sent)):
+        pixels = np.asarray(Image.open(io.BytesIO(file)))
+        assert pixels.shape == sent.shape
+        np.testing.assert_array_equal(pixels[:, :5], 55)
+        np.testing.assert_array_equal(pixels[:, 35:], 205)
+
+
+def test_an_image_that_the_model_enlarges_comes_back_larger(serving: Server) -> None:
+    pixels = np.asarray(Image.open(io.BytesIO(picture(serving, "enlarged", PIXELS[0]))))
+    np.testing.assert_array_equal(pixels, PIXELS[0].repeat(2, axis=0).repeat(2, axis=1))
+
+
+def test_models_that_make_no_image_have_none_to_give(serving: Server) -> None:
+    status, body = transform(serving, "heads", PIXELS[0], "image/png")
+    assert status == 400
+    assert b"expected a model for image" in body
+
+
+def encoded(pixels: NDArray[np.uint8]) -> str:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def transform(server: Server, model: str, pixels: NDArray[np.uint8], accept: str) -> tuple[int, bytes]:
+    connection = HTTPConnection(server.http, timeout=60)
+    try:
+        body = base64.b64decode(encoded(pixels))
+        headers = {"accept": accept, "content-type": "image/png"}
+        connection.request("POST", f"/v1/models/{model}:transform", body, headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def picture(server: Server, model: str, pixels: NDArray[np.uint8]) -> bytes:
+    status, body = transform(server, model, pixels, "image/png")
+    assert status == 200, body
+    return body
 
 
 def test_methods_answer_from_the_head_of_their_task(serving: Server, channel: grpc.Channel) -> None:

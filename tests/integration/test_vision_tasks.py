@@ -238,7 +238,7 @@ def test_maps_that_exceed_the_largest_message_are_refused(vision: VisionStub) ->
     with pytest.raises(grpc.RpcError) as refusal:
         segment(vision, [tall] * 5, encoding=pb.SegmentRequest.ENCODING_RUN_LENGTHS)
     assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "maps of at most 2097152 bytes together (max_message_bytes)" in required(refusal.value.details())
+    assert "answers of at most 2097152 bytes together (max_message_bytes)" in required(refusal.value.details())
 
 
 @pytest.mark.parametrize(

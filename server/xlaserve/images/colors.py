@@ -49,6 +49,28 @@ def _yuv(rgb: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.clip(np.stack([luma, *differences], axis=2), 0, 255).astype(np.uint8)
 
 
+def displayed(pixels: NDArray[np.uint8], color: Color) -> NDArray[np.uint8]:
+    """Returns `[height, width, channels]` of `color` as Pillow has it: `[height, width]` of grey, else RGB or RGBA."""
+    match color:
+        case Color.GREY:
+            return pixels[:, :, 0]
+        case Color.BGR:
+            return np.ascontiguousarray(pixels[:, :, ::-1])
+        case Color.YUV:
+            return _rgb(pixels)
+        case Color.RGB | Color.RGBA:
+            return pixels
+
+
+def _rgb(yuv: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Returns the inverse of `_yuv`, up to the rounding there."""
+    luma, blue, red = (yuv[:, :, channel].astype(np.float32) for channel in range(3))
+    blue, red = (luma + (other - 128) * ((1 << 14) / factor) for other, factor in ((blue, 8061), (red, 14369)))
+    green = ((luma * (1 << 14)) - 4899 * red - 1868 * blue) / 9617
+    rgb: NDArray[np.float32] = np.stack([red, green, blue], axis=2)
+    return np.rint(np.clip(rgb, 0, 255)).astype(np.uint8)
+
+
 def levels(values: NDArray[np.uint16], grey16: Grey16 | Window | None) -> NDArray[np.uint8]:
     """Returns values of 16 bits as levels from 0 to 255. Pillow would clip them, not scale."""
     if grey16 is None or grey16 is Grey16.HIGH_BYTE:

@@ -56,6 +56,12 @@ class Frame:
         corners = (boxes.astype(np.float64).reshape(-1, 2, 2) - (self.left, self.top)) * scale
         return np.clip(corners, 0, (self.width, self.height)).reshape(-1, 4).astype(np.float32)
 
+    def part_of(self, height: int, width: int) -> tuple[float, float, float, float]:
+        """Returns left, top, right and bottom of the image in a map of the whole input, `[height, width]`."""
+        left, right = (x * width / self.input_width for x in (self.left, self.left + self.fitted_width))
+        top, bottom = (y * height / self.input_height for y in (self.top, self.top + self.fitted_height))
+        return left, top, right, bottom
+
     def map_to_original(self, classes: NDArray[Scalar]) -> NDArray[Scalar]:
         """Returns a map of the whole input, `[any height, any width]`, as `[height, width]` of the image.
 

@@ -12,7 +12,12 @@ from xlaserve import __version__
 from xlaserve.wire.http.openapi import OF_TASKS
 from xlaserve.wire.http.operation import Operation
 
-MODELS: Final = {"detect": "shapes-detector", "segment": "shapes-segmenter", "embed": "features"}
+MODELS: Final = {
+    "detect": "shapes-detector",
+    "segment": "shapes-segmenter",
+    "embed": "features",
+    "transform": "denoiser",
+}
 """The models of examples, by method; `digits` for the others."""
 _STYLE: Final = """
 :root { color-scheme: light dark }

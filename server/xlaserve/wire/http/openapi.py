@@ -172,6 +172,7 @@ SCHEMAS: Final[dict[str, Json]] = {
     ),
     "ClassMaps": _answered("maps", _object(["png"], png=_BASE64, counts=_list(_PIXELS), height=INTEGER, width=INTEGER)),
     "Embeddings": _answered("embeddings", _object(["values"], values=_list(NUMBER))),
+    "MadeImages": _answered("images", _object(["png"], png=_BASE64, height=INTEGER, width=INTEGER)),
     "PredictRequest": _object(
         signature_name={"const": "serving_default"},
         instances=_list({}, description='Rows: pixels as nested lists, or {"b64": ...}.'),
@@ -192,11 +193,12 @@ OF_TASKS: Final[dict[str, tuple[str, dict[str, Json]]]] = {
     ),
     "segment": ("ClassMaps", {"pixel_counts": {"type": "boolean"}}),
     "embed": ("Embeddings", {}),
+    "transform": ("MadeImages", {}),
 }
 """The answer of each method for images, and its own options."""
 IMAGE_TYPES: Final = ("image/jpeg", "image/png", "image/webp")
-DRAWN: Final = ("classify", "detect", "segment")
-"""Methods that draw their answer into the image, for who accepts that."""
+DRAWN: Final = ("classify", "detect", "segment", "transform")
+"""Methods that answer with a picture, for who accepts that."""
 OTHER_ANSWERS: Final = {"predict": "Predictions", "status": "Status", "status_of_model": "ModelStatus"}
 
 TEXTS: Final = {"metrics": "text/plain", "docs": "text/html"}

@@ -1,4 +1,4 @@
-"""Answers as pictures: `Accept: image/png`. Each class is a rendering for `pipeline.Drawn`, as plain data."""
+"""Answers as pictures: `Accept: image/png`. Each class is plain data: a rendering, or one for `pipeline.Drawn`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from xlaserve.errors import InvalidArgument
 from xlaserve.images import drawing
 from xlaserve.images.drawing import Box, Line, Pixels
 from xlaserve.images.frame import Frame
-from xlaserve.models.task import Classification, Detection, Segmentation, Task, reading_of
-from xlaserve.pipeline import Draw
-from xlaserve.wire.shared.objects import in_original
+from xlaserve.images.image_output import to_png
+from xlaserve.models.task import Classification, Detection, ImageToImage, Segmentation, Task, reading_of
+from xlaserve.pipeline import Draw, Render
+from xlaserve.wire.shared.objects import in_original, within
 
 PNG: Final = "image/png"
 BACKGROUND: Final = "background"
@@ -92,6 +93,16 @@ class DrawnMap(NamedTuple):
             return drawing.overlaid(pixels, shown, lines, clear)
 
         return draw
+
+
+class MadeImage(NamedTuple):
+    """The image that a model makes."""
+
+    max_bytes: int
+
+    def renderer(self, task: ImageToImage) -> Render:
+        """Returns what makes a PNG file of it. Raises ImageTooLarge where that is too large."""
+        return within(lambda outputs, frame: to_png(outputs[0][0], task.color, frame).file, self.max_bytes)
 
 
 def _background(task: Segmentation) -> int | None:

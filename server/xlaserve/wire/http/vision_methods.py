@@ -19,7 +19,8 @@ from xlaserve.errors import InvalidArgument, shown
 from xlaserve.images import class_map
 from xlaserve.images.drawing import MAX_SIDE
 from xlaserve.images.frame import Frame
-from xlaserve.models.task import Classification, Detection, Embedding, Segmentation, Task, reading_of
+from xlaserve.images.image_output import to_png
+from xlaserve.models.task import Classification, Detection, Embedding, ImageToImage, Segmentation, Task, reading_of
 from xlaserve.models.version import Served
 from xlaserve.pipeline import Drawn, Render, Rendering, Request
 from xlaserve.wire.http import pictures
@@ -57,6 +58,10 @@ class Vision:
     async def embed(self, request: HttpRequest) -> HttpAnswer:
         """Returns an embedding vector for each image."""
         return await self._run("embed", request, "embeddings", _vectors)
+
+    async def transform(self, request: HttpRequest) -> HttpAnswer:
+        """Returns the image that the model makes of each image."""
+        return await self._run("transform", request, "images", partial(_made, max_bytes=self.max_answer_bytes))
 
     async def _run(
         self, method: str, request: HttpRequest, field: str, rendering: Callable[[Served, Form], Rendering]
@@ -98,8 +103,8 @@ def _check_version(wanted: str, in_path: str, served: Served) -> None:
         raise InvalidArgument("version", f"it in the path, as in {here} or .../labels/LABEL:METHOD", shown(wanted))
 
 
-def _drawn(rendering: Rendering | Drawn, images: int) -> Drawn:
-    """Returns what draws the same answer into the image. Raises InvalidArgument where that can't be done."""
+def _drawn(rendering: Rendering | Drawn, images: int) -> Rendering | Drawn:
+    """Returns what makes a picture of the same answer. Raises InvalidArgument where that can't be done."""
     pictures.check_one(images)
     match rendering:
         case Likeliest(k):
@@ -108,6 +113,8 @@ def _drawn(rendering: Rendering | Drawn, images: int) -> Drawn:
             return Drawn(pictures.DrawnObjects(min_score, most), MAX_SIDE)
         case ClassMaps():
             return Drawn(pictures.DrawnMap(), MAX_SIDE)
+        case MadeImages(max_bytes):
+            return pictures.MadeImage(max_bytes)
     raise InvalidArgument("accept", "application/json, as no picture shows an embedding", pictures.PNG)
 
 
@@ -184,6 +191,26 @@ class ClassMaps(NamedTuple):
 def _class_maps(served: Served, form: Form, max_bytes: int) -> ClassMaps:
     task_of(served, Segmentation)
     return ClassMaps(form.flag("pixel_counts"), max_bytes)
+
+
+class MadeImages(NamedTuple):
+    """Renders images as PNG files in base64."""
+
+    max_bytes: int
+
+    def renderer(self, task: ImageToImage) -> Render:
+        """Returns what gives that of one image in JSON. Raises ImageTooLarge where it is one too many."""
+
+        def render(outputs: Outputs, frame: Frame) -> bytes:
+            height, width, file = to_png(outputs[0][0], task.color, frame)
+            return to_json({"height": height, "width": width, "png": base64.b64encode(file).decode()})
+
+        return within(render, self.max_bytes)
+
+
+def _made(served: Served, form: Form, max_bytes: int) -> MadeImages:
+    task_of(served, ImageToImage)
+    return MadeImages(max_bytes)
 
 
 class Vectors(NamedTuple):

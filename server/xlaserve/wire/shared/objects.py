@@ -16,6 +16,7 @@ from xlaserve.models.task import (
     Classification,
     Detection,
     Embedding,
+    ImageToImage,
     Objects,
     Segmentation,
     Task,
@@ -48,7 +49,8 @@ def task_of(served: Served, kind: type[TaskT]) -> TaskT:
         return reading_of(task, kind)
     if names := [task.outputs[reading.at].name for reading in readings_of(task) if isinstance(reading, kind)]:
         raise InvalidArgument("model", f"one output for {kind.name}", f"{', '.join(names)}; use {ANY_TASK}")
-    got = f"{served.settings.name}, a model for {task.name}; use {METHODS.get(type(task), ANY_TASK)}"
+    any_task = f":transform, {ANY_TASK}" if isinstance(task, ImageToImage) else ANY_TASK
+    got = f"{served.settings.name}, a model for {task.name}; use {METHODS.get(type(task), any_task)}"
     raise InvalidArgument("model", f"a model for {kind.name}", got)
 
 
@@ -72,7 +74,7 @@ def within(render: Callable[[Outputs, Frame], bytes], max_bytes: int) -> Render:
             rendered_bytes += len(rendered)
             if rendered_bytes > max_bytes:
                 raise ImageTooLarge(
-                    f"images: expected maps of at most {max_bytes} bytes together (max_message_bytes),"
+                    f"images: expected answers of at most {max_bytes} bytes together (max_message_bytes),"
                     " got more; send fewer or smaller images"
                 )
         return rendered

@@ -164,6 +164,7 @@ class State:
                 "maps": [{"counts": [{"index": 0, "label": self.label, "pixels": 50}], "height": 10, "width": 10}]
             },
             "embed": {"embeddings": [{"values": [0.6, 0.8]}]},
+            "transform": {"images": [{"height": 320, "width": 480, "png": ""}]},
         }
         return {**head, **found[method]}
 
@@ -346,6 +347,16 @@ def test_a_dropped_image_shows_what_was_found_and_where_the_time_went(state: Sta
         for accept in ("application/json", "image/png")
     }
     check_views(page, "tried", tmp_path)
+
+
+def test_an_image_that_the_model_makes_takes_the_place_of_the_one_that_was_sent(state: State, page: Page) -> None:
+    state.models[:] = [state.model("denoiser", task="image")]
+    is_shown(page, "denoiser, version 1")
+    page.drop(SAMPLES / "shapes" / "circle_square_triangle.jpg", "#drop")
+    is_shown(page, "An image of 480 \u00d7 320 pixels")
+    page.wait_for("document.querySelector('#picture').naturalWidth === 480")
+    assert page.evaluate("document.querySelector('#picture').alt").startswith("What denoiser makes of the image")
+    assert {accept for _, accept, _ in state.posts} == {"application/json", "image/png"}
 
 
 def test_everything_can_be_done_with_the_keyboard(state: State, page: Page) -> None:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from xlaserve.errors import InvalidArgument
+from xlaserve.config import Color
+from xlaserve.errors import ImageTooLarge, InvalidArgument
 from xlaserve.images.frame import whole
-from xlaserve.models.task import Classification, Detection, Segmentation
+from xlaserve.models.task import Classification, Detection, ImageToImage, Segmentation
 from xlaserve.wire.http import pictures, vision_methods
-from xlaserve.wire.http.pictures import DrawnClasses, DrawnMap, DrawnObjects
+from xlaserve.wire.http.pictures import DrawnClasses, DrawnMap, DrawnObjects, MadeImage
 
 PIXELS = np.full((40, 60, 3), 128, np.uint8)
 FRAME = whole(40, 60)
@@ -62,6 +63,19 @@ def test_each_task_is_drawn() -> None:
     ):
         png = drawing.drawing.drawer(task)(outputs, FRAME, PIXELS)
         assert Image.open(io.BytesIO(png)).size[0] >= 480
+
+
+def test_an_image_that_a_model_makes_is_the_picture() -> None:
+    rendering = vision_methods._drawn(vision_methods.MadeImages(99_999), 1)
+    assert isinstance(rendering, MadeImage)
+    png = rendering.renderer(ImageToImage(Color.RGB))((PIXELS[None],), FRAME)
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(png))), PIXELS)
+
+
+@pytest.mark.parametrize("rendering", [vision_methods.MadeImages(20), MadeImage(20)])
+def test_images_larger_than_messages_are_refused(rendering: vision_methods.MadeImages | MadeImage) -> None:
+    with pytest.raises(ImageTooLarge):
+        rendering.renderer(ImageToImage(Color.RGB))((PIXELS[None],), FRAME)
 
 
 def test_drawings_are_told_apart() -> None:

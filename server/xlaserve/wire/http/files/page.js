@@ -5,8 +5,9 @@
   const RATE_S = 10, HISTORY_S = 60; // over how long rates are taken, and how long the curve is
   const MANY = 12; // models from which on there is a filter
   const SHOWN = 20; // findings of a tried image
-  const METHODS = { classification: "classify", detection: "detect", segmentation: "segment", embedding: "embed" };
-  const OPTIONS = { classify: { top_k: "5" }, detect: { min_score: "0.3" }, segment: { pixel_counts: "true" }, embed: {} };
+  const METHODS = { classification: "classify", detection: "detect", segmentation: "segment", embedding: "embed", image: "transform" };
+  const OPTIONS = { classify: { top_k: "5" }, detect: { min_score: "0.3" }, segment: { pixel_counts: "true" }, embed: {}, transform: {} };
+  const DRAWN = new Set(["detect", "segment", "transform"]);
   const STAGES = ["decode", "queue", "gather", "execute", "encode"];
   const SERVERS = new Set(["INTERNAL", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"]); // whose fault it was
   const TONES = { READY: "good", FAILED: "bad", LOADING: "open", COMPILING: "open", DRAINING: "open" };
@@ -500,6 +501,7 @@
       `${count(values.length, "number")}, length ${number(Math.hypot(...values))}`,
       [[`${values.slice(0, 8).map((value) => number(value)).join(", ")}${values.length > 8 ? ", …" : ""}`, null, ""]],
     ],
+    transform: ({ images: [{ height, width }] }) => [`An image of ${width} × ${height} pixels`, []],
   };
   const showFindings = (title, rows) => {
     $("found").classList.remove("failed");
@@ -555,14 +557,14 @@
       const began = performance.now();
       const answer = await (await request("application/json")).json();
       const trip_s = (performance.now() - began) / 1000;
-      const drawn = method === "detect" || method === "segment" ? await (await request("image/png")).blob() : null;
+      const drawn = DRAWN.has(method) ? await (await request("image/png")).blob() : null;
       if (!isShown()) return;
       const [title, rows] = findings[method](answer);
       showFindings(title, rows);
       showTook(answer.timings, trip_s);
       if (drawn) {
         showPicture(drawn);
-        $("picture").alt = `The image ${name} with what was found drawn in: ${title}`;
+        $("picture").alt = method === "transform" ? `What ${model.name} makes of the image ${name}` : `The image ${name} with what was found drawn in: ${title}`;
       }
     } catch (error) {
       if (!isShown()) return;
