@@ -24,6 +24,8 @@ AnswerT = TypeVar("AnswerT", bound=Answer)
 
 _IN_FLIGHT: Final = 16
 """Requests under way at the same time, of one image each, so that the server can batch them."""
+_IMAGE_CHANNELS: Final = (1, 3, 4)
+"""Grey, RGB and RGBA."""
 _SHOWN: Final = 4
 """Values of a vector or a tensor that are printed."""
 
@@ -53,7 +55,12 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     embed = commands.add_parser("embed", parents=[images], help="make vectors of images")
     embed.set_defaults(run=_embed)
     infer = commands.add_parser("infer", parents=[images], help="print the output tensors of any model")
-    infer.add_argument("--out", type=Path, metavar="DIR", help="write them to DIR/IMAGE-infer.npz, for numpy.load")
+    infer.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write them to DIR/IMAGE-infer.npz, for numpy.load; an image to DIR/IMAGE-infer.png",
+    )
     infer.set_defaults(run=_infer)
 
 
@@ -140,7 +147,7 @@ def _infer(client: VisionClient, options: argparse.Namespace) -> int:
     def lines(path: Path, result: InferResult) -> list[str]:
         outputs = {name: values[0] for name, values in result.outputs.items()}
         if options.out:
-            np.savez(written[path], **outputs)
+            _write(written[path], outputs)
         return [
             f"  {name}  {values.dtype} {list(values.shape)}  {_summary(values)}" for name, values in outputs.items()
         ]
@@ -149,6 +156,17 @@ def _infer(client: VisionClient, options: argparse.Namespace) -> int:
         return {"outputs": {name: values[0].tolist() for name, values in result.outputs.items()}, **_common(result)}
 
     return _ask_each(options, client.infer, lines, as_json)
+
+
+def _write(file: Path, outputs: dict[str, Any]) -> None:
+    """Writes the outputs to a `.npz` file; an only one that is an image to a `.png` file beside it."""
+    (first, *more) = outputs.values()
+    if not more and first.dtype == np.uint8 and first.ndim == 3 and first.shape[2] in _IMAGE_CHANNELS:
+        from PIL import Image  # noqa: PLC0415 - the client alone does without Pillow
+
+        Image.fromarray(first[:, :, 0] if first.shape[2] == 1 else first).save(file.with_suffix(".png"))
+    else:
+        np.savez(file, **outputs)
 
 
 def _summary(values: NDArray[Any]) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
+from numpy.typing import NDArray
 from tests.client.fleets import CLIENTS, MakeClient, NameService, name_service
 
 from xlaserve_proto import open_inference_pb2 as oip
@@ -71,6 +72,8 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
         """How many times readiness is denied."""
         self.runs: list[int] = []
         """Run lengths to answer with instead."""
+        self.levels: NDArray[np.uint8] | None = None
+        """An image to answer with instead."""
         self.hold: threading.Event | None = None
         """Where set, calls wait for it."""
 
@@ -126,6 +129,10 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
         else:
             dtype = {"UINT8": "u1", "FP32": "<f4"}[tensor.datatype]
             classes = [int(row.flat[0]) for row in np.frombuffer(raw, dtype).reshape(tensor.shape)]
+        if self.levels is not None:
+            response.outputs.add(name="image", datatype="UINT8", shape=[count, *self.levels.shape])
+            response.raw_output_contents.append(self.levels.tobytes() * count)
+            return response
         response.outputs.add(name="scores", datatype="FP32", shape=[count, CLASSES])
         response.raw_output_contents.append(np.eye(CLASSES, dtype="<f4")[classes].tobytes())
         return response

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from importlib.metadata import version
 from pathlib import Path
 
@@ -133,6 +134,18 @@ def test_infer_prints_the_output_tensors_and_writes_them(
     assert main(["infer", "digits", str(image), "--json", "--target", puppet.target]) == 0
     (answer,) = json.loads(capsys.readouterr().out)
     assert answer["outputs"] == {"scores": [0, 0, 0, 1]}
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 1), (2, 3, 3), (2, 3, 4)])
+def test_infer_writes_an_image_as_a_picture(puppet: Puppet, tmp_path: Path, shape: tuple[int, ...]) -> None:
+    image, out = tmp_path / "three.png", tmp_path / "out"
+    image.write_bytes(b"\3png")
+    puppet.levels = np.arange(math.prod(shape), dtype=np.uint8).reshape(shape)
+    assert main(["infer", "denoiser", str(image), "--out", str(out), "--target", puppet.target]) == 0
+    (file,) = out.iterdir()
+    assert file.name == "three-infer.png"
+    with Image.open(file) as written:
+        np.testing.assert_array_equal(np.asarray(written).reshape(shape), puppet.levels)
 
 
 @pytest.mark.parametrize(
