@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from xlaserve.images.image_input import COLORS
 from xlaserve.inspection.model_file.description import Tensor
 from xlaserve.inspection.model_file.image_input import ImageInput
 
 PROBABILITIES: Final = ("softmax", "sigmoid")
 BOXES: Final = ("boxes", "detection_boxes")
 SCORES: Final = ("scores", "detection_scores")
-COLORS: Final = range(2, 5)
-"""Numbers of channels that images have."""
+IMAGE_ACTIVATIONS: Final = ("sigmoid", "tanh", "")
+"""Those of images, as far as they are known."""
+MAY_BE_IMAGES: Final = range(2, 5)
+"""Numbers of channels that images have, or pairs of colours."""
 MOST_CLASSES: Final = 256
 """Channels of a map beyond which they are features."""
 LABELS: Final = "labels"
@@ -54,8 +57,9 @@ def read(outputs: Sequence[Tensor], image: ImageInput | None, labels: str) -> Re
         case (_, int(channels), *sides) if image is not None and sides == [image.height, image.width]:
             return Reading(f"tensors: a map of {channels} channels, channels first")
         case (_, *sides, 1) if len(sides) == 2:
-            line = Line(LABELS, ["background", "object"], "if its numbers are a mask: below and from 0.5 on", True)
-            return Reading(f"tensors: one {_kind(output)} for each pixel", (line,))
+            mask = Line(LABELS, ["background", "object"], "if its numbers are a mask: below and from 0.5 on", True)
+            lines = (mask, *_as_image(output, image, "if it is a grey image"))
+            return Reading(f"tensors: one {_kind(output)} for each pixel", lines)
         case (_, *sides, int(channels)) if len(sides) == 2:
             return _map(output, channels, image, labels)
     return Reading("tensors: the model's own outputs")
@@ -90,10 +94,24 @@ def _map(output: Tensor, channels: int, image: ImageInput | None, labels: str) -
     is_of_pixels = image is not None and sides == (image.height, image.width)
     if channels > MOST_CLASSES or not is_of_pixels:
         return Reading(f"tensors: features of {channels} channels")
-    if channels not in COLORS:
+    if channels not in MAY_BE_IMAGES:
         return Reading(f"segmentation of {channels} classes", (named,))
     line = Line("task", "segmentation", "if its channels are classes; with their labels", True)
-    return Reading(f"tensors: an image, or a map, of {channels} channels", (line,))
+    lines = _as_image(output, image, "or segmentation, if its channels are classes; with their labels") or (line,)
+    return Reading(f"tensors: an image, or a map, of {channels} channels", lines)
+
+
+def _as_image(output: Tensor, image: ImageInput | None, comment: str) -> tuple[Line, ...]:
+    """Returns the lines that read an output as an image; none where it is unlikely to be one."""
+    if image is None or output.shape is None or output.activation not in IMAGE_ACTIVATIONS:
+        return ()
+    _, *sides, channels = output.shape
+    if sides != [image.height, image.width] or channels not in COLORS:
+        return ()
+    line = Line("task", "image", comment, True)
+    if output.activation == "tanh":
+        return line, Line("output_range", "-1..1", "the values of black and white in it", True)
+    return (line,)
 
 
 def _several(outputs: Sequence[Tensor]) -> Reading:

@@ -47,6 +47,8 @@ MODELS = [
     described(output(2), path=Path("a: b #c.h5")),
     described(),
     described(output(8, 8, 20)),
+    described(output(8, 8, 3, activation="tanh")),
+    described(output(8, 8, 3, activation="relu")),
 ]
 
 
@@ -92,8 +94,10 @@ def test_an_open_question_is_answered_by_removing_its_hash(found: Description) -
         (MODELS[2], "classification of 5 classes, each with a probability of its own", {"preprocess": "tf"}),
         (MODELS[3], "classification of two classes: the probability of the second", {"labels": ["first", "second"]}),
         (MODELS[4], "tensors: one number for each image", {"task": "regression"}),
-        (MODELS[5], "tensors: one probability for each pixel", {"labels": ["background", "object"]}),
-        (MODELS[6], "tensors: an image, or a map, of 3 channels", {"task": "segmentation"}),
+        (MODELS[5], "tensors: one probability for each pixel", {"labels": ["background", "object"], "task": "image"}),
+        (MODELS[6], "tensors: an image, or a map, of 3 channels", {"task": "image"}),
+        (MODELS[15], "tensors: an image, or a map, of 3 channels", {"task": "image", "output_range": "-1..1"}),
+        (MODELS[16], "tensors: an image, or a map, of 3 channels", {"task": "segmentation"}),
         (MODELS[7], "segmentation of 9 classes", {"labels": "nets/net.labels.txt"}),
         (MODELS[8], "tensors: features of 300 channels", {}),
         (MODELS[14], "segmentation of 20 classes", {"labels": "nets/net.labels.txt"}),
