@@ -12,6 +12,7 @@ from xlaserve.config import Color
 from xlaserve.errors import ImageTooLarge, InvalidArgument
 from xlaserve.images.frame import whole
 from xlaserve.models.task import Classification, Detection, ImageToImage, Segmentation
+from xlaserve.pipeline import Drawing, Drawn, Rendering
 from xlaserve.wire.http import pictures, vision_methods
 from xlaserve.wire.http.pictures import DrawnClasses, DrawnMap, DrawnObjects, MadeImage
 
@@ -47,21 +48,23 @@ def test_no_picture_shows_an_embedding() -> None:
         vision_methods._drawn(vision_methods.Vectors(), 1)
 
 
+def drawing_of(rendering: Rendering) -> Drawing:
+    drawn = vision_methods._drawn(rendering, 1)
+    assert isinstance(drawn, Drawn)
+    return drawn.drawing
+
+
 def test_each_task_is_drawn() -> None:
     scores = np.array([[0.1, np.nan, 0.7]], np.float32)
     boxes = np.array([[[5, 5, 20, 20], [np.nan] * 4, [0, 0, 0, 0]]], np.float32)
     found = (boxes, np.array([[0.9, np.nan, 0]], np.float32), np.array([[1, 9, -1]], np.int32), np.array([2], np.int32))
     map_ = np.arange(40 * 60).reshape(1, 40, 60) % 300
-    for drawing, task, outputs in (
-        (vision_methods._drawn(vision_methods.Likeliest(9), 1), Classification(3), (scores,)),
-        (vision_methods._drawn(vision_methods.DetectedObjects(0.0, 0), 1), Detection(3, max_detections=3), found),
-        (
-            vision_methods._drawn(vision_methods.ClassMaps(True, 9), 1),
-            Segmentation(300),
-            (map_,),
-        ),
+    for rendering, task, outputs in (
+        (vision_methods.Likeliest(9), Classification(3), (scores,)),
+        (vision_methods.DetectedObjects(0.0, 0), Detection(3, max_detections=3), found),
+        (vision_methods.ClassMaps(True, 9), Segmentation(300), (map_,)),
     ):
-        png = drawing.drawing.drawer(task)(outputs, FRAME, PIXELS)
+        png = drawing_of(rendering).drawer(task)(outputs, FRAME, PIXELS)
         assert Image.open(io.BytesIO(png)).size[0] >= 480
 
 
@@ -79,6 +82,6 @@ def test_images_larger_than_messages_are_refused(rendering: vision_methods.MadeI
 
 
 def test_drawings_are_told_apart() -> None:
-    assert isinstance(vision_methods._drawn(vision_methods.Likeliest(1), 1).drawing, DrawnClasses)
-    assert isinstance(vision_methods._drawn(vision_methods.DetectedObjects(0, 0), 1).drawing, DrawnObjects)
-    assert isinstance(vision_methods._drawn(vision_methods.ClassMaps(False, 9), 1).drawing, DrawnMap)
+    assert isinstance(drawing_of(vision_methods.Likeliest(1)), DrawnClasses)
+    assert isinstance(drawing_of(vision_methods.DetectedObjects(0, 0)), DrawnObjects)
+    assert isinstance(drawing_of(vision_methods.ClassMaps(False, 9)), DrawnMap)
