@@ -13,7 +13,7 @@ PROBABILITIES: Final = ("softmax", "sigmoid")
 BOXES: Final = ("boxes", "detection_boxes")
 SCORES: Final = ("scores", "detection_scores")
 IMAGE_ACTIVATIONS: Final = ("sigmoid", "tanh", "")
-"""Those of images, as far as they are known."""
+"""Activations of outputs that may be images; empty where none is known."""
 MAY_BE_IMAGES: Final = range(2, 5)
 """Numbers of channels that images have, or pairs of colours."""
 MOST_CLASSES: Final = 256
