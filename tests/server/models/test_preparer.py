@@ -114,9 +114,11 @@ async def test_a_model_that_never_builds_does_not_keep_others_from_being_prepare
     script = f"{step}; [m] = s['models']; time.sleep({PATIENCE_S} * (m['name'] == 'hung'))"
     preparer = make(script, turns=LoadTurns(patience_s=0.05))
     hung = asyncio.create_task(never_prepared(preparer, MODEL.model_copy(update={"name": "hung"})))
+    async with asyncio.timeout(PATIENCE_S):
+        while "model hung: " not in caplog.text:  # noqa: ASYNC110 - a log has no event
+            await asyncio.sleep(0.01)
     async with preparer.prepare(MODEL) as prepared:
         assert prepared is not None
-    assert "model hung: " in caplog.text
     hung.cancel()
     await asyncio.wait([hung], timeout=PATIENCE_S)
     assert hung.cancelled()
