@@ -42,6 +42,14 @@ class Reader:
             is_server: {**inherited, "XLASERVE_READY_FILE": str(self._ready_file)} for is_server in (True, False)
         }
 
+    def activate(self) -> None:
+        """Activates the virtual environment in both terminals, as who reads further pages has done."""
+        for environment in self._environments.values():
+            self._activate(environment)
+
+    def _activate(self, environment: dict[str, str]) -> None:
+        environment["PATH"] = f"{self._folder / '.venv' / 'bin'}{os.pathsep}{environment['PATH']}"
+
     def follow(self, language: str, block: str) -> None:
         """Runs a block of commands, or saves a file that is shown under its name; fails where a command does."""
         if language in ("sh", "python"):
@@ -77,7 +85,7 @@ class Reader:
         if is_server:
             self.press_ctrl_c()
         if ACTIVATION in block:  # holds for the blocks that follow in that terminal
-            environment["PATH"] = f"{self._folder / '.venv' / 'bin'}{os.pathsep}{environment['PATH']}"
+            self._activate(environment)
         with output.open("wb") as out:
             process = subprocess.Popen(
                 [*shell, block],

@@ -57,6 +57,8 @@ def test_all_blocks_of_the_readme_are_run_here_or_by_the_checks_before_a_change_
 def test_each_command_works_as_it_is_typed(page: str, section: str, least: int, reader: Reader) -> None:
     shown = blocks(page, section)
     assert len(shown) >= least
+    if page != "README.md":
+        reader.activate()
     for language, block in shown:
         reader.follow(language, block)
     reader.press_ctrl_c()
