@@ -31,7 +31,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _LONG = ("tests/loadtest/test_cli.py", "tests/integration/", "tests/server/models/", "tests/loadtest/")
-"""What is begun first, in this order: a long file that began last would run alone while other processors are idle."""
+"""Files that begin first, in this order: a long file that began last would run alone while other processors idle."""
 
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _had_log_level = _LOG_LEVEL in os.environ

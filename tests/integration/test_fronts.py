@@ -107,7 +107,7 @@ Clients = Callable[[Server], list[NoopClient]]
 
 @pytest.fixture
 def connected_clients(connect: Connect) -> Clients:
-    """As `clients`, whose connections the end of the test closes."""
+    """Clients of a server, each with a channel of its own, which the end of the test closes."""
     return lambda server: [connect(server) for _ in range(CHANNELS)]
 
 

@@ -101,7 +101,7 @@ def channel(serving: Server) -> Iterator[grpc.Channel]:
 
 @pytest.fixture(scope="module")
 def wanted() -> dict[str, NDArray[Any]]:
-    """What the model `all` gives for PIXELS."""
+    """Outputs of the model `all` for PIXELS."""
     means = PIXELS.astype(np.float32).mean(axis=(1, 2)) / np.float32(4)
     given = {name: means.astype(name) for name in TYPES}
     deep = PIXELS.astype(np.float32)[:, None]

@@ -30,7 +30,7 @@ def classifier(batch: int | None = None) -> Any:
 
 
 def machine() -> Any:
-    """As Teachable Machine writes: models within a model, and depthwise convolutions with groups."""
+    """A model in the form of Teachable Machine: models within a model, and depthwise convolutions with groups."""
     body = keras.Sequential(
         [
             keras.Sequential(

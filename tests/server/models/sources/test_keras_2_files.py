@@ -27,7 +27,7 @@ THEIRS = "def centre(x):\n    return x * 2 - 1\n"
 
 
 class Written:
-    """What Keras 2 wrote, and how it answers to `pixels`."""
+    """Files that Keras 2 wrote, and its answers to `pixels`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

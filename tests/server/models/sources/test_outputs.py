@@ -1,4 +1,4 @@
-"""What models of all kinds of outputs give, against Keras or NumPy on the same pixels."""
+"""Answers of models with outputs of all kinds, compared with Keras or NumPy on the same pixels."""
 
 from __future__ import annotations
 

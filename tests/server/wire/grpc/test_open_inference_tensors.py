@@ -33,7 +33,7 @@ LARGE_SHAPE = (2, 64, 64, 3)
 def read_images(
     message: infer_message.InferMessage, *ranges: PixelRange | None, input_name: str = "", is_strict: bool = False
 ) -> np.ndarray | Pending | list[Encoded]:
-    """What the checks of all wires make of a message, whose shape is known from then on."""
+    """The request that a message holds, by the checks of all wires; the message's shape is known from then on."""
     request = open_inference_tensors.infer_request(message)
     if request.known_images is not None:
         return request.known_images
