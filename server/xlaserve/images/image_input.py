@@ -19,7 +19,8 @@ DTYPES: Final = ("float32", "float16", "bfloat16", "float64", "uint8", "uint16",
 """Types that pixels have in models."""
 COLORS: Final = {color.channels: color for color in (Color.GREY, Color.RGB, Color.RGBA)}
 """The colours of models by their channels, unless the settings say otherwise."""
-_FIRST_TO_LAST: Final = (0, 2, 3, 1)
+FIRST_TO_LAST: Final = (0, 2, 3, 1)
+"""Axes of `[n, channels, height, width]`, ordered with the channels last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class ImageInput:
             raise InvalidArgument("pixels", f"shape {self.text()} of at least one pixel", list(pixels.shape))
         if self.is_arranged(pixels.shape):
             return pixels.reshape(shape)
-        return np.ascontiguousarray(pixels.transpose(_FIRST_TO_LAST))
+        return np.ascontiguousarray(pixels.transpose(FIRST_TO_LAST))
 
     def _is_first(self, shape: Sequence[int]) -> bool:
         """Whether pixels of `shape` have their channels first, which only a model that declares them so takes."""

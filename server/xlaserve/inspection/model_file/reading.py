@@ -8,16 +8,11 @@ from typing import Final, NamedTuple
 from xlaserve.images.image_input import COLORS
 from xlaserve.inspection.model_file.description import Tensor
 from xlaserve.inspection.model_file.image_input import ImageInput
+from xlaserve.models.output_facts import IMAGE_CHANNELS, MOST_CLASSES, OUTPUT_NAMES
 
 PROBABILITIES: Final = ("softmax", "sigmoid")
-BOXES: Final = ("boxes", "detection_boxes")
-SCORES: Final = ("scores", "detection_scores")
 IMAGE_ACTIVATIONS: Final = ("sigmoid", "tanh", "")
 """Activations of outputs that may be images; empty where none is known."""
-MAY_BE_IMAGES: Final = range(2, 5)
-"""Numbers of channels that images have, or pairs of colours."""
-MOST_CLASSES: Final = 256
-"""Channels of a map beyond which they are features."""
 LABELS: Final = "labels"
 
 
@@ -43,7 +38,8 @@ def read(outputs: Sequence[Tensor], image: ImageInput | None, labels: str) -> Re
     if not outputs or all(one.shape is None for one in outputs):
         return Reading("told when it is loaded")
     named = {one.name: one.shape for one in outputs}
-    if any((named.get(name) or ())[2:] == (4,) for name in BOXES) and named.keys() & set(SCORES):
+    has_boxes = any((named.get(name) or ())[2:] == (4,) for name in OUTPUT_NAMES["boxes"])
+    if has_boxes and named.keys() & set(OUTPUT_NAMES["scores"]):
         line = Line("bounding_box_format", "rel_yxyx", "or xyxy and others: as the model gives boxes", True)
         return Reading("detection", (line, Line(LABELS, labels, "the names of the classes, one a line", True)))
     if len(outputs) > 1:
@@ -94,7 +90,7 @@ def _map(output: Tensor, channels: int, image: ImageInput | None, labels: str) -
     is_of_pixels = image is not None and sides == (image.height, image.width)
     if channels > MOST_CLASSES or not is_of_pixels:
         return Reading(f"tensors: features of {channels} channels")
-    if channels not in MAY_BE_IMAGES:
+    if channels not in IMAGE_CHANNELS:
         return Reading(f"segmentation of {channels} classes", (named,))
     line = Line("task", "segmentation", "if its channels are classes; with their labels", True)
     lines = _as_image(output, image, "or segmentation, if its channels are classes; with their labels") or (line,)

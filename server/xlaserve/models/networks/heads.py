@@ -12,6 +12,7 @@ from xlaserve.errors import ModelFailed
 from xlaserve.images.image_input import COLORS
 from xlaserve.models import class_names
 from xlaserve.models.networks import boxes
+from xlaserve.models.output_facts import OUTPUT_NAMES
 from xlaserve.models.task import (
     DATATYPES,
     Classification,
@@ -29,14 +30,6 @@ Raw = Mapping[str, tf.Tensor]
 """A network's outputs by their names."""
 Finish = Callable[[Raw, tf.Tensor], tuple[tf.Tensor, ...]]
 """Maps a network's outputs, and the images `[n, height, width, channels]` that it was given, to outputs of the task."""
-
-OUTPUT_NAMES: Final[Mapping[OutputRole, tuple[str, ...]]] = {
-    "boxes": ("boxes", "detection_boxes"),
-    "scores": ("scores", "detection_scores"),
-    "classes": ("classes", "detection_classes"),
-    "count": ("count", "num_detections"),
-}
-"""Names that models give each output; the longer ones are those of TensorFlow's Object Detection API."""
 
 _HALF: Final = ("float16", "bfloat16")
 """Types that are given as float32, as the protocol has no lists of them."""

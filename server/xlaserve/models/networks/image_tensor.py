@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from xlaserve.config import Color, Layout
 from xlaserve.errors import ModelFailed
-from xlaserve.images.image_input import COLORS, DTYPES, OF_TEXT, Axes, ImageInput, axes_of
+from xlaserve.images.image_input import COLORS, DTYPES, FIRST_TO_LAST, OF_TEXT, Axes, ImageInput, axes_of
 from xlaserve.models.networks.heads import Raw, TensorShape
 from xlaserve.models.networks.network import Size
 
@@ -17,7 +17,6 @@ Call = Callable[[tf.Tensor], Raw]
 """Maps pixels, as the network takes them, to its outputs."""
 
 _LAST_TO_FIRST: Final = (0, 3, 1, 2)
-_FIRST_TO_LAST: Final = (0, 2, 3, 1)
 
 
 class ImageTensor(NamedTuple):
@@ -82,7 +81,7 @@ def image_tensor(declared: TensorShape, color: Color | None = None, layout: Layo
 
 def maps_last(maps: tf.Tensor) -> tf.Tensor:
     """Returns `[n, channels, height, width]` as `[n, height, width, channels]`."""
-    return tf.transpose(maps, _FIRST_TO_LAST)
+    return tf.transpose(maps, FIRST_TO_LAST)
 
 
 def channels_last(declared: TensorShape) -> TensorShape:

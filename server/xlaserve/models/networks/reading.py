@@ -14,8 +14,9 @@ from xlaserve.config import ModelSettings, OutputRole, TaskName
 from xlaserve.errors import ModelFailed
 from xlaserve.models import class_names
 from xlaserve.models.networks import heads
-from xlaserve.models.networks.heads import OUTPUT_NAMES, Finish, Head, TensorShape
+from xlaserve.models.networks.heads import Finish, Head, TensorShape
 from xlaserve.models.networks.image_tensor import channels_last, maps_last
+from xlaserve.models.output_facts import IMAGE_CHANNELS, MOST_CLASSES, OUTPUT_NAMES
 from xlaserve.models.scores import are_probabilities
 from xlaserve.models.task import Reading, Tensors, WithClasses
 
@@ -37,11 +38,7 @@ IsFirst = Callable[[TensorShape], bool]
 MakeHead = Callable[[Mapping[str, TensorShape], ModelSettings], Head]
 """Makes the head of one task."""
 
-COLOURS: Final = range(2, 5)
-"""Numbers of channels that images have, or pairs of colours: as many classes are told by other facts alone."""
 IMAGE_HINT: Final = "task: image reads it so"
-MOST_CLASSES: Final = 256
-"""Channels of a map beyond which they are taken for features."""
 _OF_ROLES: Final[Mapping[OutputRole, TaskName]] = {
     "embedding": "embedding",
     "class_map": "segmentation",
@@ -205,7 +202,7 @@ def _of_maps(shown: str, name: str, channels: int, settings: ModelSettings, prob
         maps = np.moveaxis(sampled.outputs[name], 1, -1) if is_first else sampled.outputs[name]
         if are_probabilities(maps):
             return _Found("segmentation", f"the numbers of each pixel of {shown} are probabilities")
-        if maps.shape[1:3] == sampled.size and channels not in COLOURS and channels <= MOST_CLASSES:
+        if maps.shape[1:3] == sampled.size and channels not in IMAGE_CHANNELS and channels <= MOST_CLASSES:
             return _Found("segmentation", f"{shown} has {channels} numbers for each pixel of the input")
     hint = f" ({IMAGE_HINT})" if channels in (3, 4) else ""
     return _Found("tensors", f"{shown} may be class scores, features or an image{hint}")

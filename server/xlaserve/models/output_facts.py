@@ -1,0 +1,20 @@
+"""Names and sizes by which the task of outputs is told, of models that are loaded and of files that are described."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from xlaserve.config import OutputRole
+
+OUTPUT_NAMES: Final[Mapping[OutputRole, tuple[str, ...]]] = {
+    "boxes": ("boxes", "detection_boxes"),
+    "scores": ("scores", "detection_scores"),
+    "classes": ("classes", "detection_classes"),
+    "count": ("count", "num_detections"),
+}
+"""Names that models give each output; the longer ones are those of TensorFlow's Object Detection API."""
+IMAGE_CHANNELS: Final = range(2, 5)
+"""Numbers of channels that images have, or pairs of colours: as many classes are told by other facts alone."""
+MOST_CLASSES: Final = 256
+"""Channels of a map beyond which they are taken for features."""
