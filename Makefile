@@ -8,6 +8,9 @@ BUILD := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 PROCESSES := $(shell processors=$$(getconf _NPROCESSORS_ONLN); echo $$((processors < 4 ? processors + 1 : 4)))
 STUBS := proto/xlaserve_proto
 
+# Tests start hundreds of processes, and each would compile the whole project where bytecode may not be written.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Each file to one process, in the order in which they are collected.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 
