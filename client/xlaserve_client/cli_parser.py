@@ -12,7 +12,45 @@ import shtab
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports a wrong command line in one line, in the name of the subcommand."""
+    """A parser that reports a wrong command line in one line, in the name of the subcommand.
+
+    Its help may leave out options that few people need, which `--help-all` shows.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._unlisted: list[argparse.Action] = []
+        self._full_epilog: str | None = None
+        super().__init__(*args, **options)
+
+    def unlist(self, actions: Iterable[argparse.Action]) -> None:
+        """Leaves some arguments out of the help; they are completed and documented all the same."""
+        self._unlisted += actions
+
+    def add_help_all(self, epilog: str | None = None) -> None:
+        """Adds `--help-all`, which shows every argument, with another text behind them."""
+        self._full_epilog = epilog
+        text = f"show the other {len(self._unlisted)} options as well, and exit"
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, dest=argparse.SUPPRESS, help=text)
+
+    def format_help(self) -> str:
+        """Returns the help, without the arguments that are not listed."""
+        texts = [action.help for action in self._unlisted]
+        for action in self._unlisted:
+            action.help = argparse.SUPPRESS
+        try:
+            return super().format_help()
+        finally:
+            for action, text in zip(self._unlisted, texts, strict=True):
+                action.help = text
+
+    def format_full_help(self) -> str:
+        """Returns the help with all arguments."""
+        unlisted, epilog = self._unlisted, self.epilog
+        self._unlisted, self.epilog = [], self._full_epilog
+        try:
+            return super().format_help()
+        finally:
+            self._unlisted, self.epilog = unlisted, epilog
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parses, and rejects unknown arguments here: argparse would report them in the name of the whole program."""
@@ -32,6 +70,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends the process with status 2."""
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help with all arguments, and ends the process."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        assert isinstance(parser, Parser)
+        sys.stdout.write(parser.format_full_help())
+        parser.exit()
 
 
 def add_completion(parser: argparse.ArgumentParser) -> None:

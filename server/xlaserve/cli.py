@@ -9,14 +9,8 @@ import signal
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from functools import partial
-from pathlib import Path
-from types import NoneType
-from typing import Any, Final, get_args, get_origin
-
-from pydantic import PlainSerializer
-from pydantic.fields import FieldInfo
+from typing import Final
 
 from xlaserve import __version__, config
 from xlaserve.commands import (
@@ -28,39 +22,49 @@ from xlaserve.commands import (
     inspect,
     key,
     ledger,
+    named_models,
     plan,
     profile,
     serve,
+    settings_flags,
     show_config,
     upgrade,
     warm,
 )
-from xlaserve.commands.command import FAILED, Command, Invocation
-from xlaserve.config import AutoBuckets, BucketSettings, ModelSettings, Settings, ShadowSettings
+from xlaserve.commands import help as help_
+from xlaserve.commands.command import FAILED, Command, Group, Invocation
+from xlaserve.config import Settings
 from xlaserve.errors import XlaserveError
 from xlaserve.telemetry import logs
 from xlaserve_client.cli_parser import Parser, add_completion
 
 COMMANDS: Final = (
     serve.COMMAND,
-    upgrade.COMMAND,
     warm.COMMAND,
-    buckets.COMMAND,
-    plan.COMMAND,
-    calibrate.COMMAND,
-    check.COMMAND,
+    upgrade.COMMAND,
     inspect.COMMAND,
+    check.COMMAND,
     explain.COMMAND,
     profile.COMMAND,
     ledger.COMMAND,
-    key.COMMAND,
+    plan.COMMAND,
+    buckets.COMMAND,
+    calibrate.COMMAND,
     show_config.COMMAND,
     import_config.COMMAND,
+    key.COMMAND,
+    help_.COMMAND,
 )
-_PLACEHOLDERS: Final[Mapping[object, str]] = {
-    **{bool: "{true,false}", int: "N", float: "X", Path: "PATH"},
-    **{AutoBuckets: "", ShadowSettings: "", BucketSettings: "N"},
-}
+EXAMPLES: Final = """examples:
+  xlaserve serve mine.keras              serve a file; its page is on port 8000
+  xlaserve inspect mine.h5 > models.yaml see what is in a file
+  xlaserve serve --config models.yaml    serve what a configuration says"""
+SERVE_EXAMPLES: Final = """examples:
+  xlaserve serve mine.keras --labels cat,dog --preprocess unit
+  xlaserve serve keras.applications:ResNet50 --weights imagenet --http-port 80
+  xlaserve serve --config models.yaml
+
+Fields of a model: xlaserve help models"""
 INTERRUPTED: Final = 128 + signal.SIGINT
 _STDOUT, _STDERR = 1, 2
 
@@ -73,9 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     file = options.pop("config", None)
     flags = {name: options.pop(name) for name in command.settings if options.get(name) is not None}
 
-    load = partial(config.load, file, flags) if command.settings else Settings
-
     try:
+        defaults: Mapping[str, object] = {}
+        if command.takes_sources and (named := named_models.settings_of(options)):
+            flags, defaults = {**flags, **named}, named_models.defaults()
+        load = partial(config.load, file, flags, defaults=defaults) if command.settings else Settings
         settings = load()
         logs.configure(settings.log_level, settings.log_format)
         logs.quiet_tensorflow()
@@ -106,88 +112,40 @@ def _hold_standard_files() -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands."""
-    found = Parser(prog="xlaserve", description="Serves vision models, compiled by XLA ahead of traffic.")
+    found = Parser(
+        prog="xlaserve",
+        description="Serves vision models, compiled by XLA ahead of traffic.",
+        epilog=f"{_commands_by_group()}\n\n{EXAMPLES}\n\nxlaserve COMMAND --help explains a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="xlaserve [-h] [--version] COMMAND ...",
+    )
     found.add_argument("--version", action="version", version=__version__)
-    commands = found.add_subparsers(required=True, metavar="COMMAND")
+    commands = found.add_subparsers(required=True, metavar="COMMAND", prog=found.prog)
+    found.unlist([commands])  # the epilog has them
     for command in COMMANDS:
-        parents = [_settings_parser(command.settings)] if command.settings else []
+        parents = [settings_flags.parser_of(command.settings)] if command.settings else []
         subparser = commands.add_parser(command.name, parents=parents, help=command.help)
+        subparser.set_defaults(command=command)
+        if command.takes_sources:
+            named_models.add_options(subparser)
+        command.add_options(subparser)
         if command is serve.COMMAND:
             subparser.formatter_class = argparse.RawDescriptionHelpFormatter
-            subparser.epilog = _models_explained()
-        subparser.set_defaults(command=command)
-        command.add_options(subparser)
+            subparser.epilog = SERVE_EXAMPLES
+        if rare := settings_flags.rare(subparser, command.settings):
+            subparser.usage = f"xlaserve {command.name} [option ...] [SOURCE ...]"
+            subparser.unlist(rare)
+            subparser.add_help_all(f"{SERVE_EXAMPLES}\n\n{settings_flags.models_explained()}")
     add_completion(found)
     return found
 
 
-def _settings_parser(names: Sequence[str]) -> Parser:
-    """Returns the parser of `--config` and of the flags of some settings."""
-    found = Parser(add_help=False, argument_default=argparse.SUPPRESS)
-    found.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        default=None,
-        help="YAML file of settings; without it the built-in configuration serves builtin:digits",
-    )
-    fields = found.add_argument_group(
-        "settings", "Each overrides the environment's XLASERVE_<NAME> and the file; [defaults]."
-    )
-    for name in names:
-        _add_flag(fields, name, Settings.model_fields[name])
-    return found
-
-
-def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> None:
-    flag = f"--{name.replace('_', '-')}"
-    text = _explained(field).replace("%", "%%")
-    if field.annotation in (bool, bool | None):
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
-    elif name == "models":
-        group.add_argument(flag, type=_yaml, metavar="YAML", help=f"{text} A YAML or JSON list.")
-    else:
-        kind = Path if Path in get_args(field.annotation) else str
-        group.add_argument(flag, type=kind, metavar=_takes(field.annotation), help=text)
-
-
-def _models_explained() -> str:
-    """Returns the text about the fields of a model, which have no flags."""
-    lines = ["fields of a model, in a file or in --models:"]
+def _commands_by_group() -> str:
+    """Returns the commands and what each does, under the headings of their groups."""
     width = shutil.get_terminal_size().columns - 2
-    for prefix, settings in (("", ModelSettings), ("auto_buckets.", AutoBuckets), ("shadow.", ShadowSettings)):
-        for name, field in settings.model_fields.items():
-            is_mapping = any(isinstance(item, PlainSerializer) for item in field.metadata)
-            lines.append(f"  {prefix}{name} {'{NAME: TEXT}' if is_mapping else _takes(field.annotation)}".rstrip())
-            lines.append(textwrap.fill(_explained(field), width, initial_indent=" " * 8, subsequent_indent=" " * 8))
+    lines = []
+    for group in Group:
+        lines.append(f"{group.value}:")
+        texts = (f"  {command.name:<10} {command.help}" for command in COMMANDS if command.group is group)
+        lines += [textwrap.fill(text, width, subsequent_indent=" " * 13) for text in texts]
     return "\n".join(lines)
-
-
-def _explained(field: FieldInfo) -> str:
-    """Returns what a field is for, and its default where that is a plain value or a list of such."""
-    text = (field.description or "").replace("\n", " ")
-    if field.is_required():
-        return f"{text} [required]"
-    values = field.default if isinstance(field.default, tuple) else (field.default,)
-    words = [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
-    is_plain = words and all(isinstance(value, (str, int, float, BucketSettings)) for value in values)
-    return f"{text} [{', '.join(words)}]" if is_plain else text
-
-
-def _takes(kind: Any) -> str:
-    """Returns what stands for a value of a type: `{all,first_bucket}`, `N`, `[N,...]`."""
-    parts = [part for part in get_args(kind) if part is not NoneType]
-    if get_origin(kind) is tuple:
-        return f"[{','.join('...' if part is ... else _takes(part) for part in parts)}]"
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        parts = [member.value for member in kind]
-    if parts and isinstance(parts[0], str):
-        return f"{{{','.join(parts)}}}"
-    return _takes(parts[0]) if parts else _PLACEHOLDERS.get(kind, "TEXT")
-
-
-def _yaml(text: str) -> object:
-    try:
-        return config.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"not YAML: {error}") from None

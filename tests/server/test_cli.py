@@ -19,6 +19,7 @@ import yaml
 from tests.server.conftest import CommandLine
 
 from xlaserve import __version__, cli, config
+from xlaserve.commands.command import Group
 from xlaserve.commands.subject import model_settings
 from xlaserve.errors import ConfigError
 
@@ -141,7 +142,7 @@ def test_a_wrong_configuration_is_refused_with_the_field_and_the_value(
 def test_the_help_of_serve_explains_every_field_with_its_choices_and_its_default(
     columns: int, command_line: CommandLine
 ) -> None:
-    shown = command_line("serve", "--help", env={"COLUMNS": str(columns)}).stdout
+    shown = command_line("serve", "--help-all", env={"COLUMNS": str(columns)}).stdout
     explained = [line for line in shown.splitlines() if line.startswith(" " * 8)]
     assert columns - 5 < max(map(len, explained)) <= columns
     for name in config.Settings.model_fields:
@@ -165,6 +166,26 @@ def test_the_help_of_serve_explains_every_field_with_its_choices_and_its_default
     assert "custom_objects {NAME: TEXT} For" in words
     assert "The model's name in requests. [required]" in words
     assert "least expected cost. [1, 2, 4, 8, 16]" in words
+
+
+def test_the_help_of_serve_fits_two_screens_and_says_where_the_rest_is(command_line: CommandLine) -> None:
+    shown = command_line("serve", "--help", env={"COLUMNS": "100"}).stdout
+    assert len(shown.splitlines()) < 100
+    assert {"--labels", "--http-port", "--help-all"} <= set(re.findall(r"--[a-z-]+", shown))
+    assert "--max-connections" not in shown
+
+
+def test_the_fields_of_a_model_have_a_help_of_their_own(command_line: CommandLine) -> None:
+    shown = command_line("help", "models").stdout
+    assert all(f"\n  {name}" in shown for name in config.ModelSettings.model_fields)
+
+
+def test_help_lists_every_command_in_its_group(command_line: CommandLine) -> None:
+    shown = command_line("--help", env={"COLUMNS": "80"}).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    for group in Group:
+        assert f"\n{group.value}:\n" in shown
+    assert all(f"\n  {command.name} " in shown for command in cli.COMMANDS)
 
 
 @pytest.mark.parametrize("command", ["config", "serve", "warm"])
@@ -247,7 +268,8 @@ def test_every_command_has_help(command: str, command_line: CommandLine) -> None
 def test_a_command_has_flags_for_the_settings_that_concern_it(
     command: str, takes: set[str], others: set[str], command_line: CommandLine
 ) -> None:
-    shown = set(re.findall(r"--[a-z0-9-]+", command_line(command, "--help").stdout))
+    text = "--help-all" if command in ("serve", "config") else "--help"
+    shown = set(re.findall(r"--[a-z0-9-]+", command_line(command, text).stdout))
     assert {f"--{name.replace('_', '-')}" for name in takes} <= shown
     assert not {f"--{name.replace('_', '-')}" for name in others} & shown
     assert ("--config" in shown) == bool(takes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from xlaserve.config import Settings
@@ -33,6 +34,15 @@ class Invocation:
     """Reads the settings again. Raises ConfigError."""
 
 
+class Group(Enum):
+    """What commands are for; the help lists them so."""
+
+    SERVE = "serve models"
+    MODEL = "look at models"
+    TUNE = "fit a server to its traffic"
+    CONFIGURE = "configure"
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """A command of `xlaserve`."""
@@ -44,3 +54,6 @@ class Command:
     add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
     settings: tuple[str, ...] = EVERY
     """Settings that are flags of the command; a command without any reads no configuration."""
+    group: Group = Group.SERVE
+    takes_sources: bool = False
+    """Whether models can be named by their sources on its command line; see `named_models`."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 
 from xlaserve.commands import arguments, subject
-from xlaserve.commands.command import EXECUTION, Command, Invocation
+from xlaserve.commands.command import EXECUTION, Command, Group, Invocation
 from xlaserve.config import Mode
 from xlaserve.errors import ConfigError
 from xlaserve.inspection import dump, html_page
@@ -188,5 +188,10 @@ def _table(rows: Iterable[Iterable[str]], *titles: str, numbers: Iterable[str]) 
 
 
 COMMAND = Command(
-    "explain", "show what XLA or OpenVINO made of a model, what it costs and what it takes", run, add_options, EXECUTION
+    "explain",
+    "show what XLA or OpenVINO made of a model, what it costs and what it takes",
+    run,
+    add_options,
+    EXECUTION,
+    group=Group.MODEL,
 )

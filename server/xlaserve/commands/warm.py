@@ -69,5 +69,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "warm", "compile every model, print the ledger, and exit", run, add_options, (*EXECUTION, *CACHE, *PROCESSES)
+    "warm",
+    "compile every model, print the ledger, and exit",
+    run,
+    add_options,
+    (*EXECUTION, *CACHE, *PROCESSES),
+    takes_sources=True,
 )

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import yaml
@@ -31,11 +32,12 @@ def load(
     file: Path | None = None,
     flags: Mapping[str, object] | None = None,
     environ: Mapping[str, str] = os.environ,
+    defaults: Mapping[str, object] = MappingProxyType({}),
 ) -> Settings:
-    """Returns the effective settings: `flags` over the environment over `file` over the defaults.
+    """Returns the effective settings: `flags` over the environment over `file` over `defaults` over the fields' own.
 
-    `flags` and the file hold values by field name. Relative paths in the file are taken from the file's folder.
-    Raises ConfigError, which names each wrong field, its value and what was expected.
+    `flags`, the file and `defaults` hold values by field name. Relative paths in the file are taken from the file's
+    folder. Raises ConfigError, which names each wrong field, its value and what was expected.
     """
     if file is None and CONFIG_FILE_VARIABLE in environ:
         file = Path(environ[CONFIG_FILE_VARIABLE])
@@ -43,7 +45,7 @@ def load(
     written = _from_file(file) if file else {}
     if file and not written and "models" not in given:
         raise ConfigError(f"configuration file {file}: expected fields, models among them, got none")
-    values = {**written, **given}
+    values = {**defaults, **written, **given}
     try:
         return Settings.model_validate(values, context=EXPAND)
     except ValidationError as error:

@@ -74,6 +74,8 @@ NAMED_WEIGHTS: Final = ("imagenet", "random")
 """Weights that are neither a file nor a preset."""
 _HANDLE: Final = re.compile(r"[\w-]+_[\w-]+|[a-z]+://.+")
 """How presets are named: `resnet_50_imagenet`, `kaggle://keras/resnetv1/keras/resnet_50_imagenet`, `hf://user/name`."""
+_WITHOUT_MEANING: Final = re.compile(r"\d+|(my_?|keras_?|saved_?|frozen_?)?(model|graph|network)s?|weights|best|final")
+"""Names of files that say nothing of the model; its folder's name does."""
 BUILTIN_SOURCES: Final = tuple(form for kind in Source if kind.value.names for form in kind.forms)
 NAMES: Final = ", ".join(form for kind in Source if kind.value.prefix for form in kind.forms)
 """Forms of sources that are not paths, for messages."""
@@ -111,6 +113,18 @@ def model_name(source: str) -> str:
     """Returns a name for the model of a source: its last part, with what names may not have as dashes."""
     safe = re.sub(r"[^A-Za-z0-9._-]", "-", source.rstrip("/").rpartition("/")[2].rpartition(":")[2])
     return safe.lstrip("-._")[:128] or "model"
+
+
+def name_of(source: str) -> str:
+    """Returns a name for the model of a source: a path's as `name_at` has it, or the last part of another name."""
+    return model_name(source) if kind_of_name(source) else name_at(Path(source))
+
+
+def name_at(path: Path) -> str:
+    """Returns a name for the model at a path: its file's, or its folder's where that says more."""
+    stems = [path.name if path.is_dir() else path.stem, *(folder.name for folder in path.absolute().parents)]
+    telling = (stem for stem in stems if stem and _WITHOUT_MEANING.fullmatch(stem.lower()) is None)
+    return model_name(next(telling, stems[0]))
 
 
 def is_handle(weights: str) -> bool:

@@ -16,6 +16,7 @@ from xlaserve.processes.beginning import Beginning
 from xlaserve.processes.configuration import ConfigurationFollower
 from xlaserve.processes.engine import Engine
 from xlaserve.processes.event_loop import Stopping
+from xlaserve.processes.first_call import first_call
 from xlaserve.processes.front import Front
 from xlaserve.processes.ready_file import ReadyFile
 from xlaserve.processes.spans import Tracing
@@ -135,7 +136,9 @@ class App:
         self._front.health.refresh()
         log.info(self._engine.serving)
         if self._front.is_ready():
-            self._ready_file.write(self._front.ports.addresses())
+            addresses = self._front.ports.addresses()
+            log.info(first_call(self._settings, addresses))
+            self._ready_file.write(addresses)
         self._service_manager.tell_ready(self._engine.serving)
 
     async def _stop(self) -> None:

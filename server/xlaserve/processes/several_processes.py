@@ -21,6 +21,7 @@ from xlaserve.errors import ConfigError
 from xlaserve.processes import front_process
 from xlaserve.processes.engines import Engines, folder_of_engines, is_engine, point
 from xlaserve.processes.event_loop import in_background
+from xlaserve.processes.first_call import first_call
 from xlaserve.processes.fronts import FRONT, Fronts, keep_spare
 from xlaserve.processes.handover import Predecessor, Successor
 from xlaserve.processes.link.engine_end.host import bound
@@ -210,8 +211,10 @@ class Server(Watcher):
             if self._before is not None:
                 self._begin(self._take_over(self._before, self._ready[FRONT.format(1)]))
             elif engine["is_ready"]:
+                addresses = self._ready[FRONT.format(1)]
+                log.info(first_call(self._settings, addresses))
                 try:
-                    self._ready_file.write(self._ready[FRONT.format(1)])
+                    self._ready_file.write(addresses)
                 except ConfigError as error:
                     self._supervisor.fail(str(error))
         if not self._reloading:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,8 +28,6 @@ FAMILY_PREPROCESS: Final = {
 those that scale pixels themselves."""
 RANGES: Final = "unit is 0..1, tf -1..1, none 0..255"
 UNTOLD: Final = "the file doesn't tell: as your training did"
-WITHOUT_MEANING: Final = re.compile(r"\d+|(my_?|keras_?|saved_?|frozen_?)?(model|graph|network)s?|weights|best|final")
-"""Names of files that say nothing of the model; its folder's name does."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ def plan(found: Description) -> Plan:
     reorders = any(line.value == "caffe" for line in preprocessing)  # to BGR
     outputs = reading.read(found.outputs, image, _labels(found.path))
     lines = [
-        Line("name", name(found.path)),
+        Line("name", sources.name_at(found.path)),
         Line("source", _source(found.path)),
         *(Line(field, value) for field, value in found.settings),
         *_needed(found, image),
@@ -63,13 +60,6 @@ def plan(found: Description) -> Plan:
         *(() if reorders else _colors(image)),
     ]
     return Plan(tuple(lines[:MOST_LINES]), (*_facts(found, image), ("task", outputs.task)))
-
-
-def name(path: Path) -> str:
-    """Returns a name for the model at a path: its file's, or its folder's where that says more."""
-    stems = [path.name if path.is_dir() else path.stem, *(folder.name for folder in path.absolute().parents)]
-    telling = (stem for stem in stems if stem and WITHOUT_MEANING.fullmatch(stem.lower()) is None)
-    return sources.model_name(next(telling, stems[0]))
 
 
 def _unfit(found: Description) -> str:

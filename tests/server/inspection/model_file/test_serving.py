@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from xlaserve import config
-from xlaserve.config import ModelSettings
-from xlaserve.inspection.model_file import serving, text
+from xlaserve.config import ModelSettings, sources
+from xlaserve.inspection.model_file import text
 from xlaserve.inspection.model_file.description import Description, Tensor
 from xlaserve.inspection.model_file.image_input import ImageInput, image_input
 from xlaserve.inspection.model_file.serving import MOST_LINES, plan
@@ -173,7 +173,7 @@ def test_a_name_is_that_of_the_file_or_of_its_folder() -> None:
         "flowers/saved_model/1": "flowers",
         "my flowers/keras_model.h5": "my-flowers",
     }
-    assert {path: serving.name(Path(path)) for path in names} == names
+    assert {path: sources.name_at(Path(path)) for path in names} == names
 
 
 @pytest.mark.parametrize(
