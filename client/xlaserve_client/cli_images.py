@@ -1,4 +1,4 @@
-"""The commands that send images: `classify`, `detect`, `segment`, `embed` and `infer`."""
+"""The commands that send images: `run`, `classify`, `detect`, `segment`, `embed` and `infer`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import dataclasses
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -22,10 +23,16 @@ from xlaserve_client.sync import VisionClient
 
 AnswerT = TypeVar("AnswerT", bound=Answer)
 
+Command = Callable[[VisionClient, argparse.Namespace], int]
+"""Sends images, prints the answers, and returns the exit status."""
+
 _IN_FLIGHT: Final = 16
 """Requests under way at the same time, of one image each, so that the server can batch them."""
 _IMAGE_CHANNELS: Final = (1, 3, 4)
 """Grey, RGB and RGBA."""
+_IMAGE_SUFFIXES: Final = frozenset((".jpg", ".jpeg", ".png", ".webp"))
+"""Suffixes of the files of a folder that are sent."""
+_STDIN: Final = Path("-")
 _SHOWN: Final = 4
 """Values of a vector or a tensor that are printed."""
 
@@ -34,7 +41,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     """Adds the commands to argparse's `commands`."""
     images = argparse.ArgumentParser(add_help=False, parents=[common])
     images.add_argument("model", metavar="MODEL")
-    images.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="a JPEG, PNG or WebP file")
+    add_images(images)
     images.add_argument("--mode", help="one of the model's modes, which `models` lists; its default without it")
     drawn = argparse.ArgumentParser(add_help=False)
     drawn.add_argument(
@@ -43,17 +50,19 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="draw what was found, as DIR/IMAGE-COMMAND.png",
     )
+    run = commands.add_parser("run", parents=[images], help="do with images what the model is for")
+    add_run_options(run)
+    run.set_defaults(run=run_model)
     classify = commands.add_parser("classify", parents=[images], help="name what is in images")
-    classify.add_argument("--top-k", type=int, default=5, metavar="K", help="classes to print (%(default)s)")
-    classify.set_defaults(run=_classify)
+    _add_top_k(classify)
+    classify.set_defaults(run=partial(_on_images, _classify))
     detect = commands.add_parser("detect", parents=[images, drawn], help="find the objects in images")
-    detect.add_argument("--min-score", type=float, default=0.0, metavar="SCORE", help="leave out less likely objects")
-    detect.add_argument("--max-detections", type=int, metavar="N", help="objects in an image; all without it")
-    detect.set_defaults(run=_detect)
+    _add_detections(detect)
+    detect.set_defaults(run=partial(_on_images, _detect))
     segment = commands.add_parser("segment", parents=[images, drawn], help="name the pixels of images")
-    segment.set_defaults(run=_segment)
+    segment.set_defaults(run=partial(_on_images, _segment))
     embed = commands.add_parser("embed", parents=[images], help="make vectors of images")
-    embed.set_defaults(run=_embed)
+    embed.set_defaults(run=partial(_on_images, _embed))
     infer = commands.add_parser("infer", parents=[images], help="print the output tensors of any model")
     infer.add_argument(
         "--out",
@@ -61,7 +70,71 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write them to DIR/IMAGE-infer.npz, for numpy.load; an image to DIR/IMAGE-infer.png",
     )
-    infer.set_defaults(run=_infer)
+    infer.set_defaults(run=partial(_on_images, _infer))
+
+
+def add_images(parser: argparse.ArgumentParser) -> None:
+    """Adds the images, as all commands take them."""
+    parser.add_argument(
+        "images",
+        nargs="+",
+        type=Path,
+        metavar="IMAGE",
+        help="a JPEG, PNG or WebP file, a folder of them, or - for stdin",
+    )
+
+
+def is_there(image: Path) -> bool:
+    """Returns whether an image that a command line names can be looked for: stdin, or a path that exists."""
+    return image == _STDIN or image.exists()
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `run_model`."""
+    _add_top_k(parser)
+    _add_detections(parser)
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="draw what was found into copies of the images, or write the outputs"
+    )
+
+
+def run_model(client: VisionClient, options: argparse.Namespace) -> int:
+    """Asks for what the model's task is, and prints that; the output tensors of a model of another task."""
+    task = next((model.task for model in client.models() if model.name == options.model), "")
+    return _on_images(_BY_TASK.get(task, _infer), client, options)
+
+
+def _on_images(ask: Command, client: VisionClient, options: argparse.Namespace) -> int:
+    """Runs a command on the images of folders, and on an image of stdin as a file that is called so."""
+    with TemporaryDirectory() as folder:
+        images: list[Path] = []
+        for path in options.images:
+            if path == _STDIN:
+                file = Path(folder, "stdin")
+                file.write_bytes(sys.stdin.buffer.read())
+                images.append(file)
+            elif path.is_dir():
+                images += _images_in(path)
+            else:
+                images.append(path)
+        options.images = images
+        return ask(client, options)
+
+
+def _images_in(folder: Path) -> list[Path]:
+    found = sorted(path for path in folder.iterdir() if path.suffix.lower() in _IMAGE_SUFFIXES)
+    if not found:
+        raise ValueError(f"{folder}: expected a folder with {', '.join(sorted(_IMAGE_SUFFIXES))} files, got none")
+    return found
+
+
+def _add_top_k(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--top-k", type=int, default=5, metavar="K", help="classes to print (%(default)s)")
+
+
+def _add_detections(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--min-score", type=float, default=0.0, metavar="SCORE", help="leave out less likely objects")
+    parser.add_argument("--max-detections", type=int, metavar="N", help="objects in an image; all without it")
 
 
 def say(lines: Iterable[str]) -> None:
@@ -156,6 +229,14 @@ def _infer(client: VisionClient, options: argparse.Namespace) -> int:
         return {"outputs": {name: values[0].tolist() for name, values in result.outputs.items()}, **_common(result)}
 
     return _ask_each(options, client.infer, lines, as_json)
+
+
+_BY_TASK: Final[Mapping[str, Command]] = {
+    "classification": _classify,
+    "detection": _detect,
+    "segmentation": _segment,
+    "embedding": _embed,
+}
 
 
 def _write(file: Path, outputs: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from xlaserve.commands import (
     named_models,
     plan,
     profile,
+    run,
     serve,
     settings_flags,
     show_config,
@@ -40,6 +41,7 @@ from xlaserve_client.cli_parser import Parser, add_completion
 
 COMMANDS: Final = (
     serve.COMMAND,
+    run.COMMAND,
     warm.COMMAND,
     upgrade.COMMAND,
     inspect.COMMAND,
@@ -56,6 +58,7 @@ COMMANDS: Final = (
     help_.COMMAND,
 )
 EXAMPLES: Final = """examples:
+  xlaserve run mine.keras photo.jpg      answer a picture
   xlaserve serve mine.keras              serve a file; its page is on port 8000
   xlaserve inspect mine.h5 > models.yaml see what is in a file
   xlaserve serve --config models.yaml    serve what a configuration says"""
@@ -79,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     try:
         defaults: Mapping[str, object] = {}
-        if command.takes_sources and (named := named_models.settings_of(options)):
+        if command.sources and (named := named_models.settings_of(options)):
             flags, defaults = {**flags, **named}, named_models.defaults()
         load = partial(config.load, file, flags, defaults=defaults) if command.settings else Settings
         settings = load()
@@ -126,8 +129,8 @@ def parser() -> argparse.ArgumentParser:
         parents = [settings_flags.parser_of(command.settings)] if command.settings else []
         subparser = commands.add_parser(command.name, parents=parents, help=command.help)
         subparser.set_defaults(command=command)
-        if command.takes_sources:
-            named_models.add_options(subparser)
+        if command.sources:
+            named_models.add_options(subparser, command.sources)
         command.add_options(subparser)
         if command is serve.COMMAND:
             subparser.formatter_class = argparse.RawDescriptionHelpFormatter

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import math
 from importlib.metadata import version
@@ -55,6 +56,45 @@ def test_classify_prints_json(puppet: Puppet, image: Path, capsys: pytest.Captur
     assert answer["image"] == str(image)
     assert answer["mode"] == "graph"
     assert answer["classifications"] == [{"categories": [{"index": 3, "label": "class 3", "score": 1.0}]}]
+
+
+def test_run_does_what_the_model_is_for(puppet: Puppet, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "digits", str(image), "--top-k", "1", "--target", puppet.target]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{image}  (xla, 500.0 ms in the server)",
+        "     1.0000  class 3  (3)",
+    ]
+
+
+def test_run_prints_the_outputs_of_a_model_without_a_task(
+    puppet: Puppet, image: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "another", str(image), "--target", puppet.target]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[1] == "float32"
+
+
+def test_the_images_of_a_folder_are_sent_in_the_order_of_their_names(
+    puppet: Puppet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, first in (("b.JPG", 1), ("a.png", 2), ("notes.txt", 3)):
+        (tmp_path / name).write_bytes(bytes([first]))
+    assert main(["classify", "digits", str(tmp_path), "--top-k", "1", "--target", puppet.target, "--json"]) == 0
+    answers = json.loads(capsys.readouterr().out)
+    assert [Path(answer["image"]).name for answer in answers] == ["a.png", "b.JPG"]
+    assert [answer["classifications"][0]["categories"][0]["index"] for answer in answers] == [2, 1]
+
+
+def test_a_folder_without_images_is_refused(puppet: Puppet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["classify", "digits", str(tmp_path), "--target", puppet.target]) == 1
+    assert f"{tmp_path}: expected a folder with .jpeg, .jpg, .png, .webp files" in capsys.readouterr().err
+
+
+def test_an_image_is_read_from_stdin(
+    puppet: Puppet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\x05png")))
+    assert main(["classify", "digits", "-", "--top-k", "1", "--target", puppet.target]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "     1.0000  class 5  (5)"
 
 
 @pytest.fixture

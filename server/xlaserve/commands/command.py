@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, Literal
 
 from xlaserve.config import Settings
 
@@ -55,5 +55,5 @@ class Command:
     settings: tuple[str, ...] = EVERY
     """Settings that are flags of the command; a command without any reads no configuration."""
     group: Group = Group.SERVE
-    takes_sources: bool = False
-    """Whether models can be named by their sources on its command line; see `named_models`."""
+    sources: Literal["", "1", "*"] = ""
+    """Number of models that its command line names by their sources; see `named_models`."""

@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from xlaserve import config
 from xlaserve.config import ModelSettings, sources
@@ -32,14 +32,14 @@ OF_ONE: Final = ("name", "labels")
 CONFIGURATIONS: Final = (".yaml", ".yml", ".json")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the sources, and the flags for the fields of their models."""
-    parser.add_argument(
-        "sources",
-        nargs="*",
-        metavar="SOURCE",
-        help="a model's file or folder, or a name such as keras.applications:ResNet50; else the models of --config",
-    )
+def add_options(parser: argparse.ArgumentParser, number: Literal["1", "*"] = "*") -> None:
+    """Adds one source or any number of them, and the flags for the fields of their models."""
+    text = "a model's file or folder, or a name such as keras.applications:ResNet50"
+    if number == "1":
+        parser.add_argument("sources", nargs=1, metavar="SOURCE", help=text)
+    else:
+        text = f"{text}; else the models of --config"
+        parser.add_argument("sources", nargs=number, metavar="SOURCE", help=text)
     group = parser.add_argument_group("models", "Fields of the models that SOURCE names.")
     for field, text in FLAGS.items():
         group.add_argument(f"--{field.replace('_', '-')}", dest=f"model_{field}", metavar=_metavar(field), help=text)

@@ -24,4 +24,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--show", action="store_true", help="print the effective configuration")
 
 
-COMMAND = Command("config", "check the configuration", run, add_options, takes_sources=True, group=Group.CONFIGURE)
+COMMAND = Command("config", "check the configuration", run, add_options, sources="*", group=Group.CONFIGURE)

@@ -74,5 +74,5 @@ COMMAND = Command(
     run,
     add_options,
     (*EXECUTION, *CACHE, *PROCESSES),
-    takes_sources=True,
+    sources="*",
 )

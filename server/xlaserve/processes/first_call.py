@@ -24,7 +24,7 @@ def first_call(settings: Settings, addresses: Mapping[str, str | None]) -> str:
     target = _reachable(addresses["grpc"])
     options = [] if target == DEFAULT_TARGET else ["--target", target]
     options += [] if settings.tls_certificate is None else ["--tls"]
-    return f"try it: {page} or {' '.join(['xlaserve-client infer', *options, settings.models[0].name, 'IMAGE'])}"
+    return f"try it: {page} or {' '.join(['xlaserve-client run', *options, settings.models[0].name, 'IMAGE'])}"
 
 
 def _reachable(address: str | None) -> str:

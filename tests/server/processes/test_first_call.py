@@ -18,22 +18,22 @@ MODELS = (ModelSettings(name="cats", source="builtin:noop"), ModelSettings(name=
         (
             {},
             {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"},
-            "try it: http://127.0.0.1:8000/ or xlaserve-client infer cats IMAGE",
+            "try it: http://127.0.0.1:8000/ or xlaserve-client run cats IMAGE",
         ),
         (
             {"host": "0.0.0.0"},
             {"http": "0.0.0.0:80", "grpc": "0.0.0.0:9001"},
-            "try it: http://127.0.0.1:80/ or xlaserve-client infer --target 127.0.0.1:9001 cats IMAGE",
+            "try it: http://127.0.0.1:80/ or xlaserve-client run --target 127.0.0.1:9001 cats IMAGE",
         ),
         (
             {"host": "::"},
             {"http": "[::]:80", "grpc": "[::]:81"},
-            "try it: http://[::1]:80/ or xlaserve-client infer --target [::1]:81 cats IMAGE",
+            "try it: http://[::1]:80/ or xlaserve-client run --target [::1]:81 cats IMAGE",
         ),
         (
             {"tls_certificate": Path("a.pem"), "tls_key": Path("b.pem")},
             {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"},
-            "try it: https://127.0.0.1:8000/ or xlaserve-client infer --tls cats IMAGE",
+            "try it: https://127.0.0.1:8000/ or xlaserve-client run --tls cats IMAGE",
         ),
         (
             {"access": Path("access.yaml")},
