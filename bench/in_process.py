@@ -36,7 +36,7 @@ def best(programs: Mapping[Bucket, Executable], lanes: int) -> tuple[Bucket, Exe
 
 def images_per_s(bucket: Bucket, executable: Executable, lanes: int, seconds: float) -> float:
     """Returns images/s with every lane running one bucket."""
-    images = noise(bucket)
+    (images,) = noise(bucket)
     until = time.perf_counter() + seconds
 
     def run() -> float:

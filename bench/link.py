@@ -91,7 +91,7 @@ async def _load(engine: ModelEngine, side: int, at_a_time: int, seconds: float) 
         nonlocal answered
         while time.perf_counter() < stops_at:
             with engine.admit(1, message.nbytes) as admitted:
-                result = await admitted.run(EngineRequest(message, Mode.XLA, math.inf))
+                result = await admitted.run(EngineRequest((message,), Mode.XLA, math.inf))
             assert result.batches[0].outputs[0].shape == (1, CLASSES)
             answered += 1
             await asyncio.sleep(0)  # a front has other things to do: answers of one turn are not its next requests

@@ -51,7 +51,7 @@ def _compile(program: Any, bucket: Bucket, lanes: int, precision: str) -> Any:
 
 
 def _images_per_s(queue: Any, bucket: Bucket, seconds: float) -> float:
-    images = noise(bucket)
+    (images,) = noise(bucket)
     queue.start_async({0: images})
     queue.wait_all()
     began, batches = time.perf_counter(), 0

@@ -22,7 +22,8 @@ from typing import Any, Final, cast
 from bench.figures import Figure, finish, ratio
 from bench.trials import interleaved
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Settings
-from xlaserve.engine.program import Executable, Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Executable, Outputs
 from xlaserve.engine.warmup.compiler import noise
 from xlaserve.models import catalog
 from xlaserve.programs.tf.device import configure, cpu_name
@@ -50,7 +51,7 @@ def compare(name: str, arms: tuple[str, ...], blocks: int, block_s: float) -> It
     assert isinstance(model.program, TensorFlowProgram)
     onnx = to_onnx(model.program, model.buckets[0]) if ONNX_RUNTIME in arms else None
     for bucket in model.buckets:
-        images = noise(bucket)
+        (images,) = noise(bucket)
         run = {arm: model.program.compile(Mode(arm), bucket).executable for arm in arms if arm != ONNX_RUNTIME}
         if onnx is not None:
             try:

@@ -10,7 +10,8 @@ from typing import Final
 
 from xlaserve.cli import main
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.program import Compilation, Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Compilation, Outputs
 from xlaserve.models.sources import noop
 from xlaserve.models.sources.noop import NoopProgram
 

@@ -14,7 +14,8 @@ import pytest
 import pytest_asyncio
 from hypothesis import settings
 
-from xlaserve.engine.program import Executable, Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Executable, Outputs
 from xlaserve.planning.virtual_time import VirtualTimeLoop
 
 # The same examples in every run; `--hypothesis-profile=default` looks for new ones.

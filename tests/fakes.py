@@ -14,7 +14,8 @@ import pytest
 from xlaserve.config import Bucket, Mode, PixelRange
 from xlaserve.engine.batching.lanes import Lanes, Share
 from xlaserve.engine.batching.worker import Batch, Run, Worker, gather
-from xlaserve.engine.program import Compilation, Images, Outputs, run_batch
+from xlaserve.engine.inputs import RGB_IMAGE, Images, Inputs
+from xlaserve.engine.program import Compilation, Outputs, run_batch
 from xlaserve.engine.request import Result
 from xlaserve.images.image_input import RGB
 from xlaserve.models.task import Task
@@ -71,10 +72,10 @@ class FakeWorker(Worker):
         self._at_once = lanes
         self._cost_s = cost_s
 
-    def reserve(self, buckets: Iterable[Bucket], channels: int = 3) -> None:
+    def reserve(self, buckets: Iterable[Bucket], inputs: Inputs = RGB_IMAGE) -> None:
         self.reserved.update(buckets)
 
-    def free(self, buckets: Iterable[Bucket], channels: int = 3) -> None:
+    def free(self, buckets: Iterable[Bucket], inputs: Inputs = RGB_IMAGE) -> None:
         self.reserved.subtract(buckets)
 
     def submit(self, batch: Batch, done: Callable[[Run | BaseException], object]) -> None:
@@ -85,7 +86,7 @@ class FakeWorker(Worker):
         while self.staged and self.running < self._at_once:
             self.running += 1
             since, batch, done = self.staged.popleft()
-            rows = np.concatenate(batch.rows)
+            rows = np.concatenate([rows for (rows,) in batch.rows])
             assert isinstance(batch.executable, Executable)
             numbers = [int(number) for number in batch.executable(rows)[0]]
             started = Started(self._loop.time(), batch.executable.mode, batch.bucket.batch, numbers)
@@ -99,7 +100,7 @@ class FakeWorker(Worker):
         result: Run | BaseException | None = self.error_of(started)
         if result is None:
             buffer = np.empty((*batch.bucket, 3), np.uint8)
-            gather(batch.rows, buffer)
+            gather(batch.rows, (buffer,))
             took_s = self._cost_s[batch.bucket.batch]
             try:
                 result = Run(run_batch(batch.executable, buffer), 0.0, wait_s, took_s, ended=self._loop.time())

@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 
 from xlaserve.admission.image_memory import ImageMemory
 from xlaserve.admission.shared_counts import SharedCounts
-from xlaserve.config import Mode, PixelRange, Settings
+from xlaserve.config import Bucket, Mode, PixelRange, Settings
+from xlaserve.engine.buckets.demand import Resolution
+from xlaserve.engine.inputs import Images, Inputs, Rows, empty, selected
 from xlaserve.engine.model_engine import Ticket
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.program import Outputs
 from xlaserve.engine.request import DEFAULT_PRIORITY, BatchRows, EncodedRequest, EngineRequest, Result, check_row_shapes
 from xlaserve.engine.timings import Timings
 from xlaserve.engine.trace_context import TraceContext, TracedBatch
@@ -120,7 +122,7 @@ class Request(NamedTuple):
     trace: TraceContext | None = None
     """The span of its call, where that is recorded."""
 
-    def with_rows(self, rows: Images, mode: Mode) -> EngineRequest:
+    def with_rows(self, rows: Rows, mode: Mode) -> EngineRequest:
         """Returns the request for an engine, which runs all or some of the images as pixels, in this mode."""
         return EngineRequest(rows, mode, self.deadline, self.priority, self.trace)
 
@@ -148,9 +150,9 @@ class Answer(NamedTuple):
 class Group(NamedTuple):
     """Images of a request that have one resolution."""
 
-    rows: Sequence[int]
+    images: Sequence[int]
     """Which of the request's images."""
-    pixels: Images
+    rows: Rows
 
 
 class Pipeline:
@@ -194,7 +196,7 @@ class Pipeline:
                 images = await self._checked(served, images, request.deadline)
             if unmatched is not None:
                 mode = await admitted.open(unmatched, mode)
-            result = await admitted.run(request.with_rows(images, mode))
+            result = await admitted.run(request.with_rows((images,), mode))
             return await self._answer(served, request, mode, [whole(height, width)] * count, result)
 
     async def _run_encoded(self, served: Served, request: Request, images: Sequence[Encoded]) -> Answer:
@@ -249,9 +251,9 @@ class Pipeline:
         Each gets the resolution that suits it best; where outputs can't have several, all get that of the first.
         """
         # Where all have one resolution, they are decoded to where they run. Unused arrays are never paged in.
-        allocate = admitted.buffer if len(served.inputs) == 1 else _allocate
-        color = served.model.color
-        pixels = {size: allocate((len(encoded), *size, color.channels)) for size in served.inputs}
+        inputs, color = served.model.inputs, served.model.color
+        allocate = admitted.buffer if len(served.inputs) == 1 else partial(_allocate, inputs)
+        buffers = {size: allocate(len(encoded), size) for size in served.inputs}
         place: Place = served.place
         settings, warned = served.settings, defaultdict[str, list[int]](list)
 
@@ -270,13 +272,14 @@ class Pipeline:
                 if len(encoded) > 1:
                     error.name_image(row)
                 raise
-            pixels[frame.input_height, frame.input_width][row] = image
+            (pixels,) = buffers[frame.input_height, frame.input_width]
+            pixels[row] = image
             if warning:
                 warned[warning].append(row)
             return frame
 
         model = settings.name
-        if served.has_sized_outputs and len(pixels) > 1:
+        if served.has_sized_outputs and len(buffers) > 1:
             (first,) = await self._threads.map(model, decode_row, 1, deadline)
             place = partial(served.place_into, (first.input_height, first.input_width))
             rest = len(encoded) - 1
@@ -289,12 +292,12 @@ class Pipeline:
         warning = "; ".join(of_images(said, images, len(encoded)) for said, images in warned.items())
         if len(rows) == 1:
             (size,) = rows
-            return [Group(range(len(encoded)), pixels[size])], frames, warning
+            return [Group(range(len(encoded)), buffers[size])], frames, warning
         chosen = list(rows.items())
 
         def select(group: int) -> Group:
             size, images = chosen[group]
-            return Group(images, pixels[size][images])
+            return Group(images, selected(buffers[size], images))
 
         groups = await self._threads.map(model, select, len(chosen), deadline)
         return groups, frames, warning
@@ -342,22 +345,22 @@ class Pipeline:
         return await self._threads.map(model, render_row, len(frames), request.deadline, is_rendering=True)
 
 
-def _allocate(shape: tuple[int, int, int, int]) -> Images:
-    return np.empty(shape, np.uint8)
+def _allocate(inputs: Inputs, images: int, size: Resolution) -> Rows:
+    return empty(inputs, Bucket(images, *size))
 
 
 async def _run_groups(admitted: Ticket, groups: Sequence[Group], mode: Mode, request: Request) -> Result:
     """Returns what the batches gave, in any order, and the slowest stages; where one group fails, so do the others."""
     if len(groups) == 1:
-        return await admitted.run(request.with_rows(groups[0].pixels, mode))
-    running = [asyncio.ensure_future(admitted.run(request.with_rows(group.pixels, mode))) for group in groups]
+        return await admitted.run(request.with_rows(groups[0].rows, mode))
+    running = [asyncio.ensure_future(admitted.run(request.with_rows(group.rows, mode))) for group in groups]
     try:
         results = await asyncio.gather(*running)
     finally:
         for one in running:
             one.cancel()
     gathered = [
-        BatchRows(group.rows[rows[0] : rows[-1] + 1], outputs)
+        BatchRows(group.images[rows[0] : rows[-1] + 1], outputs)
         for group, result in zip(groups, results, strict=True)
         for rows, outputs in result.batches
     ]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from bench.processor_time import LANES, images_per_processor_s
 
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Outputs
 
 IMAGES = np.zeros((4, 1, 1, 3), np.uint8)
 BATCH_S = 0.02

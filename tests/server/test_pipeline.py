@@ -17,7 +17,9 @@ from tests.fakes import Clock
 from xlaserve import pipeline
 from xlaserve.admission.shared_counts import SharedCounts
 from xlaserve.config import Bucket, Decoding, Fit, Grey16, Mode, ModelSettings, PixelRange, Settings, Window
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine import inputs
+from xlaserve.engine.inputs import Images, Rows
+from xlaserve.engine.program import Outputs
 from xlaserve.engine.request import BatchRows, EncodedRequest, EngineRequest, Result, check_row_shapes
 from xlaserve.engine.timings import Timings
 from xlaserve.errors import (
@@ -80,9 +82,9 @@ class Batcher:
         assert resolution in self.unmatched
         return self.opened.setdefault(resolution, Mode.GRAPH)
 
-    def buffer(self, shape: tuple[int, ...]) -> Images:
-        self.buffers.append(np.empty(shape, np.uint8))
-        return self.buffers[-1]
+    def buffer(self, images: int, resolution: tuple[int, int]) -> Rows:
+        self.buffers.append(np.empty((images, *resolution, 3), np.uint8))
+        return (self.buffers[-1],)
 
     def check_encoded(self, request: EncodedRequest) -> None:
         self.checked.append((request.images, request.deadline, request.priority))
@@ -90,7 +92,7 @@ class Batcher:
             raise self.unreachable
 
     async def run(self, request: EngineRequest) -> Result:
-        pixels = request.rows
+        (pixels,) = request.rows
         self.ran.append((pixels, request.mode, request.deadline))
         self.priorities.append(request.priority)
         if self.hold:
@@ -124,7 +126,14 @@ def make_served(batcher: Batcher, *sizes: tuple[int, int], image: ImageInput = R
     settings = ModelSettings(name="m", source="fake", modes=modes, resolutions=sizes, **settings_of_all)
     version = SimpleNamespace(settings=settings)
     buckets = tuple(Bucket(2, *size) for size in sizes)
-    model = SimpleNamespace(buckets=buckets, task=Classification(3), fit=Fit.RESIZE, image=image, color=image.color)
+    model = SimpleNamespace(
+        buckets=buckets,
+        task=Classification(3),
+        fit=Fit.RESIZE,
+        image=image,
+        color=image.color,
+        inputs=inputs.pixels(image.channels),
+    )
     return Served(cast(Any, version), cast(Any, model), cast(Any, batcher))
 
 
@@ -650,12 +659,12 @@ async def test_where_one_resolution_fails_the_whole_request_does_and_its_other_i
     run = batcher.run
 
     async def fail_one(request: EngineRequest) -> Result:
-        if request.rows.shape[1] == 8:
+        if request.shape[1] == 8:
             raise DeadlineExceeded("too late")
         try:
             await asyncio.sleep(PATIENCE_S)
         except asyncio.CancelledError:
-            cancelled.append(len(request.rows))
+            cancelled.append(request.images)
             raise
         return await run(request)
 

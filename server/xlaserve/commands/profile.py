@@ -34,14 +34,14 @@ def run(invocation: Invocation) -> int:
     arguments.make_folder(own.out)
     loaded = subject.load(invocation.settings, own.model, own.bucket, own.mode)
     program = loaded.compile(own.mode)
-    channels = loaded.model.image.channels
-    measure(program.executable, loaded.bucket, lanes=1, channels=channels)  # until it runs as it will
+    inputs = loaded.model.inputs
+    measure(program.executable, loaded.bucket, lanes=1, inputs=inputs)  # until it runs as it will
 
     from xlaserve.programs.tf import trace  # noqa: PLC0415 - TensorFlow had to be set up first
 
-    pixels = noise(loaded.bucket, channels)
+    rows = noise(loaded.bucket, inputs)
     with trace.recorded(own.out):
-        batches = _run_batches(lambda: program.executable(pixels), loaded.device.lanes, own.seconds)
+        batches = _run_batches(lambda: program.executable(*rows), loaded.device.lanes, own.seconds)
     images = batches * loaded.bucket.batch
     say = sys.stdout.write
     say(f"{batches} batches of {loaded.bucket} in {own.mode}, {images / own.seconds:,.0f} images/s while recording\n")

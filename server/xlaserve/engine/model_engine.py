@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 from xlaserve.config import Mode
 from xlaserve.engine.batching.model_queues import Live
 from xlaserve.engine.buckets.demand import Resolution
-from xlaserve.engine.program import Images
+from xlaserve.engine.inputs import Rows
 from xlaserve.engine.request import EncodedRequest, EngineRequest, Result
 
 
@@ -25,9 +25,9 @@ class Ticket(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
-    def buffer(self, shape: tuple[int, int, int, int]) -> Images:
-        """Returns memory for pixels `[n, height, width, channels]`, with any content: pixels that are written there and
-        then run are not copied again. Raises QueueFull."""
+    def buffer(self, images: int, resolution: Resolution) -> Rows:
+        """Returns memory for rows of the model's inputs, with any content: what is written there and then run, as this
+        very tuple, is not copied again. Raises QueueFull."""
 
     async def open(self, resolution: Resolution, mode: Mode) -> Mode:
         """Makes the model ready for a `resolution` that was admitted as `unmatched`, which takes a few runs the first

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets.planner import Cost
-
-Images = NDArray[np.uint8]
-"""Pixels, `[n, height, width, channels]`, from 0 to 255."""
+from xlaserve.engine.inputs import RGB_IMAGE, Inputs, Layout, layout
 
 Value = (
     np.float32
@@ -40,15 +38,10 @@ def is_finite(outputs: Outputs) -> bool:
     return all(output.dtype.kind != "f" or bool(np.isfinite(output).all()) for output in outputs)
 
 
-class Executable(Protocol):
-    """A model fixed to one mode and one bucket. Safe to call from several threads at a time."""
-
-    def __call__(self, images: Images) -> Outputs:
-        """Runs `images`, whose shape is the bucket's and nothing else, and blocks until the outputs are there.
-
-        The outputs own their memory: `images` may be overwritten as soon as the call returns. Call it through
-        `run_batch`, which checks them.
-        """
+Executable = Callable[..., Outputs]
+"""A model fixed to one mode and one bucket: a function of an array for each of its inputs, of the bucket's shapes and
+nothing else. It blocks until the outputs are there, which own their memory: the arrays may be overwritten as soon as it
+returns. Safe to call from several threads at a time. Call it through `run_batch`, which checks the outputs."""
 
 
 class WrongRowsError(Exception):
@@ -70,32 +63,48 @@ class WrongRowsError(Exception):
         return f"{output}: expected {rows}, one for each image of the batch, got {self.rows} (shape {self.shape})"
 
 
-def run_batch(executable: Callable[[Images], Outputs], images: Images) -> Outputs:
-    """Runs `images` and returns the outputs, each of which has one row for each image.
+def run_batch(executable: Executable, *rows: NDArray[Any]) -> Outputs:
+    """Runs `rows`, an array for each input, and returns the outputs, each of which has one row for each row of those.
 
     Every run whose outputs are used goes through here, whatever the mode: with a row too few or too many, clients would
     get each other's answers. Raises WrongRowsError, and the errors of the executable.
     """
-    outputs = executable(images)
+    outputs = executable(*rows)
+    images = len(rows[0])
     for index, output in enumerate(outputs):
-        if not output.ndim or len(output) != len(images):
-            raise WrongRowsError(index, output.shape, len(images))
+        if not output.ndim or len(output) != images:
+            raise WrongRowsError(index, output.shape, images)
     return outputs
 
 
 @dataclass(frozen=True, slots=True)
 class FixedShape:
-    """Calls `run` with images of one shape only."""
+    """Calls `run` with rows of one bucket only."""
 
     run: Executable
-    shape: tuple[int, ...]
+    bucket: Bucket
+    inputs: Inputs = RGB_IMAGE
+    arrays: Layout = field(init=False)
+    """The dtype of each array, and its whole shape."""
 
-    def __call__(self, images: Images) -> Outputs:
-        """Runs `images` and returns the outputs; raises ValueError where they are of another shape or type."""
+    def __post_init__(self) -> None:
+        batch, height, width = self.bucket
+        whole = tuple((dtype, (batch, *shape)) for dtype, shape in layout(self.inputs, height, width))
+        object.__setattr__(self, "arrays", whole)
+
+    def __call__(self, *rows: NDArray[Any]) -> Outputs:
+        """Runs `rows` and returns the outputs; raises ValueError where they are of another shape or type."""
         # A concrete function of TensorFlow takes a tensor of any shape, and XLA then compiles again.
-        if images.shape != self.shape or images.dtype != np.uint8:
-            raise ValueError(f"pixels: expected uint8 {self.shape}, got {images.dtype} {images.shape}")
-        return self.run(images)
+        for each, (dtype, shape) in zip(rows, self.arrays, strict=True):
+            if each.shape != shape or each.dtype != dtype:
+                self._refuse(rows)
+        return self.run(*rows)
+
+    def _refuse(self, rows: tuple[NDArray[Any], ...]) -> NoReturn:
+        for spec, got, (dtype, shape) in zip(self.inputs, rows, self.arrays, strict=True):
+            if got.shape != shape or got.dtype != dtype:
+                raise ValueError(f"{spec.name}: expected {dtype} {shape}, got {got.dtype} {got.shape}")
+        raise AssertionError
 
 
 @dataclass(frozen=True, slots=True)

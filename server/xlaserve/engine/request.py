@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from xlaserve.config import Mode
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.buckets.demand import Resolution
+from xlaserve.engine.inputs import Rows
+from xlaserve.engine.program import Outputs
 from xlaserve.engine.timings import Timings
 from xlaserve.engine.trace_context import TraceContext, TracedBatch
 from xlaserve.errors import ExecutionFailed
@@ -22,8 +24,7 @@ Shape = tuple[Mode, int, int]
 class EngineRequest(NamedTuple):
     """Rows that a model is to run, and how. They wait, run, or fail together."""
 
-    rows: Images
-    """Pixels `[n, height, width, channels]`, n >= 1."""
+    rows: Rows
     mode: Mode
     deadline: float
     """The time by which it has to be answered, in seconds of the clock."""
@@ -31,11 +32,20 @@ class EngineRequest(NamedTuple):
     """A key of `WEIGHTS`."""
     trace: TraceContext | None = None
     """The client's request, where it is recorded."""
+    resolution: Resolution | None = None
+    """Height and width of its buckets; None where they are those of the first input, which holds images."""
+
+    @property
+    def images(self) -> int:
+        """Number of rows."""
+        return len(self.rows[0])
 
     @property
     def shape(self) -> Shape:
         """Mode, height and width."""
-        shape = self.rows.shape
+        if self.resolution is not None:
+            return self.mode, *self.resolution
+        shape = self.rows[0].shape
         return self.mode, shape[1], shape[2]
 
 

@@ -13,10 +13,12 @@ from functools import partial
 from hashlib import blake2b
 from itertools import count
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from numpy.typing import NDArray
 
 from xlaserve.config import ModelSettings, model_files
-from xlaserve.engine.program import Executable, Images, Outputs
+from xlaserve.engine.program import Executable, Outputs
 
 KEY_BYTES: Final = 16
 STEPS_BYTES: Final = 232
@@ -113,11 +115,11 @@ class UnderWay:
         """Returns the executable of a version wrapped so that each run is recorded for as long as it takes."""
         memory = self._memory
 
-        def run(images: Images) -> Outputs:
+        def run(*rows: NDArray[Any]) -> Outputs:
             start = self._slot()
             memory[start : start + KEY_BYTES] = key
             try:
-                return executable(images)
+                return executable(*rows)
             finally:
                 memory[start : start + KEY_BYTES] = _NOTHING
 

@@ -10,7 +10,8 @@ from typing import Final
 import tensorflow as tf
 
 from xlaserve.config import Bucket
-from xlaserve.engine.program import Compilation, Executable, Images
+from xlaserve.engine.inputs import Rows
+from xlaserve.engine.program import Compilation, Executable
 from xlaserve.engine.warmup.compiler import measure as measure_run
 from xlaserve.engine.warmup.compiler import noise
 from xlaserve.errors import ModelFailed
@@ -56,8 +57,8 @@ def explain(
     # The largest: a model may have other, small programs of its own.
     programs = dump.read(max(compiled, key=lambda file: file.stat().st_size))
     before, after = hlo.parse(programs.hlo), hlo.parse(programs.optimized_hlo)
-    measured_s = measure_run(compilation.executable, bucket, lanes=1, channels=model.image.channels).alone_s
-    traced = _trace(compilation.executable, noise(bucket, model.image.channels))
+    measured_s = measure_run(compilation.executable, bucket, lanes=1, inputs=model.inputs).alone_s
+    traced = _trace(compilation.executable, noise(bucket, model.inputs))
     machine = roofline.measure(*peak)
     explained = Explanation(
         model=model.settings.name,
@@ -78,11 +79,11 @@ def explain(
     return Explained(explained, programs, stablehlo(compilation.executable))
 
 
-def _trace(executable: Executable, images: Images) -> dict[str, float]:
+def _trace(executable: Executable, rows: Rows) -> dict[str, float]:
     """Returns the mean seconds of each instruction over a few runs."""
     with tempfile.TemporaryDirectory(prefix="xlaserve-trace-") as folder:
         with trace.recorded(Path(folder)):
             for _ in range(TRACED_RUNS):
-                executable(images)
+                executable(*rows)
         seconds = trace.instruction_s(Path(folder))
     return {name: second / TRACED_RUNS for name, second in seconds.items()}

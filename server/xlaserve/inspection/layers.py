@@ -76,7 +76,7 @@ def explain(model: Model, bucket: Bucket, device: Device, compilation: Compilati
         device=str(device),
         versions=f"OpenVINO {version()}",
         precision=profiled.precision,
-        layers=tuple(profiled.layers(noise(bucket, model.image.channels), PROFILED_RUNS)),
+        layers=tuple(profiled.layers(noise(bucket, model.inputs), PROFILED_RUNS)),
         compile_s=compilation.compile_s,
-        measured_s=measure(compilation.executable, bucket, lanes=1, channels=model.image.channels).alone_s,
+        measured_s=measure(compilation.executable, bucket, lanes=1, inputs=model.inputs).alone_s,
     )

@@ -12,7 +12,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from xlaserve.config import Decoding, Fit, Mode
-from xlaserve.engine.program import Executable, Images, Outputs, run_batch
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Executable, Outputs, run_batch
 from xlaserve.engine.warmup.auto_buckets import Programs
 from xlaserve.engine.warmup.difference import Difference, compare
 from xlaserve.images.decoder import ImageLimits, decode

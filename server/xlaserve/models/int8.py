@@ -17,7 +17,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from xlaserve.config import Bucket, Mode, Precision
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.inputs import Images, Inputs, shapes
+from xlaserve.engine.program import Outputs
 from xlaserve.engine.warmup.compiler import noise
 from xlaserve.errors import ConfigError, ModelFailed, RequestError
 from xlaserve.images.decoder import Decoded, ImageLimits, decode
@@ -27,7 +28,7 @@ from xlaserve.models.catalog import Model
 from xlaserve.models.likeness import OfImage, likeness
 from xlaserve.models.task import Detection
 from xlaserve.programs.openvino.calibration import Size
-from xlaserve.programs.openvino.openvino_program import CompiledModel, ConvertedGraph
+from xlaserve.programs.openvino.openvino_program import CompiledModel, ConvertedGraph, Shapes
 from xlaserve.programs.openvino.quantize import quantize
 from xlaserve.programs.tf.openvino_graph import openvino_threads
 from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
@@ -146,7 +147,7 @@ def make(model: Model, folder: ImageFolder) -> Iterator[Int8]:
         found = _compare(model, folder, size, exact, graph)
         agreement = statistics.fmean(one.agreement for one in found)
         difference = max((one.difference for one in found if one.difference is not None), default=None)
-        speeds = _time(exact, graph, bucket, model.image.channels)
+        speeds = _time(exact, graph, bucket, model.inputs)
         yield Int8(size, graph, exact.digest, len(found), agreement, difference, bucket, speeds)
 
 
@@ -169,7 +170,7 @@ def _compare(
     """Returns how alike answers to held-out images are: to all, or to those with objects. Raises ModelFailed."""
     batch = model.batch or 1
     bucket = Bucket(batch, *size)
-    shape = (*bucket, model.image.channels)
+    shape = shapes(model.inputs, bucket)
     arms = [_compiled(exact, Precision.FLOAT32, shape), _compiled(graph, Precision.INT8, shape)]
     found = []
     for images, frames in _batched(folder.decode(folder.held_out, size), batch):
@@ -187,32 +188,32 @@ def _compare(
     return found
 
 
-def _time(exact: ConvertedGraph, graph: ConvertedGraph, bucket: Bucket, channels: int) -> dict[Precision, Speed]:
+def _time(exact: ConvertedGraph, graph: ConvertedGraph, bucket: Bucket, inputs: Inputs) -> dict[Precision, Speed]:
     """Returns the time of a batch in int8, in float32 and, where the processor has it, in bfloat16, timed in turn."""
-    shape = (*bucket, channels)
+    shape = shapes(inputs, bucket)
     arms = {
         Precision.FLOAT32: _compiled(exact, Precision.FLOAT32, shape),
         Precision.BFLOAT16: _compiled(exact, Precision.BFLOAT16, shape),
         Precision.INT8: _compiled(graph, Precision.INT8, shape),
     }
     arms = {precision: arm for precision, arm in arms.items() if arm.precision is precision}
-    images = noise(bucket, channels)
+    rows = noise(bucket, inputs)
     took: dict[Precision, list[Speed]] = {precision: [] for precision in arms}
     for arm in arms.values():
-        arm(images)  # the first run is slower
+        arm(*rows)  # the first run is slower
     began = time.perf_counter()
     for number in range(MAX_ROUNDS):
         if number >= MIN_ROUNDS and time.perf_counter() - began > TIMING_BUDGET_S:
             break
         for precision, arm in arms.items():
             start, processor_start = time.perf_counter(), time.process_time()
-            arm(images)
+            arm(*rows)
             took[precision].append(Speed(time.perf_counter() - start, time.process_time() - processor_start))
     return {precision: Speed(*map(statistics.median, zip(*runs, strict=True))) for precision, runs in took.items()}
 
 
-def _compiled(graph: ConvertedGraph, precision: Precision, shape: tuple[int, ...]) -> CompiledModel:
-    return graph.compile(shape, precision, openvino_threads())
+def _compiled(graph: ConvertedGraph, precision: Precision, shapes: Shapes) -> CompiledModel:
+    return graph.compile(shapes, precision, openvino_threads())
 
 
 def _batched(decoded: Iterator[Decoded], batch: int) -> Iterator[tuple[Images, list[Frame]]]:

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
-import numpy as np
-
 from xlaserve.config import Bucket, Decoding, Mode, ModelSettings, Settings
 from xlaserve.engine import gil
 from xlaserve.engine.batching.batcher import Batcher
@@ -22,6 +20,7 @@ from xlaserve.engine.batching.worker import Worker
 from xlaserve.engine.buckets import demand
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.causes import failing_on_exit
+from xlaserve.engine.inputs import zeros
 from xlaserve.engine.niceness import yield_to_traffic
 from xlaserve.engine.program import AnySize, Executable, IsLowered
 from xlaserve.engine.trace_context import TracedBatch
@@ -124,7 +123,7 @@ class Loader:
         verifier = verification.verifier(model, has_tf32=self.has_tf32, warn=version.warn)
         # A prepared cache has all programs, and only until the model is loaded.
         buckets = self._first_buckets(model) if prepared is None else model.buckets
-        timer: Timer = partial(measure, lanes=self.lanes.count, channels=model.image.channels)
+        timer: Timer = partial(measure, lanes=self.lanes.count, inputs=model.inputs)
         if others_serve:
             timer = self._timer_beside(version, model)
         warm_up = partial(self._warm_up, version, load, model, buckets, timer=timer, verifier=verifier, stop=stop)
@@ -192,7 +191,7 @@ class Loader:
             max_images=settings.max_queue_images or self.settings.max_queue_images,
             max_bytes=self.settings.max_queue_bytes,
             max_queue_delay_s=settings.max_queue_delay_ms / 1000,
-            channels=model.image.channels,
+            inputs=model.inputs,
             noted=partial(self.under_way.noted, version.key),
             on_crash=self.on_crash,
             on_retired=version.retired,
@@ -207,7 +206,7 @@ class Loader:
             settings=version.settings,
             any_size=self.under_way.noted(version.key, any_size),
             sides=model.size,
-            channels=model.image.channels,
+            inputs=model.inputs,
             modes=version.compiled_modes,
             buckets=model.buckets,
             beside=self._beside(version, model, verifier),
@@ -255,7 +254,7 @@ class Loader:
             expecting=partial(self._making, version),
             noted=partial(self.under_way.noted, version.key),
             verifier=verifier,
-            channels=model.image.channels,
+            inputs=model.inputs,
         )
 
     def _timer_beside(self, version: Version, model: Model) -> Timer:
@@ -264,7 +263,7 @@ class Loader:
         beside = self._beside(version, model)
 
         def time_beside(executable: Executable, bucket: Bucket) -> Cost:
-            timed = beside.time(executable, bucket, noise(bucket, model.image.channels))
+            timed = beside.time(executable, bucket, noise(bucket, model.inputs))
             try:
                 turns = asyncio.run_coroutine_threadsafe(timed, loop)
             except RuntimeError:  # the loop has ended meanwhile
@@ -322,5 +321,5 @@ def _any_size(model: Model) -> Executable:
     """Returns the model in graph mode for any size. It has run once, as every program has before it serves."""
     assert isinstance(model.program, AnySize)
     any_size = model.program.any_size()
-    any_size(np.zeros((*model.buckets[-1], model.image.channels), np.uint8))
+    any_size(*zeros(model.inputs, model.buckets[-1]))
     return any_size

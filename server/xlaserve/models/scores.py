@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from xlaserve.config import sources
 from xlaserve.engine.program import Outputs, run_batch
 from xlaserve.engine.warmup.auto_buckets import Programs
-from xlaserve.engine.warmup.sample import make_images
+from xlaserve.engine.warmup.sample import make_rows
 from xlaserve.models.catalog import Model
 from xlaserve.models.task import Classification, readings_of
 
@@ -29,7 +29,7 @@ def measure(model: Model, programs: Programs) -> list[str]:
     if not _classifications(model):
         return []
     key = min(programs, key=lambda key: (math.prod(key[1]), key))
-    return doubts(model, run_batch(programs[key].executable, make_images(*key[1], model.image.channels)))
+    return doubts(model, run_batch(programs[key].executable, *make_rows(model.inputs, *key[1])))
 
 
 def doubts(model: Model, outputs: Outputs) -> list[str]:

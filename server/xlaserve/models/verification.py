@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from xlaserve.config import Mode, Precision
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.program import Executable
 from xlaserve.engine.warmup.auto_buckets import Programs, Warm
 from xlaserve.engine.warmup.difference import MAX_RELATIVE, MAX_RELATIVE_INT8, Difference
 from xlaserve.engine.warmup.ledger import Entry
@@ -36,7 +36,7 @@ def verifier(
     *,
     has_tf32: bool,
     warn: Callable[[str], object],
-    reference: Callable[[Images], Outputs] | None = None,
+    reference: Executable | None = None,
 ) -> Verifier:
     """Returns the verifier of the programs of `model`, against its own reference or another one."""
     return Verifier(
@@ -46,7 +46,7 @@ def verifier(
         narrow=narrow(model, has_tf32=has_tf32),
         verification=model.settings.verification,
         batch_dependence=model.settings.batch_dependence,
-        channels=model.image.channels,
+        inputs=model.inputs,
         warn=warn,
     )
 

@@ -141,7 +141,7 @@ class _Server:
             if self._profile.fronts:
                 await self._engine.take(engine_s)
             with self.batcher.admit(images, 0) as admitted:
-                rows = admitted.buffer((images, SIDE, SIDE, 3))
+                rows = admitted.buffer(images, (SIDE, SIDE))
                 await admitted.run(EngineRequest(rows, MODE, arrived + deadline_s))
             if self._profile.fronts:
                 await self._engine.take(engine_s, is_awake=True)

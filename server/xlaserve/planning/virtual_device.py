@@ -13,7 +13,8 @@ import numpy as np
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.worker import Batch, Done, Run, Worker
-from xlaserve.engine.program import Images, Outputs, Warmed
+from xlaserve.engine.inputs import RGB_IMAGE, Inputs
+from xlaserve.engine.program import Outputs, Warmed
 from xlaserve.planning.measured_profile import Profile, draw
 from xlaserve.planning.virtual_time import VirtualTimeLoop
 
@@ -82,10 +83,10 @@ class Device(Worker):
             for batch, cost in profile.costs.items()
         }
 
-    def reserve(self, buckets: Iterable[Bucket], channels: int = 3) -> None:
+    def reserve(self, buckets: Iterable[Bucket], inputs: Inputs = RGB_IMAGE) -> None:
         """Does nothing: no batch is gathered."""
 
-    def free(self, buckets: Iterable[Bucket], channels: int = 3) -> None:
+    def free(self, buckets: Iterable[Bucket], inputs: Inputs = RGB_IMAGE) -> None:
         """Does nothing."""
 
     def submit(self, batch: Batch, done: Callable[[Run | BaseException], object]) -> None:
@@ -145,7 +146,7 @@ class _Program:
     device: Device
     batch: int
 
-    def __call__(self, images: Images) -> Outputs:
+    def __call__(self, *rows: object) -> Outputs:
         self.device.loop.now += self.device.profile.costs[self.batch].alone_s * self.device.draw()
         return _outputs(self.batch)
 

@@ -176,7 +176,7 @@ def snapshot(served: Served, batcher: Batcher, number: int) -> ModelSnapshot:
         is_open=not admission.is_closed,
         max_images=admission.max_images,
         max_bytes=admission.max_bytes,
-        channels=model.image.channels,
+        inputs=model.inputs,
         output_bytes={size: measured.get(size) or described(model.task, *size) for size in resolutions},
         largest=largest,
         unmatched=batcher.unmatched,

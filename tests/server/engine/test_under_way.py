@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from xlaserve.config import ModelSettings
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Outputs
 from xlaserve.engine.under_way import SLOTS, STEPS_BYTES, Suspect, UnderWay, create, key_of, suspects
 
 A, B, C = (ModelSettings(name=name, source="fake") for name in "abc")

@@ -12,7 +12,8 @@ import numpy as np
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings, Settings
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.worker import Worker
-from xlaserve.engine.program import Compilation, Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Compilation, Outputs
 from xlaserve.engine.request import EngineRequest
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.models.catalog import Model
@@ -142,7 +143,7 @@ class House:
         served = self.repository.get(name, version)
         with served.engine.admit(images, images) as admitted:
             pixels = np.zeros((images, *served.inputs[0], 3), np.uint8)
-            result = await admitted.run(EngineRequest(pixels, served.mode(""), NEVER))
+            result = await admitted.run(EngineRequest((pixels,), served.mode(""), NEVER))
         parts = sorted(result.batches, key=lambda part: part.rows[0])
         return [int(answer) for part in parts for answer in part.outputs[0][:, 0]]
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from xlaserve.config import Bucket, Fit, Mode
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Outputs
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.images.decoder import ImageLimits
 from xlaserve.images.image_input import RGB

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from xlaserve.config import BucketSettings, ModelSettings, Precision
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Outputs
 from xlaserve.errors import ConfigError, ModelFailed
 from xlaserve.images.decoder import ImageLimits
 from xlaserve.models import catalog, int8

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from xlaserve.config import Bucket, Mode, ModelSettings
-from xlaserve.engine.program import Compilation, Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Compilation, Outputs
 from xlaserve.engine.warmup.difference import MAX_RELATIVE
 from xlaserve.models import verification
 from xlaserve.models.catalog import Model

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from xlaserve.config import ModelSettings
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Outputs
 from xlaserve.engine.under_way import STEPS_BYTES, UnderWay, create, key_of
 from xlaserve.processes.crashes import MOST, MOST_KNOWN, Crashes
 from xlaserve.processes.supervision.role import NO_USE

@@ -10,6 +10,7 @@ from tests.server.models.house import House
 from xlaserve.config import Bucket, Fit, Mode, ModelSettings
 from xlaserve.engine.batching.unmatched import Unmatched
 from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.inputs import pixels
 from xlaserve.images.image_input import ImageInput
 from xlaserve.models.task import Classification, Detection, Embedding, Segmentation, Task, Tensors, TensorSpec
 from xlaserve.models.version import Served, State
@@ -70,7 +71,9 @@ def test_fronts_are_told_what_they_need_to_run_a_model() -> None:
     settings = ModelSettings(name="m", source="fake", version="3")
     task = Classification(2, ("cat", "dog"))
     admission = SimpleNamespace(max_images=10, max_bytes=20, is_closed=False)
-    model = SimpleNamespace(buckets=(Bucket(1, 4, 6), Bucket(2, 8, 8)), task=task, fit=Fit.RESIZE, image=ImageInput(5))
+    model = SimpleNamespace(
+        buckets=(Bucket(1, 4, 6), Bucket(2, 8, 8)), task=task, fit=Fit.RESIZE, image=ImageInput(5), inputs=pixels(5)
+    )
     verified = SimpleNamespace(row_bytes=(12,))
     ledger = [
         SimpleNamespace(bucket=Bucket(2, 8, 8), verified=verified),
@@ -82,7 +85,7 @@ def test_fronts_are_told_what_they_need_to_run_a_model() -> None:
     batcher: Any = SimpleNamespace(admission=admission, shapes=lambda: shapes, unmatched=unmatched)
     told = snapshot(Served(cast(Any, version), cast(Any, model), batcher), batcher, 7)
     assert (told.id, told.title, told.is_open, told.max_images, told.max_bytes) == (7, settings.title, True, 10, 20)
-    assert told.channels == 5
+    assert told.inputs == pixels(5)
     assert told.output_bytes == {(4, 6): (8,), (5, 5): (8,), (8, 8): (12,)}
     assert (told.largest, told.unmatched) == (shapes, unmatched)
     assert pickle.loads(pickle.dumps(told)) == told

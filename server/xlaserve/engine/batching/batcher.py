@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final, Self
 
-import numpy as np
-
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.batch_reports import BatchReports, Observer
 from xlaserve.engine.batching.costs import Turn
@@ -28,7 +26,8 @@ from xlaserve.engine.batching.queue import Job, fail
 from xlaserve.engine.batching.unmatched import Opener, Unmatched, refusal
 from xlaserve.engine.batching.worker import Batch, Worker
 from xlaserve.engine.buckets.demand import Resolution
-from xlaserve.engine.program import Executable, Images, Warmed
+from xlaserve.engine.inputs import RGB_IMAGE, Inputs, Rows, empty
+from xlaserve.engine.program import Executable, Warmed
 from xlaserve.engine.request import BatchRows, EncodedRequest, EngineRequest, Result, Shape
 from xlaserve.engine.timings import Timings
 from xlaserve.engine.trace_context import TracedBatch
@@ -64,7 +63,7 @@ class Batcher:
         max_images: int,
         max_bytes: int,
         max_queue_delay_s: float = 0.0,
-        channels: int = 3,
+        inputs: Inputs = RGB_IMAGE,
         clock: Callable[[], float] = time.perf_counter,
         noted: Callable[[Executable], Executable] = lambda executable: executable,
         on_crash: Callable[[], None] = lambda: None,
@@ -76,8 +75,8 @@ class Batcher:
         self.lanes = lanes
         self.worker = worker
         self.clock = clock
-        self.channels = channels
-        """Channels of the images that the programs take."""
+        self.inputs = inputs
+        """The inputs of the programs."""
         self._noted = noted
         self._on_crash = on_crash
         self._opener = opener
@@ -108,7 +107,7 @@ class Batcher:
     def add(self, programs: Mapping[tuple[Mode, Bucket], Warmed]) -> None:
         """Serves `programs` as well: more buckets, modes and resolutions. Waiting images are planned again."""
         buckets = {bucket for _, bucket in programs} - self._reserved
-        self.worker.reserve(buckets, self.channels)
+        self.worker.reserve(buckets, self.inputs)
         self._reserved |= buckets
         noted = {key: replace(one, executable=self._noted(one.executable)) for key, one in programs.items()}
         self._programs.update(noted)
@@ -184,7 +183,7 @@ class Batcher:
             raise ModelNotReady(f"model {self.name} was unloaded")
         queues = self._queues
         queue = queues.by_shape[request.shape]
-        is_brief = len(request.rows) in queue.costs.brief and not queue.images and not queues.max_delay_s
+        is_brief = request.images in queue.costs.brief and not queue.images and not queues.max_delay_s
         if is_brief and self.lanes.try_acquire(queues.share):
             return self._dispatcher.run_inline(queue, request)
         job = Job(queue, request, self.clock(), self._loop.create_future())
@@ -211,7 +210,7 @@ class Batcher:
 
         A drain does not wait for a batch that has not begun.
         """
-        images, (mode, height, width) = len(request.rows), request.shape
+        images, (mode, height, width) = request.images, request.shape
         while True:
             if self.admission.is_closed:
                 raise ModelNotReady(f"model {self.name} is draining")
@@ -248,7 +247,7 @@ class Batcher:
         self._dispatcher.close()
         self._task.cancel()
         await asyncio.wait([self._task])
-        self.worker.free(self._reserved, self.channels)
+        self.worker.free(self._reserved, self.inputs)
         self._reserved = set()
 
     async def _serve(self) -> None:
@@ -308,9 +307,9 @@ class BatcherTicket:
     def __exit__(self, *_: object) -> None:
         self._batcher.admission.leave(self._images, self._size_bytes)
 
-    def buffer(self, shape: tuple[int, int, int, int]) -> Images:
-        """Returns memory for pixels `[n, height, width, channels]`, with any content."""
-        return np.empty(shape, np.uint8)
+    def buffer(self, images: int, resolution: Resolution) -> Rows:
+        """Returns memory for rows, with any content."""
+        return empty(self._batcher.inputs, Bucket(images, *resolution))
 
     async def open(self, resolution: Resolution, mode: Mode) -> Mode:
         """Makes the model ready for a resolution; see `Ticket.open`."""

@@ -21,6 +21,7 @@ from xlaserve.engine.batching.queue import Piece, Queue, TakenBatch, cut, fail, 
 from xlaserve.engine.batching.worker import Batch, Run, Worker
 from xlaserve.engine.buckets.demand import note
 from xlaserve.engine.buckets.planner import Step
+from xlaserve.engine.inputs import selected
 from xlaserve.engine.program import Warmed, is_finite, run_batch
 from xlaserve.engine.request import BatchRows, EngineRequest, Result
 from xlaserve.engine.timings import Timings
@@ -69,12 +70,12 @@ class Dispatcher:
         Its time is not observed: plans are for batches that are handed over to a thread. Raises ExecutionFailed.
         """
         mode, height, width = queue.shape
-        images = len(request.rows)
+        images = request.images
         bucket = Bucket(images, height, width)
         began = self.clock()
         run: Run | BaseException
         try:
-            outputs = run_batch(self.programs[mode, bucket].executable, request.rows)
+            outputs = run_batch(self.programs[mode, bucket].executable, *request.rows)
             run = Run(outputs, 0.0, 0.0, self.clock() - began, is_finite(outputs))
         except Exception as error:
             run = error
@@ -142,7 +143,7 @@ class Dispatcher:
             for job, start, _ in taken.pieces:
                 if start == 0:
                     job.result.timings.queue_s = taken.at - job.arrived
-            rows = [job.request.rows[start:stop] for job, start, stop in taken.pieces]
+            rows = [selected(job.request.rows, slice(start, stop)) for job, start, stop in taken.pieces]
             batch = Batch(self.programs[taken.mode, taken.bucket].executable, taken.bucket, rows)
             finish = partial(self._finish, taken)
             self.worker.submit(batch, partial(self._loop.call_soon_threadsafe, finish))

@@ -57,7 +57,7 @@ class Job:
     """The batches so far."""
 
     def __post_init__(self) -> None:
-        self.images = len(self.request.rows)
+        self.images = self.request.images
         self.rank = min(self.request.deadline, self.arrived + PATIENCE_S)
 
     @property

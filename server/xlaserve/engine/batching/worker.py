@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from xlaserve.config import Bucket
-from xlaserve.engine.program import Executable, Images, Outputs, is_finite, run_batch
+from xlaserve.engine.inputs import RGB_IMAGE, Inputs, Layout, Rows, empty_rows, layout, zeros
+from xlaserve.engine.program import Executable, Outputs, is_finite, run_batch
 
 LANE: Final = "lane"
 
-Shape = tuple[int, ...]
-"""Shape of a batch's pixels: `[batch, height, width, channels]`."""
+Shape = tuple[int, Layout]
+"""Rows of a batch, and the layout of each row."""
 
 
 class Batch(NamedTuple):
@@ -25,8 +24,8 @@ class Batch(NamedTuple):
 
     executable: Executable
     bucket: Bucket
-    rows: Sequence[Images]
-    """Arrays `[n, height, width, channels]` of the bucket's size, together at least one row and at most its batch."""
+    rows: Sequence[Rows]
+    """Parts of the batch, in the bucket's layout, together at least one row and at most its batch."""
 
 
 class Run(NamedTuple):
@@ -58,7 +57,7 @@ class Worker:
         self._clock = clock
         self._lanes = threading.Semaphore(lanes)
         self._places = lanes + ahead
-        self._buffers: dict[Shape, list[Images]] = {}
+        self._buffers: dict[Shape, list[Rows]] = {}
         self._reserved: Counter[Shape] = Counter()
         self._submitted: SimpleQueue[tuple[Batch, Done] | None] = SimpleQueue()
         self._has_stopped = False
@@ -69,21 +68,21 @@ class Worker:
         for thread in self._threads:
             thread.start()
 
-    def reserve(self, buckets: Iterable[Bucket], channels: int = 3) -> None:
+    def reserve(self, buckets: Iterable[Bucket], inputs: Inputs = RGB_IMAGE) -> None:
         """Allocates the buffers that batches of `buckets` are gathered into, one for each batch that may be in flight.
 
         They are kept until `free` has been called as often. Batches of other buckets are gathered into new memory.
         """
         for bucket in buckets:
-            shape = (*bucket, channels)
+            shape = _shape(bucket, inputs)
             self._reserved[shape] += 1
             if shape not in self._buffers:
-                self._buffers[shape] = [np.zeros(shape, np.uint8) for _ in range(self._places)]
+                self._buffers[shape] = [zeros(inputs, bucket) for _ in range(self._places)]
 
-    def free(self, buckets: Iterable[Bucket], channels: int = 3) -> None:
+    def free(self, buckets: Iterable[Bucket], inputs: Inputs = RGB_IMAGE) -> None:
         """Undoes one `reserve` of each of `buckets`."""
         for bucket in buckets:
-            shape = (*bucket, channels)
+            shape = _shape(bucket, inputs)
             self._reserved[shape] -= 1
             if not self._reserved[shape]:
                 del self._reserved[shape], self._buffers[shape]
@@ -109,19 +108,18 @@ class Worker:
     def run(self, batch: Batch) -> Run:
         """Gathers and runs `batch`; blocks."""
         begin = self._clock()
-        whole = batch.rows[0]
+        rows = batch.rows[0]
         buffer = None
-        if whole.shape[0] == batch.bucket.batch:
-            images = whole
-        else:
-            images = buffer = self._take_buffer((*batch.bucket, whole.shape[3]))
+        if len(rows[0]) != batch.bucket.batch:
+            shape = batch.bucket.batch, tuple((each.dtype, each.shape[1:]) for each in rows)
+            rows = buffer = self._take_buffer(shape)
             gather(batch.rows, buffer)
         gathered = self._clock()
         with self._lanes:
             start = self._clock()
-            outputs = run_batch(batch.executable, images)
+            outputs = run_batch(batch.executable, *rows)
             end = self._clock()
-        if buffer is not None and len(free := self._buffers.get(buffer.shape, [])) < self._places:
+        if buffer is not None and len(free := self._buffers.get(shape, [])) < self._places:
             free.append(buffer)  # to a throw-away list where the bucket is no longer reserved
         # Padding repeats a real row: it is as finite as that.
         return Run(outputs, gathered - begin, start - gathered, end - start, is_finite(outputs), end)
@@ -136,21 +134,26 @@ class Worker:
             done(result)
             del submitted, batch, done, result  # which hold a request's images
 
-    def _take_buffer(self, shape: Shape) -> Images:
+    def _take_buffer(self, shape: Shape) -> Rows:
         try:
             return self._buffers[shape].pop()
         except (KeyError, IndexError):
-            return np.empty(shape, np.uint8)
+            return empty_rows(shape[1], shape[0])
 
 
-def gather(rows: Sequence[Images], buffer: Images) -> None:
-    """Copies `rows` one after the other into `buffer` and pads the remaining rows with the last one.
+def gather(parts: Sequence[Rows], buffer: Rows) -> None:
+    """Copies `parts` one after the other into `buffer`, input by input, and pads the remaining rows with the last one.
 
     A real row rather than zeros: it takes as long as any image, and adds no infinity of its own.
     """
-    start = 0
-    for images in rows:
-        stop = start + len(images)
-        buffer[start:stop] = images
-        start = stop
-    buffer[start:] = buffer[start - 1]
+    for whole, *of_input in zip(buffer, *parts, strict=True):
+        start = 0
+        for rows in of_input:
+            stop = start + len(rows)
+            whole[start:stop] = rows
+            start = stop
+        whole[start:] = whole[start - 1]
+
+
+def _shape(bucket: Bucket, inputs: Inputs) -> Shape:
+    return bucket.batch, layout(inputs, bucket.height, bucket.width)

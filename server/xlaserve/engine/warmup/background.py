@@ -19,13 +19,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
-import numpy as np
-
 from xlaserve.config import Bucket, Mode, ModelSettings
 from xlaserve.engine.batching.unmatched import ServingPrograms, Unmatched, refusal
 from xlaserve.engine.buckets.demand import Resolution
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.causes import cause
+from xlaserve.engine.inputs import RGB_IMAGE, Inputs, zeros
 from xlaserve.engine.program import Executable, Warmed
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.compiler import fastest
@@ -47,7 +46,7 @@ class Background:
     settings: ModelSettings
     any_size: Executable
     sides: tuple[int | None, int | None]
-    channels: int = 3
+    inputs: Inputs = RGB_IMAGE
     modes: Collection[Mode]
     buckets: Collection[Bucket]
     beside: BesideTraffic
@@ -62,7 +61,7 @@ class Background:
         self._compilations: set[asyncio.Task[None]] = set()
         self._unmatched = Unmatched(
             sides=self.sides,
-            channels=self.channels,
+            channels=self.inputs[0].shape[-1] or 0,
             max_pixels=max(map(math.prod, self.buckets)),
             max_opened=self.settings.max_background_resolutions,
             configured=frozenset((bucket.height, bucket.width) for bucket in self.buckets),
@@ -109,8 +108,11 @@ class Background:
     async def _begin(self, serving: ServingPrograms, size: Resolution) -> bool:
         """Makes the resolution ready in graph mode and has its buckets compiled; False where it can't be run."""
         try:
-            image = np.full((1, *size, self.channels), GREY, np.uint8)
-            image_s = await self.beside.time(self.any_size, Bucket(1, *size), image)
+            bucket = Bucket(1, *size)
+            rows = zeros(self.inputs, bucket)
+            for image in (image for image, spec in zip(rows, self.inputs, strict=True) if spec.is_image):
+                image[...] = GREY
+            image_s = await self.beside.time(self.any_size, bucket, rows)
         except Exception as error:
             log.warning("model %s: images of %d x %d can't be run", self._model, *size, exc_info=error)
             self.on_change()

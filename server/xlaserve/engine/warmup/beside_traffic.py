@@ -18,7 +18,8 @@ from xlaserve.engine.batching.lanes import Lanes, Share
 from xlaserve.engine.batching.worker import Batch, Run, Worker
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.causes import failing_on_exit
-from xlaserve.engine.program import Compilation, Executable, Images, Program, Warmed
+from xlaserve.engine.inputs import RGB_IMAGE, Inputs, Rows
+from xlaserve.engine.program import Compilation, Executable, Program, Warmed
 from xlaserve.engine.warmup.compiler import MIN_RUNS, At, noise, unnoted
 from xlaserve.engine.warmup.kept_costs import MARGIN, WRONG, excess
 from xlaserve.engine.warmup.ledger import Ledger
@@ -47,8 +48,8 @@ class BesideTraffic:
     noted: Callable[[Executable], Executable] = lambda executable: executable
     """Wraps an executable so that its runs are recorded as under way; see `UnderWay.noted`."""
     verifier: Verifier | None = None
-    channels: int = 3
-    """Channels of the model's images."""
+    inputs: Inputs = RGB_IMAGE
+    """The model's inputs."""
     _share: Share = field(default_factory=lambda: Share(lambda: False), init=False)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     """Held for each run that is timed for this model: a share has one turn at a time."""
@@ -63,7 +64,7 @@ class BesideTraffic:
         step = f"compiling mode {mode}, bucket {bucket}"
         async with self.turn(step):
             made = await loop.run_in_executor(self.compiling, self._compile_one, mode, bucket, step)
-        compilation, verified, images = made
+        compilation, verified, rows = made
         cost = compilation.cost
         if cost is not None and verified is not None:
             factor = excess(cost, verified.fastest_s, self.lanes.count)
@@ -71,12 +72,12 @@ class BesideTraffic:
                 log.info(WRONG, self.ledger.model, mode, bucket, factor, verified.fastest_s * 1000, "it is")
                 cost = None
         if cost is None:
-            seconds = await self.time(compilation.executable, bucket, images)
+            seconds = await self.time(compilation.executable, bucket, rows)
             cost = Cost(seconds, seconds)  # measured beside traffic: idle and loaded are not told apart
             if known is not None:
                 known_bucket, warmed = known
-                known_images = await loop.run_in_executor(self.compiling, noise, known_bucket, self.channels)
-                ratio = seconds / await self.time(warmed.executable, known_bucket, known_images)
+                known_rows = await loop.run_in_executor(self.compiling, noise, known_bucket, self.inputs)
+                ratio = seconds / await self.time(warmed.executable, known_bucket, known_rows)
                 cost = Cost(warmed.cost.alone_s * ratio, warmed.cost.loaded_s * ratio)
             if compilation.cost is not None:
                 cost = Cost(*map(min, cost, compilation.cost))
@@ -87,8 +88,8 @@ class BesideTraffic:
         if self.verifier is not None:
             self.verifier.forget(height, width)
 
-    def _compile_one(self, mode: Mode, bucket: Bucket, step: str) -> tuple[Compilation, Verified | None, Images]:
-        """Returns the executable, and images to time it with, which take too long to make for the event loop."""
+    def _compile_one(self, mode: Mode, bucket: Bucket, step: str) -> tuple[Compilation, Verified | None, Rows]:
+        """Returns the executable, and rows to time it with, which take too long to make for the event loop."""
         with self.expecting(step), gil.shared(), failing_on_exit():
             compilation, verified = self.program.compile(mode, bucket), None
             if self.verifier is not None:
@@ -96,11 +97,11 @@ class BesideTraffic:
                 compilation, verified = self.verifier.verify(mode, bucket, compilation, again)
                 if bucket.batch > 1 and self.verifier.is_dependent:
                     raise ModelFailed(f"{bucket} is left out: an image's answer depends on the others of its batch")
-            return compilation, verified, noise(bucket, self.channels)
+            return compilation, verified, noise(bucket, self.inputs)
 
-    async def time(self, executable: Executable, bucket: Bucket, images: Images) -> float:
+    async def time(self, executable: Executable, bucket: Bucket, rows: Rows) -> float:
         """Returns the median seconds of a few runs, each in its turn on a lane. Raises the errors of the executable."""
-        batch = Batch(self.noted(executable), bucket, [images])
+        batch = Batch(self.noted(executable), bucket, [rows])
         seconds = []
         for _ in range(MIN_RUNS):
             async with self._turn:

@@ -16,8 +16,10 @@ import numpy as np
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import Compilation, Executable, Images, Program, Warmed, run_batch
+from xlaserve.engine.inputs import RGB_IMAGE, Inputs, Rows
+from xlaserve.engine.program import Compilation, Executable, Program, Warmed, run_batch
 from xlaserve.engine.warmup.ledger import Ledger
+from xlaserve.engine.warmup.sample import noise_of
 from xlaserve.engine.warmup.verify import Verifier
 from xlaserve.errors import ShuttingDown
 
@@ -179,11 +181,10 @@ def measure(
     lanes: int,
     clock: Callable[[], float] = time.perf_counter,
     *,
-    channels: int = 3,
+    inputs: Inputs = RGB_IMAGE,
 ) -> Cost:
     """Returns the median seconds of several runs: alone, and with all `lanes` running the same."""
-    images = noise(bucket, channels)
-    run = partial(run_batch, executable, images)
+    run = partial(run_batch, executable, *noise(bucket, inputs))
     alone_s = statistics.median(time_runs(run, clock=clock))
     if lanes == 1:
         return Cost(alone_s, alone_s)
@@ -193,12 +194,16 @@ def measure(
     return Cost(alone_s, loaded_s)
 
 
-def noise(bucket: Bucket, channels: int = 3) -> Images:
-    """Returns images to time a bucket with, the same ones every time.
+def noise(bucket: Bucket, inputs: Inputs = RGB_IMAGE) -> Rows:
+    """Returns rows to time a bucket with, the same ones every time.
 
     Noise, not zeros: no arithmetic may be cheaper than on real images.
     """
-    return np.random.default_rng(seed=0).integers(0, 256, (*bucket, channels), dtype=np.uint8)
+    batch, height, width = bucket
+    return tuple(
+        noise_of(np.dtype(spec.dtype), (batch, *spec.row_shape(height, width)), seed, is_image=spec.is_image)
+        for seed, spec in enumerate(inputs)
+    )
 
 
 def time_runs(

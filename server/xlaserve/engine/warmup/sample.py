@@ -1,18 +1,19 @@
-"""Samples: the images that programs are verified with, the same every time, and the reference's answers to them."""
+"""Samples: the rows that programs are verified with, the same every time, and the reference's answers to them."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve.config import Bucket
 from xlaserve.engine.causes import cause
-from xlaserve.engine.program import Images, Outputs, WrongRowsError, run_batch
+from xlaserve.engine.inputs import RGB_IMAGE, Images, Inputs, InputSpec, Rows, selected
+from xlaserve.engine.program import Executable, Outputs, WrongRowsError, run_batch
 from xlaserve.errors import ModelFailed
 
 log = logging.getLogger(__name__)
@@ -39,27 +40,27 @@ class Sample:
     def __init__(
         self,
         images: int,
-        reference: Callable[[Images], Outputs] | None,
+        reference: Executable | None,
         buckets: Iterable[Bucket],
         warn: Callable[[str], object],
-        channels: int = 3,
+        inputs: Inputs = RGB_IMAGE,
     ) -> None:
         self.size = images
         """The number of images."""
-        self._channels = channels
+        self._inputs = inputs
         self._reference = reference
         self._warn = warn
         batches = {bucket.batch for bucket in buckets}
         # A network that was made for batches of one size only has buckets of no other, and takes no image alone.
         self._reference_batch = batches.pop() if len(batches) == 1 else 1
-        self._answered: dict[tuple[int, int], tuple[Images, Outputs | None]] = {}
+        self._answered: dict[tuple[int, int], tuple[Rows, Outputs | None]] = {}
 
     @property
     def has_reference(self) -> bool:
         """Whether there is a reference, which has not turned out to be unable to run."""
         return self._reference is not None
 
-    def at(self, height: int, width: int) -> tuple[Images, Outputs | None]:
+    def at(self, height: int, width: int) -> tuple[Rows, Outputs | None]:
         """Returns the images of a resolution and the reference's answers, None without a reference.
 
         The reference gives them once for all programs. Raises WrongRowsError where it has rows too few or too many,
@@ -67,26 +68,26 @@ class Sample:
         """
         size = (height, width)
         if size not in self._answered:
-            images = make_images(self.size, height, width, self._channels)
-            self._answered[size] = images, self._answers(images)
+            rows = make_rows(self._inputs, self.size, height, width)
+            self._answered[size] = rows, self._answers(rows)
         return self._answered[size]
 
-    def answers(self, images: Images) -> Outputs:
-        """Returns the reference's answers to `images` as one batch. Raises the errors of the reference."""
+    def answers(self, rows: Rows) -> Outputs:
+        """Returns the reference's answers to `rows` as one batch. Raises the errors of the reference."""
         assert self._reference is not None
-        return run_batch(self._reference, images)
+        return run_batch(self._reference, *rows)
 
     def forget(self, height: int, width: int) -> None:
         """Drops the images of a resolution, and the reference's answers."""
         self._answered.pop((height, width), None)
 
-    def _answers(self, images: Images) -> Outputs | None:
+    def _answers(self, rows: Rows) -> Outputs | None:
         if self._reference is None:
             return None
         batch = self._reference_batch
-        order = np.arange(math.ceil(len(images) / batch) * batch) % len(images)
+        order = np.arange(math.ceil(self.size / batch) * batch) % self.size
         try:
-            answers = joined([run_batch(self._reference, images[rows]) for rows in order.reshape(-1, batch)])
+            answers = joined([self.answers(selected(rows, places)) for places in order.reshape(-1, batch)])
         except (WrongRowsError, ModelFailed):
             raise
         except Exception as error:
@@ -97,12 +98,35 @@ class Sample:
             )
             self._reference = None
             return None
-        return rows_of(answers, np.arange(len(images)))
+        return rows_of(answers, np.arange(self.size))
 
 
-def make_images(count: int, height: int, width: int, channels: int = 3) -> Images:
+def make_rows(inputs: Inputs, count: int, height: int, width: int) -> Rows:
+    """Returns rows of a model's inputs in buckets of this height and width, the same ones every time."""
+    return tuple(_rows_of_input(each, seed, count, height, width) for seed, each in enumerate(inputs))
+
+
+def _rows_of_input(spec: InputSpec, seed: int, count: int, height: int, width: int) -> NDArray[Any]:
+    shape = spec.row_shape(height, width)
+    if spec.is_image:
+        return make_images(count, *shape[:2], channels=shape[2], seed=seed)
+    return noise_of(np.dtype(spec.dtype), (count, *shape), seed)
+
+
+def noise_of(dtype: np.dtype[Any], shape: tuple[int, ...], seed: int = 0, *, is_image: bool = False) -> NDArray[Any]:
+    """Returns random numbers: levels of images; floats from 0 to 1; other whole numbers are 0 or 1, as they may be
+    places in a table."""
+    random = np.random.default_rng(seed)
+    if is_image:
+        return random.integers(0, 256, shape, dtype=np.uint8)
+    if dtype.kind == "f":
+        return random.random(shape, np.float32).astype(dtype)
+    return random.integers(0, 2, shape).astype(dtype)
+
+
+def make_images(count: int, height: int, width: int, channels: int = 3, seed: int = 0) -> Images:
     """Returns images of noise, of coloured patches, coarse and fine, and of one colour; the same ones every time."""
-    random = np.random.default_rng(seed=0)
+    random = np.random.default_rng(seed)
     images = random.integers(0, 256, (count, height, width, channels), dtype=np.uint8)
     for index, image in enumerate(images):
         grain = _GRAINS[index % len(_GRAINS)]

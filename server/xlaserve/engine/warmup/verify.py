@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.program import Compilation, Executable, Images, Outputs, WrongRowsError, run_batch
+from xlaserve.engine.inputs import RGB_IMAGE, Inputs, Rows, selected
+from xlaserve.engine.program import Compilation, Executable, Outputs, WrongRowsError, run_batch
 from xlaserve.engine.warmup.difference import Comparing, Difference, by_row, compare
 from xlaserve.engine.warmup.sample import RowIndices, Sample, compared_rows, joined, other_batch, rows_of
 from xlaserve.errors import ModelFailed
@@ -85,9 +86,9 @@ class _Timed:
         self.fastest_s = math.inf
         self.row_bytes: tuple[int, ...] = ()
 
-    def __call__(self, images: Images) -> Outputs:
+    def __call__(self, *rows: NDArray[Any]) -> Outputs:
         began = self._clock()
-        outputs = run_batch(self._executable, images)
+        outputs = run_batch(self._executable, *rows)
         self.fastest_s = min(self.fastest_s, self._clock() - began)
         self.row_bytes = tuple(output.nbytes // len(output) for output in outputs)
         return outputs
@@ -105,12 +106,12 @@ class Verifier:
         self,
         *,
         task: Comparing,
-        reference: Callable[[Images], Outputs] | None,
+        reference: Executable | None,
         buckets: Iterable[Bucket],
         narrow: Mapping[Mode, float] = MappingProxyType({}),
         verification: Literal["refuse", "warn", "off"] = "refuse",
         batch_dependence: Literal["single", "refuse", "allow"] = "single",
-        channels: int = 3,
+        inputs: Inputs = RGB_IMAGE,
         warn: Callable[[str], object] = lambda warning: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -121,7 +122,7 @@ class Verifier:
         self._warn = warn
         self._clock = clock
         images = NARROW_SAMPLE_IMAGES if narrow else SAMPLE_IMAGES
-        self._sample = Sample(images, None if verification == "off" else reference, buckets, warn, channels)
+        self._sample = Sample(images, None if verification == "off" else reference, buckets, warn, inputs)
         self._lock = threading.Lock()
         self.is_dependent = False
         """Whether rows of any program depend on each other, where that matters."""
@@ -209,11 +210,11 @@ class Verifier:
         return Fault(error.described(output), math.inf, is_gross=True, is_of_rows=True)
 
     def _compared(self, mode: Mode, bucket: Bucket, executable: Executable) -> Verified:
-        images, wanted = self._sampled(bucket)
-        most = self._narrow.get(mode, EXACT)
-        batches = [(np.arange(bucket.batch) + start) % len(images) for start in range(0, len(images), bucket.batch)]
+        sample, wanted = self._sampled(bucket)
+        size, most = self._sample.size, self._narrow.get(mode, EXACT)
+        batches = [(np.arange(bucket.batch) + start) % size for start in range(0, size, bucket.batch)]
         order = np.concatenate(batches)
-        got = [executable(images[batch]) for batch in batches]
+        got = [executable(*selected(sample, batch)) for batch in batches]
         answers = joined(got)
         difference = None
         suspect = 0
@@ -228,8 +229,8 @@ class Verifier:
         probes = [(rows, got[suspect])]
         dependence = 0.0
         if bucket.batch > 1 and self._batch_dependence != "allow":
-            places = other_batch(rows, len(images))
-            probes.append((rows[places], executable(images[rows[places]])))
+            places = other_batch(rows, size)
+            probes.append((rows[places], executable(*selected(sample, rows[places]))))
             apart = self._apart(rows_of(got[suspect], places), probes[1][1], rows[places])
             dependence = _largest(apart)
             are_alike &= self._are_alike(apart, most)
@@ -250,11 +251,11 @@ class Verifier:
         """
         sample, alone = self._sampled(bucket)
         rows, got = probes[0]
-        if not self._are_alike(self._apart(got, executable(sample[rows]), rows), most):
+        if not self._are_alike(self._apart(got, executable(*selected(sample, rows)), rows), most):
             return Fault("it answers the same batch differently each time", math.inf, is_gross=True)
         if not self._sample.has_reference:
             return None
-        answers = [self._sample.answers(sample[rows]) for rows, _ in probes]
+        answers = [self._sample.answers(selected(sample, rows)) for rows, _ in probes]
         for wanted, (images, got) in zip(answers, probes, strict=True):
             apart = self._apart(wanted, got, images)
             if not self._are_alike(apart, most):
@@ -278,7 +279,7 @@ class Verifier:
             apart.append(self._apart(rows_of(alone, rows), batch, rows))
         return not all(self._are_alike(each, max(GROSS, most)) for each in apart)
 
-    def _sampled(self, bucket: Bucket) -> tuple[Images, Outputs | None]:
+    def _sampled(self, bucket: Bucket) -> tuple[Rows, Outputs | None]:
         """Returns the images of a resolution and the reference's answers. Raises ModelFailed for answers of other rows,
         which are the model's own fault, whatever its programs do."""
         try:

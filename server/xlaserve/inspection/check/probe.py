@@ -24,7 +24,8 @@ import numpy as np
 
 from xlaserve.config import Bucket, Lowering, Mode
 from xlaserve.engine import memory
-from xlaserve.engine.program import Executable, Images, IsLowered, Outputs, run_batch
+from xlaserve.engine.inputs import Rows
+from xlaserve.engine.program import Executable, IsLowered, Outputs, run_batch
 from xlaserve.engine.warmup.compiler import noise
 from xlaserve.engine.warmup.difference import relative
 from xlaserve.engine.warmup.verify import Verifier
@@ -110,10 +111,9 @@ class Probe:
                 self._check_arm(other, Mode.XLA, f"{Mode.XLA} {WITHOUT} {lowering}")
 
     def _check_arm(self, model: Model, mode: Mode, arm: str) -> None:
-        channels = model.image.channels
-        image = noise(model.buckets[0]._replace(batch=1), channels)
+        row = noise(model.buckets[0]._replace(batch=1), model.inputs)
         # It compares nothing.
-        rows = Verifier(task=model.task, reference=None, buckets=(), batch_dependence="allow", channels=channels)
+        rows = Verifier(task=model.task, reference=None, buckets=(), batch_dependence="allow", inputs=model.inputs)
         slowest_s = 0.0
         # Eager is only the reference, so that one batch size is enough.
         for bucket in model.buckets[:1] if mode is Mode.EAGER else model.buckets:
@@ -121,20 +121,21 @@ class Probe:
             if slowest_s > SLOW_S:
                 program = CheckedProgram(arm=arm, batch=bucket.batch, skipped=f"a smaller batch took {slowest_s:.0f} s")
             else:
-                program = self._try(model, mode, arm, bucket, np.repeat(image, bucket.batch, axis=0), rows=rows)
+                batch = tuple(np.repeat(each, bucket.batch, axis=0) for each in row)
+                program = self._try(model, mode, arm, bucket, batch, rows=rows)
             slowest_s = max(slowest_s, (program.run_ms or 0.0) / 1000)
             self._write({"program": program.model_dump(mode="json")})
 
     def _try(
-        self, model: Model, mode: Mode, arm: str, bucket: Bucket, images: Images, *, rows: Verifier
+        self, model: Model, mode: Mode, arm: str, bucket: Bucket, batch: Rows, *, rows: Verifier
     ) -> CheckedProgram:
-        """Tries a program with `images`, and with those of warm-up, for each of which `rows` wants a row."""
+        """Tries a program with `batch`, and with those of warm-up, for each of which `rows` wants a row."""
         before, dumped = memory.resident_bytes(), dump.compiled(self._folder)
         with suppress(OSError):  # the peak is then the peak of the whole process's life
             memory.forget_peak()
         try:
             compilation = model.program.compile(mode, bucket)
-            seconds, outputs = _run(compilation.executable, images)
+            seconds, outputs = _run(compilation.executable, batch)
             peak_bytes = max(0, memory.peak_bytes() - before)
             rows.verify(mode, bucket, compilation, partial(model.program.compile, mode, bucket))
             self._doubts = self._doubts or scores.doubts(model, outputs)
@@ -199,12 +200,12 @@ def _memory(file: Path) -> buffers.Memory:
     return buffers.parse(dump.read(file).buffer_assignment)
 
 
-def _run(executable: Executable, images: Images) -> tuple[float, Outputs]:
+def _run(executable: Executable, rows: Rows) -> tuple[float, Outputs]:
     """Returns the median seconds of a few runs, and the outputs of the last."""
     seconds: list[float] = []
     while len(seconds) < MAX_RUNS and sum(seconds) < TIMING_BUDGET_S:
         began = time.perf_counter()
-        outputs = run_batch(executable, images)
+        outputs = run_batch(executable, *rows)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds), outputs
 

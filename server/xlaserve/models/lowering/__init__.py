@@ -62,7 +62,7 @@ def for_settings(settings: ModelSettings) -> Lower | None:
 
 
 def lower(function: Any, names: Collection[Lowering]) -> Lowered:
-    """Returns a concrete function of one tensor with the lowerings `names`.
+    """Returns a concrete function of tensors with the lowerings `names`.
 
     It stays as it is where they have nothing to replace, where it assigns variables, and where it can't be built again.
     """
@@ -90,18 +90,19 @@ def lower(function: Any, names: Collection[Lowering]) -> Lowered:
             (values[id(handle.tensor)],) = node.results
         return values.get(id(handle.tensor))
 
-    def lowered(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def lowered(*inputs: tf.Tensor) -> tuple[tf.Tensor, ...]:
         graph: Any = tf.compat.v1.get_default_graph()
         for variable in function.variables:
             graph.watch_variable(variable)
-        return replay(function, substitute, pixels, is_wide=is_wide)
+        return replay(function, substitute, inputs, is_wide=is_wide)
 
     is_wide = Lowering.FLOAT32 in names and has_narrow(function)
     is_divisible = Lowering.MICRO_BATCHES in names and micro_batches.are_possible(function)
-    spec, *_ = function.inputs
+    given = function.inputs[: len(function.inputs) - len(function.captured_inputs)]
+    specs = [tf.TensorSpec(each.shape, each.dtype) for each in given]
     if not assigns_variables(function):
         try:
-            made = tf.function(lowered, autograph=False).get_concrete_function(tf.TensorSpec(spec.shape, spec.dtype))
+            made = tf.function(lowered, autograph=False).get_concrete_function(*specs)
         except Exception as error:  # a graph may hold anything
             _log.info("not lowered: %s", error)
             if is_wide:  # widening may be the cause

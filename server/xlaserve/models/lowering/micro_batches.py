@@ -23,7 +23,7 @@ PIXELS: Final = IMAGES * 224 * 224
 
 
 def are_possible(function: Any) -> bool:
-    """Returns whether a concrete function of one tensor can be called for a part of a batch.
+    """Returns whether a concrete function of tensors can be called for a part of a batch.
 
     It can't where it was made for batches of one size, where it has outputs whose shapes are not known, and where
     operations of XLA's own, or functions that it is to compile, may be for one size.
@@ -55,12 +55,12 @@ def divided(function: Any, bucket: Bucket) -> Any:
     if images >= bucket.batch:
         return function
 
-    def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def forward(*inputs: tf.Tensor) -> tuple[tf.Tensor, ...]:
         def compute(start: tf.Tensor, *outputs: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            part = tf.slice(pixels, (start, 0, 0, 0), (images, *pixels.shape[1:]))
+            part = [tf.slice(each, (start, *[0] * (each.shape.rank - 1)), (images, *each.shape[1:])) for each in inputs]
             placed = [
                 xla_dynamic_update_slice(output, rows, [start, *[0] * (rows.shape.rank - 1)])
-                for output, rows in zip(outputs, function(part), strict=True)
+                for output, rows in zip(outputs, function(*part), strict=True)
             ]
             return start + images, *placed
 

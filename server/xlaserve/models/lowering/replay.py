@@ -187,19 +187,24 @@ class Node:
 
 
 def replay(
-    function: Any, substitute: Substitute, pixels: tf.Tensor, *, is_wide: bool = False, keeps_shapes: bool = True
+    function: Any,
+    substitute: Substitute,
+    inputs: Sequence[tf.Tensor],
+    *,
+    is_wide: bool = False,
+    keeps_shapes: bool = True,
 ) -> tuple[tf.Tensor, ...]:
-    """Builds a concrete function of one tensor into the graph that is being traced; returns its outputs for `pixels`.
+    """Builds a concrete function of tensors into the graph that is being traced; returns its outputs for `inputs`.
 
     What is in bfloat16 or float16 becomes float32 with `is_wide`, other than the outputs. Without `keeps_shapes` those
-    of `pixels` may be others than the function was made for. Raises ValueError where its own control flow forbids that.
+    of `inputs` may be others than the function was made for. Raises ValueError where its own control flow forbids that.
     """
     captured = function.captured_inputs
     if is_wide:
-        pixels = _wide_tensor(pixels)
+        inputs = list(map(_wide_tensor, inputs))
         with tf.init_scope():
             captured = list(map(_wide_tensor, captured))
-    arguments = [GraphTensor(tensor=tensor) for tensor in (pixels, *captured)]
+    arguments = [GraphTensor(tensor=tensor) for tensor in (*inputs, *captured)]
     outputs = _replay(function.graph, arguments, substitute, "", is_wide=is_wide, keeps_shapes=keeps_shapes)
     if outputs is None:
         raise ValueError("it has branches or loops of TensorFlow 1")

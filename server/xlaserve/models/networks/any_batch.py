@@ -37,7 +37,7 @@ def widened(function: Any, pixels: TensorShape) -> Call | None:
         return named(structure, tf.nest.flatten(function(images)))
 
     def free(images: tf.Tensor) -> Raw:
-        return named(structure, replay(function, partial(_reshaped, batch), images, keeps_shapes=False))
+        return named(structure, replay(function, partial(_reshaped, batch), [images], keeps_shapes=False))
 
     try:
         # A function of its own, as what is built again is so in a graph alone.

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from xlaserve.config import Color, ModelSettings, Precision
+from xlaserve.engine.inputs import pixels as inputs
 from xlaserve.engine.warmup.sample import make_images
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks import preprocess
@@ -54,7 +55,7 @@ def assemble(
         return head.finish(call(values), images)
 
     calibrated = None if calibration is None else read(calibration)
-    program = TensorFlowProgram(forward, lower, openvino_precision, calibrated, channels=pixels.image.channels)
+    program = TensorFlowProgram(forward, lower, openvino_precision, calibrated, inputs=inputs(pixels.image.channels))
     return Network(
         program,
         pixels.size,

@@ -19,10 +19,11 @@ from functools import partial
 from typing import Any, Final, get_args, get_type_hints
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from xlaserve.config import Mode, ModelSettings, model_files
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.program import Outputs
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks.cached_program import CachedProgram
 from xlaserve.models.networks.model_identity import identity
@@ -76,13 +77,13 @@ def network(cache: CompileCache, device: Device, settings: ModelSettings, build:
     program = CachedProgram(cache, folder, device, build_rest, settings.name, precision)
     reference = partial(_reference, folder, program)
     if (described := folder.read(NETWORK, lambda record: _described(record.header, program))) is not None:
-        program.described_lowerings, program.channels = described.lowerings, described.image.channels
+        program.described_lowerings, program.inputs = described.lowerings, described.inputs
         return replace(described, reference=reference)
     built = build()
     if not is_unchanged():
         log.warning("model %s: its files were changed while it was loaded; nothing of it is kept", settings.title)
         return built
-    program.built, program.channels = built, built.image.channels
+    program.built, program.inputs = built, built.inputs
     folder.write(NETWORK, _description(built), {})
     return replace(built, program=program, reference=reference)
 
@@ -123,13 +124,16 @@ def _described(description: Mapping[str, Any], program: CachedProgram) -> Networ
     return Network(program=program, task=_task(description["task"]), **values)
 
 
-def _reference(folder: RecordFolder, program: CachedProgram, images: Images) -> Outputs:
-    """Returns the outputs of `Network.reference` for `images`; builds the network only where the cache lacks them."""
-    name = f"reference-{hashlib.sha256(images.data).hexdigest()[:16]}"
+def _reference(folder: RecordFolder, program: CachedProgram, *rows: NDArray[Any]) -> Outputs:
+    """Returns the outputs of `Network.reference` for `rows`; builds the network only where the cache lacks them."""
+    sha256 = hashlib.sha256()
+    for each in rows:
+        sha256.update(np.ascontiguousarray(each).data)
+    name = f"reference-{sha256.hexdigest()[:16]}"
     if (kept := folder.read(name, _outputs)) is not None:
         return kept
     assert program.built.reference is not None  # every source of TensorFlow's has one
-    outputs = program.built.reference(images)
+    outputs = program.built.reference(*rows)
     blobs = {
         str(index): np.ascontiguousarray(output).reshape(-1).view(np.uint8).data for index, output in enumerate(outputs)
     }

@@ -16,6 +16,7 @@ import tensorflow as tf
 from xlaserve.config import Bucket, Mode, Precision
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.causes import cause
+from xlaserve.engine.inputs import RGB_IMAGE, shapes
 from xlaserve.engine.program import Compilation, Executable
 from xlaserve.models.networks.kept_graphs import KINDS, Contents, Prepare
 from xlaserve.models.networks.kept_weights import KeptWeights
@@ -26,7 +27,7 @@ from xlaserve.programs.tf import stablehlo, xla_executable_cache
 from xlaserve.programs.tf.device import Device
 from xlaserve.programs.tf.first_run import run_first
 from xlaserve.programs.tf.frozen_graph import FrozenGraph, UnfreezableError
-from xlaserve.programs.tf.function import Function
+from xlaserve.programs.tf.function import Function, specs
 from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 
 log = logging.getLogger(__name__)
@@ -61,8 +62,8 @@ class CachedProgram:
     platform = TensorFlowProgram.platform
 
     def __post_init__(self) -> None:
-        self.channels = 3
-        """Channels of its images, as the cache describes the network."""
+        self.inputs = RGB_IMAGE
+        """Its inputs, as the cache describes the network."""
         self.described_lowerings = ""
         """The lowerings of the first size that was compiled, as the cache describes the network: `depthwise 17`."""
         self.not_kept: set[Mode] = set()
@@ -139,6 +140,10 @@ class CachedProgram:
         return self._program.any_size()
 
     @property
+    def _dtypes(self) -> tuple[tf.DType, ...]:
+        return tuple(tf.as_dtype(each.dtype) for each in self.inputs)
+
+    @property
     def _program(self) -> TensorFlowProgram:
         with self._lock:  # built once
             program = self.built.program
@@ -188,11 +193,10 @@ class CachedProgram:
             self._graphs[name] = self._graph(mode, bucket, name)
         if (graph := self._graphs[name]) is None:
             return self._program.compile(mode, bucket)
-        shape = (*bucket, self.channels)
-        prepared = graph.prepare(shape)
+        prepared = graph.prepare(shapes(self.inputs, bucket))
         if isinstance(prepared, FrozenGraph):
             self._running.add(prepared)
-        compilation = run_first(prepared, shape, began, run_s=cost and cost.alone_s)
+        compilation = run_first(prepared, self.inputs, bucket, began, run_s=cost and cost.alone_s)
         return replace(compilation, from_cache=graph.from_cache, forget=partial(self._forget, name))
 
     def _graph(self, mode: Mode, bucket: Bucket, name: str) -> _KeptGraph | None:
@@ -227,7 +231,7 @@ class CachedProgram:
         lowered = program.lowered(mode, bucket)
         if program.assigns_variables:
             raise ValueError("it assigns variables")
-        traced = stablehlo.export(lowered.in_parts(bucket), (*bucket, self.channels))
+        traced = stablehlo.export(lowered.in_parts(bucket), specs(self.inputs, *bucket))
         compilation, executables = self._run(traced, bucket, began, cost)
         self._keep(self._program_name(mode, bucket), traced, executables, lowered.text)
         return replace(compilation, warnings=lowered.warnings)
@@ -257,7 +261,7 @@ class CachedProgram:
             return None
         blobs = dict(record.blobs)
         outputs = tuple(tf.TensorSpec(shape, dtype) for dtype, shape in header["outputs"])
-        traced = stablehlo.TracedFunction(bytes(blobs.pop(MODULE)), weights, outputs)
+        traced = stablehlo.TracedFunction(bytes(blobs.pop(MODULE)), weights, outputs, self._dtypes)
         xla_executable_cache.put(blobs)
         compilation, compiled = self._run(traced, bucket, began, cost)
         from_cache = compiled.keys() <= blobs.keys()
@@ -286,7 +290,7 @@ class CachedProgram:
         """Compiles or loads a function by running it, and returns the executables that TensorFlow then has."""
         try:
             function = Function(stablehlo.load(traced, self.device.kind))
-            compilation = run_first(function, (*bucket, self.channels), began, run_s=cost and cost.alone_s)
+            compilation = run_first(function, self.inputs, bucket, began, run_s=cost and cost.alone_s)
         finally:
             executables = xla_executable_cache.take(traced.name)  # one that can't be loaded fails the next try as well
         return compilation, executables

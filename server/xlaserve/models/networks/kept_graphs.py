@@ -14,14 +14,14 @@ import tensorflow as tf
 from xlaserve.config import Bucket, Mode, Precision
 from xlaserve.engine.program import Executable
 from xlaserve.programs.cache.records import Record
-from xlaserve.programs.openvino.openvino_program import ConvertedGraph, UntranslatableGraphError
+from xlaserve.programs.openvino.openvino_program import ConvertedGraph, Shapes, UntranslatableGraphError
 from xlaserve.programs.tf.frozen_graph import FrozenFunction, FrozenGraph
 from xlaserve.programs.tf.openvino_graph import check_openvino, in_openvino
 from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 
 Graph = TypeVar("Graph")
-Prepare = Callable[[tuple[int, ...]], Executable]
-"""Makes the executable for images of a shape, whose first run may compile."""
+Prepare = Callable[[Shapes], Executable]
+"""Makes the executable for inputs of these shapes, whose first run may compile."""
 
 
 class Contents(NamedTuple):
@@ -46,18 +46,18 @@ class GraphKind(NamedTuple, Generic[Graph]):
 
 
 def _write_frozen(frozen: FrozenFunction) -> Contents:
-    header = {"pixels": frozen.pixels, "outputs": frozen.outputs}
+    header = {"inputs": frozen.inputs, "outputs": frozen.outputs}
     return Contents(header, {"graph": frozen.definition.SerializeToString()})
 
 
 def _read_frozen(record: Record) -> FrozenFunction:
     definition = tf.compat.v1.GraphDef.FromString(bytes(record.blobs["graph"]))
-    return FrozenFunction(definition, record.header["pixels"], tuple(record.header["outputs"]))
+    return FrozenFunction(definition, tuple(record.header["inputs"]), tuple(record.header["outputs"]))
 
 
 def _start_frozen(frozen: FrozenFunction, _: Precision) -> Prepare:
     graph = FrozenGraph(frozen)
-    return lambda shape: graph
+    return lambda shapes: graph
 
 
 Conversion = ConvertedGraph | UntranslatableGraphError

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from xlaserve.engine.program import Images, Outputs, Program
+from xlaserve.engine.inputs import Inputs, pixels
+from xlaserve.engine.program import Executable, Program
 from xlaserve.images.image_input import RGB, ImageInput
 from xlaserve.models.task import Task
 
@@ -42,11 +42,16 @@ class Network:
     is_narrow: bool = False
     """Whether it computes in bfloat16 or float16 anywhere, as a model that was trained in mixed precision; each mode
     then rounds in a way of its own."""
-    reference: Callable[[Images], Outputs] | None = None
+    reference: Executable | None = None
     """Computes the outputs slowly, operation by operation, in float32 where only `precision` says less; must not be
     called while the model serves. None where there is none."""
     reason: str = ""
     """Why `auto` chose the task; empty where the settings or the source name it."""
+
+    @property
+    def inputs(self) -> Inputs:
+        """The inputs of its program."""
+        return pixels(self.image.channels)
 
     @property
     def lowering_names(self) -> list[str]:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from numpy.typing import NDArray
+
 from xlaserve.config import Precision
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.program import Outputs
 from xlaserve.models.networks.keras_runtime import keras
 from xlaserve.models.networks.network import Network
 
@@ -38,13 +40,13 @@ def with_reference(network: Network, model: Any, precision: Precision) -> Networ
     if precision is Precision.FLOAT32 or run is None:
         return network
 
-    def reference(images: Images) -> Outputs:
+    def reference(*rows: NDArray[Any]) -> Outputs:
         layers = list(model._flatten_layers())
         policies = [layer.dtype_policy for layer in layers]
         try:
             for layer in layers:
                 layer.dtype_policy = "float32"
-            return run(images)
+            return run(*rows)
         finally:
             for layer, policy in zip(layers, policies, strict=True):
                 layer.dtype_policy = policy

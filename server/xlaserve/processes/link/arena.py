@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve.engine.program import Outputs
+from xlaserve.engine.inputs import Layout, Rows
 from xlaserve.errors import InvalidArgument, QueueFull
 
 PAGE_BYTES: Final = mmap.PAGESIZE
@@ -42,8 +42,6 @@ MAX_INLINE_BYTES: Final = 2**20
 
 Memory = NDArray[np.uint8]
 """Bytes, `[n]`."""
-Layout = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
-"""The type of each output, and the shape of one row."""
 
 
 class Extent(NamedTuple):
@@ -250,17 +248,28 @@ def aligned(size_bytes: int, to_bytes: int = ALIGNMENT) -> int:
     return -(-size_bytes // to_bytes) * to_bytes
 
 
-def outputs_in(memory: Memory, start: int, images: int, layout: Layout) -> Outputs:
-    """Returns arrays for the outputs of `images` images, from byte `start` on. Raises ValueError if they don't fit."""
-    outputs = []
+def arrays_in(memory: Memory, start: int, images: int, layout: Layout) -> tuple[NDArray[Any], ...]:
+    """Returns arrays of `images` rows, one after the other from byte `start` on. Raises ValueError where they don't
+    fit."""
+    arrays = []
     for dtype, shape in layout:
         start = aligned(start)
         stop = start + images * math.prod(shape) * dtype.itemsize
         if stop > len(memory):
-            raise ValueError(f"outputs of {stop} bytes and more, in an extent of {len(memory)}")
-        outputs.append(np.ndarray((images, *shape), dtype, memory, start))
+            raise ValueError(f"arrays of {stop} bytes and more, in an extent of {len(memory)}")
+        arrays.append(np.ndarray((images, *shape), dtype, memory, start))
         start = stop
-    return tuple(outputs)
+    return tuple(arrays)
+
+
+def arrays_bytes(images: int, layout: Layout) -> int:
+    """Returns the bytes that `arrays_in` takes from the beginning of an extent, up to the next array."""
+    return sum(aligned(images * math.prod(shape) * dtype.itemsize) for dtype, shape in layout)
+
+
+def rows_bytes(rows: Rows) -> int:
+    """Returns the same for the arrays themselves."""
+    return sum(aligned(each.nbytes) for each in rows)
 
 
 def _mapped(file: int, size_bytes: int) -> mmap.mmap:

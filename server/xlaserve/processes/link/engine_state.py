@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from xlaserve.engine.batching.unmatched import Unmatched
 from xlaserve.engine.buckets.demand import Resolution
+from xlaserve.engine.inputs import RGB_IMAGE, Inputs, row_bytes
 from xlaserve.engine.request import Shape
 from xlaserve.processes.link.arena import ALIGNMENT, PAGE_BYTES, aligned
 
@@ -26,8 +27,8 @@ class ModelSnapshot:
     max_images: int
     """Bound of the images that the model holds, of all fronts together; each front applies it to its own as well."""
     max_bytes: int
-    channels: int = 3
-    """Channels of its images."""
+    inputs: Inputs = RGB_IMAGE
+    """The inputs of its programs."""
     output_bytes: Mapping[Resolution, tuple[int, ...]]
     """For each output, the bytes of one image's row, by the height and width of images that the model takes."""
     largest: Mapping[Shape, int]
@@ -37,7 +38,7 @@ class ModelSnapshot:
 
     def room_bytes(self, height: int, width: int, images: int) -> int:
         """Returns the bytes that the outputs of images of this size may take. Raises KeyError for an unknown size."""
-        return sum(aligned(images * row_bytes) for row_bytes in self.output_bytes[height, width]) + ALIGNMENT
+        return sum(aligned(images * output_bytes) for output_bytes in self.output_bytes[height, width]) + ALIGNMENT
 
     @property
     def share_bytes(self) -> int:
@@ -49,10 +50,9 @@ class ModelSnapshot:
         """
         rows = {size: sum(row_bytes) for size, row_bytes in self.output_bytes.items()}
         of_images = self.max_images * max(rows.values(), default=0)
-        of_bytes = self.max_bytes * max(
-            (row / (self.channels * math.prod(size)) for size, row in rows.items()), default=0
-        )
-        rounding_bytes = PAGE_BYTES + (max(map(len, self.output_bytes.values()), default=0) + 2) * ALIGNMENT
+        of_bytes = self.max_bytes * max((row / row_bytes(self.inputs, *size) for size, row in rows.items()), default=0)
+        arrays = len(self.inputs) + max(map(len, self.output_bytes.values()), default=0)
+        rounding_bytes = PAGE_BYTES + (arrays + 1) * ALIGNMENT
         return 2 * (self.max_bytes + math.ceil(min(of_images, of_bytes)) + self.max_images * rounding_bytes)
 
 

@@ -10,7 +10,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from xlaserve import errors
-from xlaserve.engine.program import Images
+from xlaserve.engine.inputs import Rows
 from xlaserve.engine.request import EngineRequest
 from xlaserve.engine.trace_context import TraceContext
 from xlaserve.errors import ExecutionFailed, InvalidArgument, OverloadError, XlaserveError
@@ -183,8 +183,8 @@ def pack_request(
 
     The state that vendors add to a trace is left out.
     """
-    rows, mode, deadline, priority, trace = request
-    images, height, width, _ = rows.shape
+    _, mode, deadline, priority, trace, _ = request
+    _, height, width = request.shape
     is_sampled, trace_id, span_id = _NOT_TRACED
     if trace is not None:
         is_sampled, trace_id, span_id = trace.is_sampled, bytes.fromhex(trace.trace_id), bytes.fromhex(trace.span_id)
@@ -194,7 +194,7 @@ def pack_request(
         offset,
         size_bytes,
         when_idle,
-        images,
+        request.images,
         height,
         width,
         MODES.index(mode),
@@ -206,12 +206,13 @@ def pack_request(
     )
 
 
-def unpack_request(submit: Submit, rows: Images) -> EngineRequest:
+def unpack_request(submit: Submit, rows: Rows) -> EngineRequest:
     """Returns the request of a job whose rows are these."""
     trace = None
     if submit.trace_id != _NO_TRACE:
         trace = TraceContext(submit.trace_id.hex(), submit.span_id.hex(), submit.is_sampled)
-    return EngineRequest(rows, MODES[submit.mode], submit.deadline, submit.priority, trace)
+    resolution = submit.height, submit.width
+    return EngineRequest(rows, MODES[submit.mode], submit.deadline, submit.priority, trace, resolution)
 
 
 def pack_error(error: XlaserveError) -> bytes:

@@ -76,7 +76,7 @@ class Spread:
 
         Of several such parts it is the first, so that two batches that are to be compared run on the same device.
         """
-        parts = [part for part in self._parts if part.largest(*request.shape) >= len(request.rows)]
+        parts = [part for part in self._parts if part.largest(*request.shape) >= request.images]
         return await min(parts or self._parts, key=_load).run_when_idle(request)
 
     def check_encoded(self, request: EncodedRequest) -> None:

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xlaserve.config import Precision
 from xlaserve.engine.causes import cause, telling_line
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.program import Outputs
 from xlaserve.errors import ModelFailed
 
 T = TypeVar("T")
@@ -40,6 +41,8 @@ _BODIES: Final[Mapping[str, Sequence[tuple[int, ...]]]] = {"If": ((0,), (1,)), "
 """Operations that run other graphs, and OpenVINO's arguments that name each of these graphs."""
 
 Buffer = bytes | memoryview
+Shapes = Sequence[tuple[int, ...]]
+"""The whole shape of each input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,8 @@ class Layer(NamedTuple):
     seconds: float
 
 
-def convert(graph: Any, outputs: Sequence[str]) -> ConvertedGraph:
-    """Converts a graph of TensorFlow's without variables; `outputs` are names of its tensors.
+def convert(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> ConvertedGraph:
+    """Converts a graph of TensorFlow's without variables; `inputs` and `outputs` are names of its tensors.
 
     Raises ModelFailed where OpenVINO is not installed, or can't convert an operation.
     """
@@ -84,6 +87,8 @@ def convert(graph: Any, outputs: Sequence[str]) -> ConvertedGraph:
     nodes = GraphIteratorTFGraph(graph, share_weights=False)  # nothing else keeps it until it is converted
     try:
         read = frontend.load(nodes)
+        if len(inputs) > 1:  # it has an order of its own
+            read.override_all_inputs([read.get_place_by_tensor_name(name) for name in inputs])
         read.override_all_outputs([read.get_place_by_tensor_name(name) for name in outputs])
         model = frontend.convert(read)
     except Exception as error:  # its kinds of error are not documented
@@ -127,9 +132,9 @@ class ConvertedGraph:
         return _digest(self.model).hex()
 
     def compile(
-        self, shape: tuple[int, ...], precision: Precision, threads: Threads, *, is_profiled: bool = False
+        self, shapes: Shapes, precision: Precision, threads: Threads, *, is_profiled: bool = False
     ) -> CompiledModel:
-        """Compiles it for images of one shape; with `is_profiled` it measures the time of each layer."""
+        """Compiles it for inputs of these shapes; with `is_profiled` it measures the time of each layer."""
         settings = {
             "INFERENCE_PRECISION_HINT": TYPES[Precision.FLOAT32 if self.is_int8 else precision],
             "PERFORMANCE_HINT": "LATENCY" if threads.lanes == 1 else "THROUGHPUT",
@@ -141,7 +146,7 @@ class ConvertedGraph:
         }
         try:
             model = self.model.clone()
-            model.reshape(list(shape))
+            model.reshape({index: list(shape) for index, shape in enumerate(shapes)})
             began = time.perf_counter()
             compiled = at_full_priority(lambda: core().compile_model(model, "CPU", settings))
             return CompiledModel(compiled, time.perf_counter() - began, Precision.INT8 if self.is_int8 else precision)
@@ -150,7 +155,7 @@ class ConvertedGraph:
 
 
 class CompiledModel:
-    """Runs images of the shape that it was compiled for. Several threads may call it."""
+    """Runs rows of the shapes that it was compiled for. Several threads may call it."""
 
     def __init__(self, compiled: Any, compile_s: float, wanted: Precision) -> None:
         self.compile_s = compile_s
@@ -175,21 +180,22 @@ class CompiledModel:
             return ()
         return (f"mode openvino computes in {precision}: this processor has no {self._wanted}",)
 
-    def __call__(self, images: Images) -> Outputs:
-        """Runs `images`; blocks. The outputs own their memory."""
+    def __call__(self, *rows: NDArray[Any]) -> Outputs:
+        """Runs `rows`; blocks. The outputs own their memory."""
         request = self._take()
         try:
             # Copied: a request that shared their memory would keep them, and the message that they came in, until it
             # runs again.
-            request.get_input_tensor().data[:] = images
+            for tensor, each in zip(request.input_tensors, rows, strict=True):
+                tensor.data[:] = each
             request.start_async()
             request.wait()
             return tuple(np.array(tensor.data) for tensor in request.output_tensors)
         finally:
             self._idle.append(request)
 
-    def layers(self, images: Images, runs: int) -> list[Layer]:
-        """Runs `images` and returns the time of each layer, of a model that was compiled to be profiled.
+    def layers(self, rows: Sequence[NDArray[Any]], runs: int) -> list[Layer]:
+        """Runs `rows` and returns the time of each layer, of a model that was compiled to be profiled.
 
         Seconds are means of `runs` runs, which follow as many that are not counted, as the first ones are slower.
         """
@@ -198,7 +204,7 @@ class CompiledModel:
         def means_s() -> list[float]:
             """Runs it, and returns the means since it was compiled, which are all that OpenVINO tells."""
             for _ in range(runs):
-                request.infer([images], share_inputs=True, share_outputs=True)
+                request.infer([*rows], share_inputs=True, share_outputs=True)
             return [info.real_time.total_seconds() for info in request.get_profiling_info()]
 
         # The mean of a second half is twice that of all less that of the first half.

@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 from typing import Any, Final
 
 from xlaserve.engine.causes import cause
-from xlaserve.engine.program import Images
+from xlaserve.engine.inputs import Images
 from xlaserve.errors import ModelFailed
 from xlaserve.programs.openvino import openvino_program
 from xlaserve.programs.openvino.openvino_program import ConvertedGraph

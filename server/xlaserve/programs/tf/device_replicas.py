@@ -10,13 +10,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.program import AnySize, Compilation, Executable, Images, Outputs, Program, Sealed
+from xlaserve.engine.program import AnySize, Compilation, Executable, Outputs, Program, Sealed
 
 
 class Replicas:
@@ -83,10 +84,11 @@ class ReplicatedProgram:
         return _Executable(executables, self._replicas)
 
 
-class _Executable(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Executable:
     executables: Sequence[Executable]
     replicas: Replicas
 
-    def __call__(self, images: Images) -> Outputs:
+    def __call__(self, *rows: NDArray[Any]) -> Outputs:
         with self.replicas.take() as index:
-            return self.executables[index](images)
+            return self.executables[index](*rows)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
-
+from xlaserve.config import Bucket
+from xlaserve.engine.inputs import Inputs, zeros
 from xlaserve.engine.program import Compilation, Executable, FixedShape
 from xlaserve.programs.openvino.openvino_program import CompiledModel
 from xlaserve.programs.tf.frozen_graph import trim_heap
@@ -13,20 +13,26 @@ from xlaserve.programs.tf.function import Function
 
 
 def run_first(
-    prepared: Executable, shape: tuple[int, ...], began: float, *, runs: int = 1, run_s: float | None = None
+    prepared: Executable,
+    inputs: Inputs,
+    bucket: Bucket,
+    began: float,
+    *,
+    runs: int = 1,
+    run_s: float | None = None,
 ) -> Compilation:
-    """Runs the executable `prepared` for images of `shape` since `began`; its first `runs` runs may compile.
+    """Runs the executable `prepared` for a bucket since `began`; its first `runs` runs may compile.
 
     `run_s` is the time of a later run in seconds, which is measured if it is not known.
     """
-    executable = FixedShape(prepared, shape)
+    executable = FixedShape(prepared, bucket, inputs)
     traced = time.perf_counter()
-    blank = np.zeros(executable.shape, np.uint8)
+    blank = zeros(inputs, bucket)
     for _ in range(runs):
-        executable(blank)
+        executable(*blank)
     compiled = time.perf_counter()
     if run_s is None:
-        executable(blank)
+        executable(*blank)
         run_s = time.perf_counter() - compiled
     trim_heap()
     warnings = prepared.warnings if isinstance(prepared, CompiledModel | Function) else ()

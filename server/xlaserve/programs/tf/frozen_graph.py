@@ -22,11 +22,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 from tensorflow.python.eager import context
 from tensorflow.python.framework import convert_to_constants, ops
 
 from xlaserve.engine.memory import available_memory_bytes
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.program import Outputs
 from xlaserve.errors import OutOfDeviceMemory
 from xlaserve.programs.tf.definitions import nodes, widen, widened
 from xlaserve.programs.tf.stablehlo import MUST_COMPILE
@@ -58,11 +59,11 @@ class UnfreezableError(Exception):
 
 
 class FrozenFunction(NamedTuple):
-    """A concrete function of one tensor, frozen."""
+    """A concrete function of tensors, frozen."""
 
     definition: Any
     """A GraphDef."""
-    pixels: str
+    inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     """Names of its input and output tensors."""
 
@@ -78,12 +79,17 @@ def freeze(function: Any) -> FrozenFunction:
     Raises UnfreezableError.
     """
     outputs = tuple(output.name for output in function.outputs)
-    frozen = FrozenFunction(_freeze(function), function.inputs[0].name, outputs)
+    frozen = FrozenFunction(_freeze(function), arguments(function), outputs)
     if not frozen.has_xla:
         for part in (*nodes(frozen.definition), *frozen.definition.library.function):
             part.attr.pop(MUST_COMPILE, None)
             part.attr.pop(_NOT_INLINED, None)
     return frozen
+
+
+def arguments(function: Any) -> tuple[str, ...]:
+    """Returns the names of the tensors that a concrete function takes from its caller."""
+    return tuple(each.name for each in function.inputs[: len(function.inputs) - len(function.captured_inputs)])
 
 
 class FrozenGraph:
@@ -100,16 +106,16 @@ class FrozenGraph:
         with graph.as_default(), tf.device(context.context().device_name or None):
             tf.graph_util.import_graph_def(frozen.definition, name="")
         self._session = tf.compat.v1.Session(graph=graph, config=_session_config(has_clusters))
-        self._run = self._session.make_callable(frozen.outputs, feed_list=[frozen.pixels])
+        self._run = self._session.make_callable(frozen.outputs, feed_list=frozen.inputs)
 
     def dismantle(self) -> None:
         """Undoes the cycles in Python's half of the graph; it can't run any more."""
         ops.dismantle_graph(self._session.graph)
 
-    def __call__(self, images: Images) -> Outputs:
-        """Runs `images`; blocks. The outputs own their memory. Raises OutOfDeviceMemory, or TensorFlow's errors."""
+    def __call__(self, *rows: NDArray[Any]) -> Outputs:
+        """Runs `rows`; blocks. The outputs own their memory. Raises OutOfDeviceMemory, or TensorFlow's errors."""
         with memory_named():
-            return tuple(map(np.array, self._run(images)))
+            return tuple(map(np.array, self._run(*rows)))
 
 
 @contextmanager

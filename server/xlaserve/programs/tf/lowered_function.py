@@ -1,4 +1,4 @@
-"""Functions from pixels to outputs, and the form of them that XLA compiles."""
+"""Functions from inputs to outputs, and the form of them that XLA compiles."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from xlaserve.config import Bucket
 
-Forward = Callable[[tf.Tensor], tuple[tf.Tensor, ...]]
-"""uint8 `[batch, height, width, channels]` to float32, int32 or uint8 tensors whose first dimension is the batch."""
+Forward = Callable[..., tuple[tf.Tensor, ...]]
+"""Tensors, one for each input of a model, to its outputs; the first dimension of all is the batch."""
 
 
 class Lowered(NamedTuple):

@@ -12,13 +12,14 @@ from xlaserve.errors import ModelFailed
 from xlaserve.programs.openvino.openvino_program import (
     CompiledModel,
     ConvertedGraph,
+    Shapes,
     Threads,
     at_full_priority,
     convert,
     load,
 )
 from xlaserve.programs.tf.device import usable_cores
-from xlaserve.programs.tf.frozen_graph import UnfreezableError, portable
+from xlaserve.programs.tf.frozen_graph import UnfreezableError, arguments, portable
 
 ON_CPU_ONLY: Final = "mode openvino runs on a CPU only: expected device: cpu, or other modes"
 
@@ -31,13 +32,13 @@ def check_openvino() -> None:
 
 
 def in_openvino(
-    converted: ConvertedGraph, precision: Precision, shape: tuple[int, ...], *, is_profiled: bool = False
+    converted: ConvertedGraph, precision: Precision, shapes: Shapes, *, is_profiled: bool = False
 ) -> CompiledModel:
-    """Compiles a converted graph for images of `shape`; with `is_profiled` it measures each layer's time.
+    """Compiles a converted graph for inputs of `shapes`; with `is_profiled` it measures each layer's time.
 
     Raises ModelFailed.
     """
-    return converted.compile(shape, precision, openvino_threads(), is_profiled=is_profiled)
+    return converted.compile(shapes, precision, openvino_threads(), is_profiled=is_profiled)
 
 
 def openvino_threads() -> Threads:
@@ -56,6 +57,6 @@ def _convert(function: Any) -> ConvertedGraph:
         graph = portable(function)
     except UnfreezableError as error:
         raise ModelFailed(f"modes: {Mode.OPENVINO} runs frozen graphs alone, and this can be none: {error}") from error
-    made = convert(graph, [output.name for output in function.outputs])
+    made = convert(graph, arguments(function), [output.name for output in function.outputs])
     ops.dismantle_graph(graph)  # a copy of the weights
     return made

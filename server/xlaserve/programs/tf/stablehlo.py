@@ -21,19 +21,19 @@ from xlaserve.programs.tf.xla_executable_cache import PREFIX
 VERSION: Final = 9
 """Version of XlaCallModule's calling convention: the lowest that takes a module for one platform, as it is."""
 PLATFORMS: Final = {"cpu": "CPU", "gpu": "CUDA"}
-PIXELS: Final = "pixels"
 MUST_COMPILE: Final = "_XlaMustCompile"
 """The mark of a function, and of a call, that TensorFlow gives to XLA."""
 
 
 @dataclass(frozen=True)
 class TracedFunction:
-    """A function of images of one shape and of `arguments`, the model's weights."""
+    """A function of `inputs` of one shape each and of `arguments`, the model's weights."""
 
     module: bytes
     """Serialized StableHLO."""
     arguments: tuple[tf.Tensor, ...]
     outputs: tuple[tf.TensorSpec, ...]
+    inputs: tuple[tf.DType, ...] = (tf.uint8,)
 
     @property
     def name(self) -> str:
@@ -41,14 +41,13 @@ class TracedFunction:
         return f"{PREFIX}{hashlib.sha256(self.module).hexdigest()[:32]}"
 
 
-def export(function: Callable[[tf.Tensor], Sequence[tf.Tensor]], shape: tuple[int, ...]) -> TracedFunction:
-    """Traces `function` for uint8 images of `shape` `[n, height, width, channels]`.
+def export(function: Callable[..., Sequence[tf.Tensor]], inputs: Sequence[tf.TensorSpec]) -> TracedFunction:
+    """Traces `function` for `inputs`.
 
     Raises ValueError, with TensorFlow's reason, for what XLA can't compile.
     """
-    pixels = tf.TensorSpec(shape, tf.uint8, name=PIXELS)
     traced = tf.function(function, autograph=False, jit_compile=True)
-    concrete = traced.get_concrete_function(pixels)
+    concrete = traced.get_concrete_function(*inputs)
     variables = {id(variable.handle): variable for variable in concrete.graph.variables}
     # A variable's value shares its memory.
     arguments = (
@@ -56,20 +55,21 @@ def export(function: Callable[[tf.Tensor], Sequence[tf.Tensor]], shape: tuple[in
         for captured, _ in concrete.graph.captures
     )
     return TracedFunction(
-        traced.experimental_get_compiler_ir(pixels)(stage="stablehlo_serialized"),
+        traced.experimental_get_compiler_ir(*inputs)(stage="stablehlo_serialized"),
         tuple(arguments),
         tuple(tf.TensorSpec(output.shape, output.dtype) for output in concrete.outputs),
+        tuple(each.dtype for each in inputs),
     )
 
 
-def load(traced: TracedFunction, device: Literal["cpu", "gpu"]) -> Callable[[tf.Tensor], tuple[tf.Tensor, ...]]:
+def load(traced: TracedFunction, device: Literal["cpu", "gpu"]) -> Callable[..., tuple[tf.Tensor, ...]]:
     """Returns the function, which XLA compiles at its first call."""
     # Outside of a graph, this is how a function is registered with TensorFlow.
     tf.import_graph_def(_library(traced, PLATFORMS[device]), name="")
     name, arguments, outputs = traced.name.encode(), traced.arguments, len(traced.outputs)
     call = context.context().call_function
     # By its name: a graph around it would be made, and walked through at each call, for nothing.
-    return lambda pixels: tuple(call(name, [pixels, *arguments], outputs))
+    return lambda *inputs: tuple(call(name, [*inputs, *arguments], outputs))
 
 
 def _library(traced: TracedFunction, platform: str) -> Any:
@@ -85,7 +85,7 @@ def _library(traced: TracedFunction, platform: str) -> Any:
     module.attr["platforms"].list.s.append(platform.encode())
     for attribute in ("dim_args_spec", "function_list", "disabled_checks"):
         module.attr[attribute].list.SetInParent()
-    for index, dtype in enumerate((tf.uint8, *(argument.dtype for argument in traced.arguments))):
+    for index, dtype in enumerate((*traced.inputs, *(argument.dtype for argument in traced.arguments))):
         name = f"argument_{index}"
         function.signature.input_arg.add(name=name, type=dtype.as_datatype_enum)
         module.input.append(name)

@@ -8,15 +8,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
-import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 from tensorflow.python.framework import func_graph
 
 from xlaserve.config import Bucket, Mode, Precision
 from xlaserve.engine.causes import cause
-from xlaserve.engine.program import Compilation, Executable, FixedShape, Images, Outputs
+from xlaserve.engine.inputs import RGB_IMAGE, Inputs, shapes, zeros
+from xlaserve.engine.program import Compilation, Executable, FixedShape, Outputs
 from xlaserve.errors import ModelFailed, OutOfDeviceMemory
 from xlaserve.programs.openvino.calibration import CalibrationFolder
 from xlaserve.programs.openvino.openvino_program import CompiledModel, ConvertedGraph
@@ -32,7 +33,7 @@ from xlaserve.programs.tf.frozen_graph import (
     freeze,
     has_xla,
 )
-from xlaserve.programs.tf.function import Function, concrete
+from xlaserve.programs.tf.function import Function, concrete, specs
 from xlaserve.programs.tf.lowered_function import Forward, Lower, Lowered
 from xlaserve.programs.tf.openvino_graph import check_openvino, converted, in_openvino
 
@@ -46,7 +47,7 @@ _SizeInMode = tuple[Mode, int, int]
 
 
 class TensorFlowProgram:
-    """A `Program` whose computation is `forward`, preprocessing included, of images of `channels`.
+    """A `Program` whose computation is `forward`, preprocessing included, of `inputs`.
 
     XLA runs what `lower` makes of it once it is traced; OpenVINO computes in `openvino_precision`, in int8 as
     `calibration` has it.
@@ -61,9 +62,9 @@ class TensorFlowProgram:
         openvino_precision: Precision = Precision.FLOAT32,
         calibration: CalibrationFolder | None = None,
         *,
-        channels: int = 3,
+        inputs: Inputs = RGB_IMAGE,
     ) -> None:
-        self.channels = channels
+        self.inputs = inputs
         self._forward = forward
         self._lower = lower
         self._openvino_precision = openvino_precision
@@ -145,15 +146,15 @@ class TensorFlowProgram:
         began = time.perf_counter()
         prepared = self._prepare(mode, bucket)
         if mode is Mode.EAGER:
-            executable = FixedShape(prepared, (*bucket, self.channels))
-            executable(np.zeros(executable.shape, np.uint8))
+            executable = FixedShape(prepared, bucket, self.inputs)
+            executable(*zeros(self.inputs, bucket))
             return Compilation(executable, trace_s=0.0, compile_s=0.0, warnings=self._warnings(mode, bucket))
         runs = CLUSTER_RUNS if mode is Mode.AUTOCLUSTER else 1
-        compilation = run_first(prepared, (*bucket, self.channels), began, runs=runs)
+        compilation = run_first(prepared, self.inputs, bucket, began, runs=runs)
         return replace(compilation, warnings=(*compilation.warnings, *self._warnings(mode, bucket)))
 
-    def reference(self, images: Images) -> Outputs:
-        """Runs `images` operation by operation, without XLA and TensorFloat-32.
+    def reference(self, *rows: NDArray[Any]) -> Outputs:
+        """Runs `rows` operation by operation, without XLA and TensorFloat-32.
 
         Both are turned off meanwhile, by switches of the whole process.
         """
@@ -164,7 +165,7 @@ class TensorFlowProgram:
         # does not ask.
         tf.config.run_functions_eagerly(True)
         try:
-            return Function(self._forward)(images)
+            return Function(self._forward)(*rows)
         finally:
             tf.config.run_functions_eagerly(were_eager)
             tf.config.experimental.enable_tensor_float_32_execution(had_tf32)
@@ -198,18 +199,18 @@ class TensorFlowProgram:
         # Python walks the model once for all modes and batch sizes, which takes as long as compiling it; a bucket then
         # wraps the graph of that, and fixes its shape.
         if (height, width) not in self._any_batch:
-            function = concrete(self._forward, (None, height, width, self.channels), jit_compile=False)
+            function = concrete(self._forward, specs(self.inputs, None, height, width), jit_compile=False)
             self._any_batch[height, width] = function
             self.assigns_variables |= assigns_variables(function)
         return self._any_batch[height, width]
 
     def any_size(self) -> Executable:
-        """Makes what runs `[n, height, width, channels]` of any size in graph mode, and compiles nothing.
+        """Makes what runs images of any size in graph mode, and compiles nothing.
 
         Its weights stay variables where nothing else keeps XLA out of it: it is for the time until buckets have
         compiled, and not worth a copy of them. Raises ModelFailed where nothing keeps XLA out of it.
         """
-        function = concrete(self._forward, (None, None, None, self.channels), jit_compile=False)
+        function = concrete(self._forward, specs(self.inputs, None), jit_compile=False)
         if not has_xla(function):
             return Function(function)
         try:
@@ -272,7 +273,7 @@ class TensorFlowProgram:
 
     def _jit(self, mode: Mode, bucket: Bucket) -> Executable:
         lowered = self.lowered(mode, bucket)
-        function = concrete(lowered.in_parts(bucket), (*bucket, self.channels), jit_compile=True)
+        function = concrete(lowered.in_parts(bucket), specs(self.inputs, *bucket), jit_compile=True)
         compiled = Function(function, lowered.warnings)
         self._compiled.append(compiled)
         return compiled
@@ -303,7 +304,7 @@ class TensorFlowProgram:
         Raises ModelFailed.
         """
         return in_openvino(
-            self.converted(bucket), self._openvino_precision, (*bucket, self.channels), is_profiled=is_profiled
+            self.converted(bucket), self._openvino_precision, shapes(self.inputs, bucket), is_profiled=is_profiled
         )
 
     def frozen(self, bucket: Bucket) -> FrozenFunction:
@@ -322,5 +323,5 @@ class TensorFlowProgram:
         return self._converted[size]
 
 
-def _sealed(images: tf.Tensor) -> tuple[tf.Tensor, ...]:
+def _sealed(*inputs: tf.Tensor) -> tuple[tf.Tensor, ...]:
     raise RuntimeError("a program that was sealed compiles nothing more")

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve.engine.program import Images
+from xlaserve.engine.inputs import Images
 from xlaserve.errors import InvalidArgument
 from xlaserve.images.decoder import Encoded
 from xlaserve.pipeline import Pending, Readable

@@ -12,7 +12,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Outputs
 from xlaserve.engine.timings import STAGES, Timings
 from xlaserve.errors import InvalidArgument
 from xlaserve.images import class_map

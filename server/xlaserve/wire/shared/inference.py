@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from xlaserve.config import PixelRange
-from xlaserve.engine.program import Images
+from xlaserve.engine.inputs import Images
 from xlaserve.engine.request import DEFAULT_PRIORITY, WEIGHTS
 from xlaserve.errors import InvalidArgument, UnsupportedFeature, shown
 from xlaserve.images.decoder import Encoded

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve.config import PixelRange
-from xlaserve.engine.program import Images
+from xlaserve.engine.inputs import Images
 from xlaserve.errors import InvalidArgument
 from xlaserve.images.decoder import Encoded, check_pixels
 from xlaserve.images.image_input import RGB, ImageInput

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve.engine.program import Images, Outputs, Value
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Outputs, Value
 from xlaserve.images.decoder import Encoded
 from xlaserve.models.task import DATATYPES, Classification, Datatype, Task, TensorSpec, classification_at
 from xlaserve.models.version import Served

@@ -21,8 +21,8 @@ import numpy as np
 from xlaserve.admission.shared_counts import Amount
 from xlaserve.config import Mode
 from xlaserve.engine import gil
+from xlaserve.engine.inputs import Images
 from xlaserve.engine.niceness import yield_to_traffic
-from xlaserve.engine.program import Images
 from xlaserve.engine.request import EngineRequest, Result
 from xlaserve.errors import DeadlineExceeded, EngineLost, InvalidArgument, ModelNotReady, QueueFull, XlaserveError
 from xlaserve.images.decoder import Decoded, Encoded, ImageLimits, decode
@@ -164,7 +164,7 @@ class Shadows:
         """Returns what one batch gave. Raises Dropped, and ExecutionFailed."""
         deadline = self._clock() + PATIENCE_S
         try:
-            return await side.served.engine.run_when_idle(EngineRequest(pixels, side.mode, deadline))
+            return await side.served.engine.run_when_idle(EngineRequest((pixels,), side.mode, deadline))
         except (DeadlineExceeded, QueueFull):
             raise Dropped("busy") from None
         except (ModelNotReady, EngineLost):

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from tests.server.engine.batching.served_model import Make, Model
 
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Outputs
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import Images, Outputs, Warmed
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Outputs, Warmed
 from xlaserve.engine.request import DEFAULT_PRIORITY, EngineRequest, Result
 from xlaserve.engine.trace_context import TraceContext, TracedBatch
 
@@ -92,7 +93,7 @@ class Model:
         pixels = self._pictures(numbers)
         pixels = np.broadcast_to(pixels[:, :1, :1], (len(pixels), *size, 3))
         with self.batcher.admit(len(pixels), pixels.nbytes) as admitted:
-            return await admitted.run(EngineRequest(pixels, mode, deadline, priority, trace))
+            return await admitted.run(EngineRequest((pixels,), mode, deadline, priority, trace))
 
     def ask(
         self,

@@ -17,7 +17,8 @@ from xlaserve.engine.batching import queue as queue_module
 from xlaserve.engine.batching.lanes import Lanes, Share
 from xlaserve.engine.batching.worker import Batch
 from xlaserve.engine.buckets.planner import Planner
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Outputs
 from xlaserve.engine.request import EngineRequest, Result
 from xlaserve.errors import ExecutionFailed, ModelNotReady
 
@@ -96,7 +97,7 @@ async def test_a_batch_of_other_rows_answers_nobody(virtual_time: object, make: 
     ] * 5
     assert model.observer.failed == [(Mode.XLA, 1, 1), (Mode.XLA, 8, 4)]
     with pytest.raises(ExecutionFailed):
-        await model.batcher.run_when_idle(EngineRequest(model._pictures([1, 2]), Mode.XLA, NO_DEADLINE))
+        await model.batcher.run_when_idle(EngineRequest((model._pictures([1, 2]),), Mode.XLA, NO_DEADLINE))
     model.executables[Mode.XLA]._echo = echo
     assert numbers_of(await model.answer([2])) == [2]
     assert lanes_are_free(model.lanes)
@@ -185,6 +186,6 @@ async def test_a_dying_loop_says_so_and_settles_everything(
     with pytest.raises(ModelNotReady):
         model.batcher.admission.admit(1, 1)
     with pytest.raises(ModelNotReady):
-        await model.batcher.run(EngineRequest(np.zeros((1, 2, 2, 3), np.uint8), Mode.XLA, NO_DEADLINE))
+        await model.batcher.run(EngineRequest((np.zeros((1, 2, 2, 3), np.uint8),), Mode.XLA, NO_DEADLINE))
     await model.batcher.drain(1.0)
     assert model.is_empty()

@@ -16,7 +16,7 @@ from xlaserve.engine.batching import worker as worker_module
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.worker import Worker, gather
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import Images, Warmed
+from xlaserve.engine.program import Warmed
 
 
 async def test_an_idle_device_starts_a_job_at_once(virtual_time: object, make: Make) -> None:
@@ -120,7 +120,7 @@ async def test_the_next_full_batch_is_gathered_while_the_only_lane_runs(
 ) -> None:
     runs, may_end, gathered = threading.Event(), threading.Event(), threading.Event()
 
-    def tell(rows: Any, buffer: Images) -> None:
+    def tell(rows: Any, buffer: Any) -> None:
         gather(rows, buffer)
         gathered.set()
 

@@ -18,7 +18,8 @@ from xlaserve.engine.batching.costs import BRIEF_S
 from xlaserve.engine.batching.lanes import Lanes, Share
 from xlaserve.engine.batching.worker import Run, Worker
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import Images, Outputs, Warmed
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Outputs, Warmed
 from xlaserve.engine.request import EngineRequest
 from xlaserve.errors import ExecutionFailed
 
@@ -83,7 +84,7 @@ def pictures(numbers: Iterable[int]) -> Images:
 
 
 async def ask(batcher: Batcher, numbers: Iterable[int]) -> list[float]:
-    result = await batcher.run(EngineRequest(pictures(numbers), Mode.XLA, math.inf))
+    result = await batcher.run(EngineRequest((pictures(numbers),), Mode.XLA, math.inf))
     outputs: list[float] = outputs_of(result)[0].tolist()
     return outputs
 

@@ -78,7 +78,7 @@ async def test_drain_keeps_nothing_of_what_memory_did_not_hold_and_was_to_run_ag
     model.worker.error_of = short_of_memory(1)
     pixels = model._pictures(range(16))
     kept = weakref.ref(pixels)
-    ask = asyncio.create_task(model.batcher.run(EngineRequest(pixels, Mode.XLA, NO_DEADLINE)))
+    ask = asyncio.create_task(model.batcher.run(EngineRequest((pixels,), Mode.XLA, NO_DEADLINE)))
     del pixels
     await asyncio.sleep(seconds)
     model.batcher.admission.admit(1, 1)  # so that it does not end by itself
@@ -114,7 +114,7 @@ async def test_nothing_is_kept_of_a_request_once_it_is_settled(virtual_time: obj
         pixels = model._pictures(images)
         kept.append(weakref.ref(pixels))
         with suppress(ExecutionFailed):
-            await model.batcher.run(EngineRequest(pixels, Mode.XLA, NO_DEADLINE))
+            await model.batcher.run(EngineRequest((pixels,), Mode.XLA, NO_DEADLINE))
     del pixels
     gc.collect()
     assert [reference() is None for reference in kept] == [True] * 3
@@ -130,7 +130,7 @@ async def test_outputs_other_than_promised_keep_no_images_until_garbage_is_colle
     kept = weakref.ref(pixels)
     gc.disable()
     try:
-        ask = asyncio.create_task(model.batcher.run(EngineRequest(pixels, Mode.XLA, NO_DEADLINE)))
+        ask = asyncio.create_task(model.batcher.run(EngineRequest((pixels,), Mode.XLA, NO_DEADLINE)))
         del pixels
         await asyncio.wait([ask])
         error = ask.exception()

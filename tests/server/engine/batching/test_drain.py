@@ -36,7 +36,7 @@ async def test_drain_waits_for_what_was_admitted_and_is_still_decoded(virtual_ti
     model.batcher.admission.admit(1, 12)
     drained = asyncio.create_task(model.batcher.drain(100.0))
     await asyncio.sleep(3)
-    result = await model.batcher.run(EngineRequest(np.zeros((1, 2, 2, 3), np.uint8), Mode.XLA, NO_DEADLINE))
+    result = await model.batcher.run(EngineRequest((np.zeros((1, 2, 2, 3), np.uint8),), Mode.XLA, NO_DEADLINE))
     assert numbers_of(result) == [0]
     assert not drained.done()
     model.batcher.admission.leave(1, 12)
@@ -72,7 +72,7 @@ async def test_after_drain_nothing_can_be_run(virtual_time: object, make: Make) 
     with pytest.raises(ModelNotReady):
         model.batcher.admission.admit(1, 1)
     with pytest.raises(ModelNotReady):
-        await model.batcher.run(EngineRequest(np.zeros((1, 2, 2, 3), np.uint8), Mode.XLA, NO_DEADLINE))
+        await model.batcher.run(EngineRequest((np.zeros((1, 2, 2, 3), np.uint8),), Mode.XLA, NO_DEADLINE))
     assert not model.crashes
 
 

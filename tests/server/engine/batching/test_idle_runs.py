@@ -13,7 +13,7 @@ from tests.server.engine.batching.served_model import Make, numbers_of
 from xlaserve.config import Mode
 from xlaserve.engine.batching.batcher import IDLE_POLL_S
 from xlaserve.engine.batching.lanes import Lanes
-from xlaserve.engine.program import Images
+from xlaserve.engine.inputs import Images
 from xlaserve.engine.request import EngineRequest
 from xlaserve.errors import DeadlineExceeded, ExecutionFailed, ModelNotReady
 
@@ -22,7 +22,7 @@ async def test_an_idle_device_runs_a_batch_that_no_request_waits_for_and_nothing
     virtual_time: object, make: Make, pictures: Callable[[Iterable[int]], Images]
 ) -> None:
     model = make()
-    result = await model.batcher.run_when_idle(EngineRequest(pictures([5, 6, 7]), Mode.XLA, deadline=0.0))
+    result = await model.batcher.run_when_idle(EngineRequest((pictures([5, 6, 7]),), Mode.XLA, deadline=0.0))
     assert numbers_of(result) == [5, 6, 7]
     assert (result.timings.queue_s, result.timings.execute_s) == (0.0, 2.0)
     assert [(batch.bucket, batch.numbers) for batch in model.started] == [(4, [5, 6, 7])]
@@ -39,8 +39,8 @@ async def test_what_no_request_waits_for_waits_for_an_idle_device_until_its_dead
     asked = busy.ask([1])
     await asyncio.sleep(0.25)
     with pytest.raises(DeadlineExceeded, match="the device was not idle"):
-        await quiet.batcher.run_when_idle(EngineRequest(pictures([2]), Mode.XLA, deadline=0.75))
-    await quiet.batcher.run_when_idle(EngineRequest(pictures([2]), Mode.XLA, deadline=2.0))
+        await quiet.batcher.run_when_idle(EngineRequest((pictures([2]),), Mode.XLA, deadline=0.75))
+    await quiet.batcher.run_when_idle(EngineRequest((pictures([2]),), Mode.XLA, deadline=2.0))
     await asked
     assert [batch.at for batch in quiet.started] == [0.0, pytest.approx(1.0, abs=2 * IDLE_POLL_S)]
 
@@ -52,7 +52,7 @@ async def test_images_that_wait_for_others_go_before_what_no_request_waits_for(
     asked = model.ask([1])
     await asyncio.sleep(0)
     with pytest.raises(DeadlineExceeded):
-        await model.batcher.run_when_idle(EngineRequest(pictures([2]), Mode.XLA, deadline=3.0))
+        await model.batcher.run_when_idle(EngineRequest((pictures([2]),), Mode.XLA, deadline=3.0))
     await asked
 
 
@@ -60,7 +60,7 @@ async def test_a_request_waits_for_the_batch_under_way_that_no_request_waits_for
     virtual_time: Any, make: Make, pictures: Callable[[Iterable[int]], Images]
 ) -> None:
     model = make()
-    idle = asyncio.create_task(model.batcher.run_when_idle(EngineRequest(pictures([9]), Mode.XLA, deadline=0.0)))
+    idle = asyncio.create_task(model.batcher.run_when_idle(EngineRequest((pictures([9]),), Mode.XLA, deadline=0.0)))
     await asyncio.sleep(0.25)
     await model.ask([1])
     assert [batch.at for batch in model.started] == [0.0, 1.0]
@@ -71,8 +71,8 @@ async def test_drain_waits_for_a_batch_that_no_request_waits_for(
     virtual_time: Any, make: Make, pictures: Callable[[Iterable[int]], Images]
 ) -> None:
     model = make()
-    idle = asyncio.create_task(model.batcher.run_when_idle(EngineRequest(pictures([9]), Mode.XLA, deadline=0.0)))
-    waits = asyncio.create_task(model.batcher.run_when_idle(EngineRequest(pictures([9]), Mode.XLA, deadline=10.0)))
+    idle = asyncio.create_task(model.batcher.run_when_idle(EngineRequest((pictures([9]),), Mode.XLA, deadline=0.0)))
+    waits = asyncio.create_task(model.batcher.run_when_idle(EngineRequest((pictures([9]),), Mode.XLA, deadline=10.0)))
     await asyncio.sleep(0.25)
     idle.cancel()  # the batch goes on
     await model.batcher.drain(10.0)
@@ -89,6 +89,6 @@ async def test_an_idle_batch_that_fails_gives_its_lane_back(
     assert isinstance(model.worker, FakeWorker)
     model.worker.error_of = lambda batch: ValueError("broken")
     with pytest.raises(ExecutionFailed):
-        await model.batcher.run_when_idle(EngineRequest(pictures([1]), Mode.XLA, deadline=0.0))
+        await model.batcher.run_when_idle(EngineRequest((pictures([1]),), Mode.XLA, deadline=0.0))
     assert lanes_are_free(model.lanes)
     await model.batcher.drain(1.0)

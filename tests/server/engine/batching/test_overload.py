@@ -18,7 +18,8 @@ from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.queue import PATIENCE_S
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import Images, Outputs, Warmed
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Outputs, Warmed
 from xlaserve.engine.request import WEIGHTS, EncodedRequest, EngineRequest
 from xlaserve.errors import DeadlineUnreachable, QueueFull, XlaserveError
 
@@ -105,7 +106,7 @@ class Server:
         try:
             self.batcher.admission.admit(1, 12)
             try:
-                await self.batcher.run(EngineRequest(self.pixels, Mode.XLA, arrived + within_s, priority))
+                await self.batcher.run(EngineRequest((self.pixels,), Mode.XLA, arrived + within_s, priority))
             finally:
                 self.batcher.admission.leave(1, 12)
         except XlaserveError as raised:
@@ -296,7 +297,7 @@ async def test_a_refusal_says_by_how_much_the_deadline_would_be_missed(make: Mak
     await asyncio.sleep(0)
     large = np.repeat(server.pixels, 8 * 10, axis=0)
     with pytest.raises(DeadlineUnreachable, match=r"the deadline is in 0.180 s, and the answer would take") as refused:
-        await server.batcher.run(EngineRequest(large, Mode.XLA, server.clock() + 5 * BATCH_S))
+        await server.batcher.run(EngineRequest((large,), Mode.XLA, server.clock() + 5 * BATCH_S))
     assert refused.value.retry_after_s == pytest.approx((3 + 10 - 5) * BATCH_S, rel=0.15)
     await asyncio.gather(*waiting)
 

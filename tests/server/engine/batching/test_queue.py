@@ -25,7 +25,7 @@ def make_queue() -> Queue:
 
 def put(queue: Queue, images: int = 1, priority: int = 2, arrived: float = 0.0, within_s: float = math.inf) -> Job:
     rows = np.zeros((images, 2, 2, 3), np.uint8)
-    job = Job(queue, EngineRequest(rows, Mode.XLA, arrived + within_s, priority), arrived, cast(Any, None))
+    job = Job(queue, EngineRequest((rows,), Mode.XLA, arrived + within_s, priority), arrived, cast(Any, None))
     queue.append(job)
     return job
 

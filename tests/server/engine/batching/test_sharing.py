@@ -18,7 +18,8 @@ from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.worker import Batch, Run
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import Images, Outputs, Warmed
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Outputs, Warmed
 from xlaserve.engine.request import EngineRequest
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.ledger import Ledger
@@ -132,10 +133,10 @@ async def play(asked: list[Event], lane_count: int, refuses: int, compiling: Thr
         await asyncio.sleep(event.at)
         if event.is_timing:
             images = np.full((1, *event.size, 3), number, np.uint8)
-            assert await makers[event.model].time(executable, Bucket(1, *event.size), images) > 0
+            assert await makers[event.model].time(executable, Bucket(1, *event.size), (images,)) > 0
             return
         images = np.full((event.images, *event.size, 3), number, np.uint8)
-        result = await batchers[event.model].run(EngineRequest(images, Mode.XLA, math.inf))
+        result = await batchers[event.model].run(EngineRequest((images,), Mode.XLA, math.inf))
         assert set(outputs_of(result)[0]) == {number}
 
     tasks = []

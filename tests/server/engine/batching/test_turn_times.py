@@ -11,7 +11,8 @@ from tests.server.engine.batching.served_model import COST_S, SQUARE, Make, Mode
 from xlaserve.config import Mode
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.observed import Parts
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Outputs
 from xlaserve.errors import DeadlineExceeded
 
 

@@ -16,7 +16,8 @@ from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.worker import Batch, Run
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import Compilation, Executable, Images, Outputs, Warmed
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Compilation, Executable, Outputs, Warmed
 from xlaserve.engine.request import EngineRequest
 from xlaserve.engine.warmup.background import Background
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
@@ -176,7 +177,7 @@ class BackgroundModel:
     async def ask(self, size: tuple[int, int], images: int = 1, mode: Mode = Mode.XLA) -> tuple[Mode, float]:
         """Returns the mode that a request ran in, and when it was answered."""
         mode = await self.batcher.open(size, mode)
-        result = await self.batcher.run(EngineRequest(np.zeros((images, *size, 3), np.uint8), mode, NEVER))
+        result = await self.batcher.run(EngineRequest((np.zeros((images, *size, 3), np.uint8),), mode, NEVER))
         answers = set(outputs_of(result)[0][:, 0])
         if mode is not Mode.AUTO:
             assert answers == {ANSWERS[mode]}

@@ -15,7 +15,8 @@ from xlaserve.config import MIB, AutoBuckets, Bucket, Mode, ModelSettings
 from xlaserve.engine import memory
 from xlaserve.engine.buckets.demand import Demand, Resolution, read, write
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import Images, Outputs, Warmed
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Outputs, Warmed
 from xlaserve.engine.warmup.auto_buckets import Programs, warm_up_auto
 from xlaserve.errors import ModelFailed
 

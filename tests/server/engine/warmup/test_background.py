@@ -25,7 +25,8 @@ from tests.server.engine.warmup.background_model import (
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import Compilation, Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Compilation, Outputs
 from xlaserve.engine.request import EngineRequest
 from xlaserve.engine.warmup.compiler import MIN_RUNS
 from xlaserve.engine.warmup.verify import SAMPLE_IMAGES, Verifier
@@ -234,8 +235,8 @@ async def test_each_offered_mode_is_compiled_and_auto_takes_the_fastest_for_each
     assert {mode for mode, _ in model.compiled} == {Mode.EAGER, Mode.XLA, Mode.OPENVINO}
     assert (await model.ask(WIDE, mode=Mode.AUTO))[0] is Mode.AUTO
     assert (await model.ask(WIDE, mode=Mode.EAGER))[0] is Mode.EAGER
-    single = await model.batcher.run(EngineRequest(np.zeros((1, *WIDE, 3), np.uint8), Mode.AUTO, NEVER))
-    several = await model.batcher.run(EngineRequest(np.zeros((4, *WIDE, 3), np.uint8), Mode.AUTO, NEVER))
+    single = await model.batcher.run(EngineRequest((np.zeros((1, *WIDE, 3), np.uint8),), Mode.AUTO, NEVER))
+    several = await model.batcher.run(EngineRequest((np.zeros((4, *WIDE, 3), np.uint8),), Mode.AUTO, NEVER))
     assert (outputs_of(single)[0][0, 0], outputs_of(several)[0][0, 0]) == (GRAPH_ANSWER, ANSWERS[Mode.XLA])
 
 
@@ -245,7 +246,7 @@ async def test_timing_takes_its_turn_with_the_traffic(make: Make) -> None:
 
     async def flood() -> None:
         while True:
-            await model.batcher.run(EngineRequest(np.zeros((4, *SQUARE, 3), np.uint8), Mode.XLA, NEVER))
+            await model.batcher.run(EngineRequest((np.zeros((4, *SQUARE, 3), np.uint8),), Mode.XLA, NEVER))
 
     tasks = [asyncio.create_task(flood()) for _ in range(5)]
     await asyncio.sleep(5 * COMPILE_S)

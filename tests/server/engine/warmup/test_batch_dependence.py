@@ -21,7 +21,8 @@ from tests.server.engine.warmup.verified_model import (
 )
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.program import Executable, Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Executable, Outputs
 from xlaserve.engine.warmup.sample import make_images
 from xlaserve.engine.warmup.verify import EXACT, SAMPLE_IMAGES
 from xlaserve.errors import ModelFailed

@@ -12,7 +12,8 @@ from xlaserve.config import Bucket, Mode
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.worker import Worker
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import Compilation, Executable, Images, Outputs, Warmed
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Compilation, Executable, Outputs, Warmed
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.engine.warmup.verify import Verifier

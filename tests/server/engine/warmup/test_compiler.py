@@ -13,7 +13,8 @@ from tests.fakes import FakeProgram
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import Compilation, Executable, Images, Outputs, Program, Warmed
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Compilation, Executable, Outputs, Program, Warmed
 from xlaserve.engine.warmup.compiler import (
     MAX_RUNS,
     MIN_RUNS,

@@ -9,7 +9,8 @@ import pytest
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import Compilation, Executable, Images, Outputs, Warmed
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Compilation, Executable, Outputs, Warmed
 from xlaserve.engine.warmup.kept_costs import MARGIN, corrected
 from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.engine.warmup.verify import Verified

@@ -12,7 +12,8 @@ import pytest
 from tests.server.engine.warmup.verified_model import BUCKETS, Checked, doubled, rolled, scores
 
 from xlaserve.config import Mode
-from xlaserve.engine.program import Compilation, Executable, Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Compilation, Executable, Outputs
 from xlaserve.engine.warmup.difference import MAX_RELATIVE
 from xlaserve.errors import ModelFailed
 from xlaserve.models.task import Segmentation

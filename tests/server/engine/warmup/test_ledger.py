@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import Compilation, Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Compilation, Outputs
 from xlaserve.engine.warmup.ledger import Entry, Ledger
 
 

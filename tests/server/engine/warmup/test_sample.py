@@ -5,7 +5,8 @@ import pytest
 from tests.server.engine.warmup.verified_model import BUCKETS, SIDE, Checked, dark, scores
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Outputs
 from xlaserve.engine.warmup.sample import make_images
 from xlaserve.engine.warmup.verify import SAMPLE_IMAGES
 from xlaserve.errors import ModelFailed

@@ -10,7 +10,8 @@ import pytest
 from tests.server.engine.warmup.verified_model import BUCKETS, SIDE, Checked, Chosen, bright, dark, plain, scores
 
 from xlaserve.config import Bucket, Color, Mode
-from xlaserve.engine.program import Compilation, Executable, Images, Outputs, is_finite
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Compilation, Executable, Outputs, is_finite
 from xlaserve.engine.warmup.difference import MAX_RELATIVE, MAX_RELATIVE_INT8
 from xlaserve.engine.warmup.verify import EXACT, GROSS, SAMPLE_IMAGES, Verified
 from xlaserve.errors import ModelFailed

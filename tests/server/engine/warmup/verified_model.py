@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.program import Compilation, Executable, Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Compilation, Executable, Outputs
 from xlaserve.engine.warmup.verify import Verified, Verifier
 from xlaserve.models.task import Classification
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from xlaserve.config import Mode, ModelSettings, Settings
-from xlaserve.engine.program import Compilation, Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Compilation, Outputs
 from xlaserve.engine.warmup.compiler import warm_up
 from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.errors import ModelFailed

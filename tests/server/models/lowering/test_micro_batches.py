@@ -79,7 +79,7 @@ def test_a_divided_batch_has_the_same_answers_and_its_weights_as_arguments() -> 
     made = lowering.lower(function, [Lowering.MICRO_BATCHES])
     divided = made.divided(made.forward, BUCKET)
     pixels = np.random.default_rng(0).integers(0, 256, (*BUCKET, 3), np.uint8)
-    exported = stablehlo.export(divided, pixels.shape)
+    exported = stablehlo.export(divided, [tf.TensorSpec(pixels.shape, pixels.dtype)])
     assert b"while" in exported.module
     (weight,) = exported.arguments
     assert np.shares_memory(memoryview(weight), memoryview(weights.read_value()))

@@ -11,7 +11,7 @@ from PIL import Image
 from scripts.digits_data import digit_images
 
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
-from xlaserve.engine.program import Images
+from xlaserve.engine.inputs import Images
 from xlaserve.models import catalog
 from xlaserve.models.task import Classification
 

@@ -9,7 +9,8 @@ import pytest
 from scripts.shapes_data import HELD_OUT_SEED, LABELS, scene
 
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
-from xlaserve.engine.program import Executable, Images, Outputs, Program
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Executable, Outputs, Program
 from xlaserve.errors import ModelFailed
 from xlaserve.models import catalog
 from xlaserve.models.sources import shapes

@@ -23,7 +23,7 @@ def model_of(link: EngineLink, name: str) -> RemoteModel:
 async def ask(link: EngineLink, name: str, number: int, images: int = 1) -> Result:
     pixels = pictures(*[number] * images)
     with model_of(link, name).admit(images, pixels.nbytes) as admitted:
-        return await admitted.run(EngineRequest(pixels, Mode.XLA, math.inf))
+        return await admitted.run(EngineRequest((pixels,), Mode.XLA, math.inf))
 
 
 def flood(link: EngineLink, name: str, count: int) -> list[asyncio.Task[Result]]:

@@ -19,7 +19,8 @@ from xlaserve.engine.batching.batcher import Batcher
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.worker import Worker
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.program import Compilation, Executable, Images, Outputs, Warmed
+from xlaserve.engine.inputs import Images, pixels
+from xlaserve.engine.program import Compilation, Executable, Outputs, Warmed
 from xlaserve.engine.warmup.background import Background
 from xlaserve.engine.warmup.beside_traffic import BesideTraffic
 from xlaserve.engine.warmup.ledger import Ledger
@@ -155,7 +156,7 @@ class Models:
             observer=Observer(),
             max_images=max_images_of(name),
             max_bytes=MAX_BYTES,
-            channels=channels_of(name),
+            inputs=pixels(channels_of(name)),
             on_traced=lambda batch: None,
             opener=self._background if name == "any size" else None,
         )
@@ -194,7 +195,7 @@ class Models:
             is_open=is_open and not batcher.admission.is_closed,
             max_images=max_images_of(name),
             max_bytes=MAX_BYTES,
-            channels=channels_of(name),
+            inputs=pixels(channels_of(name)),
             output_bytes={(height, width): row_bytes for _, height, width in largest},
             largest=largest,
             unmatched=batcher.unmatched,

@@ -11,8 +11,8 @@ from tests.server.processes.link.engines import Engines
 from tests.server.processes.link.models import SMALL, pictures
 
 from xlaserve.config import Mode
+from xlaserve.engine.inputs import Rows
 from xlaserve.engine.model_engine import ModelEngine
-from xlaserve.engine.program import Images
 from xlaserve.engine.request import DEFAULT_PRIORITY, EngineRequest, Result
 from xlaserve.engine.trace_context import TraceContext
 from xlaserve.errors import ModelNotReady
@@ -30,13 +30,13 @@ async def ask(
     in_place: bool = False,
 ) -> Result:
     """Runs images as a request does: admits and runs them, and ends the request."""
-    pixels: Images = pictures(*numbers, size=size)
+    pixels = pictures(*numbers, size=size)
+    rows: Rows = (pixels,)
     with engines.engine(name).admit(len(pixels), pixels.nbytes) as admitted:
         if in_place:
-            buffer = admitted.buffer((len(pixels), *size, 3))
-            buffer[...] = pixels
-            pixels = buffer
-        return await admitted.run(EngineRequest(pixels, mode, deadline, priority, trace))
+            rows = admitted.buffer(len(pixels), size)
+            rows[0][...] = pixels
+        return await admitted.run(EngineRequest(rows, mode, deadline, priority, trace))
 
 
 def begin(*arguments: Any, **named: Any) -> asyncio.Task[Result]:

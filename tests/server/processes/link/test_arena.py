@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from xlaserve.errors import InvalidArgument, QueueFull
-from xlaserve.processes.link.arena import PAGE_BYTES, TRIM_BYTES, Arena, ArenaView, Extent, Share, outputs_in
+from xlaserve.processes.link.arena import PAGE_BYTES, TRIM_BYTES, Arena, ArenaView, Extent, Share, arrays_in
 
 
 def test_extents_do_not_overlap_and_all_come_back() -> None:
@@ -106,14 +106,14 @@ def test_a_file_that_could_be_cut_off_is_refused() -> None:
 def test_outputs_lie_one_behind_the_other_aligned() -> None:
     memory = np.zeros(1000, np.uint8)
     layout = ((np.dtype(np.float32), (3,)), (np.dtype(np.int32), ()), (np.dtype(np.uint8), (2, 2)))
-    outputs = outputs_in(memory, 10, 5, layout)
+    outputs = arrays_in(memory, 10, 5, layout)
     assert [output.shape for output in outputs] == [(5, 3), (5,), (5, 2, 2)]
     starts = [output.ctypes.data - memory.ctypes.data for output in outputs]
     assert starts == [64, 128, 192]
-    with pytest.raises(ValueError, match="outputs of 1024 bytes and more, in an extent of 1000"):
-        outputs_in(memory, 1000, 0, layout)
+    with pytest.raises(ValueError, match="arrays of 1024 bytes and more, in an extent of 1000"):
+        arrays_in(memory, 1000, 0, layout)
     with pytest.raises(ValueError, match="in an extent of 1000"):
-        outputs_in(memory, 0, 100, layout)
+        arrays_in(memory, 0, 100, layout)
 
 
 def test_a_share_bounds_what_one_has_and_leaves_the_others_alone() -> None:

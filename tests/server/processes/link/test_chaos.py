@@ -75,7 +75,7 @@ async def test_an_engine_that_is_killed_fails_what_no_request_waits_for_and_what
     engines = await EnginesElsewhere.connect(process)
     running = asyncio.create_task(ask(engines.link, "gated", 1))
     await process.gate.started()
-    idle = asyncio.create_task(engines.engine("gated").run_when_idle(EngineRequest(pictures(2), Mode.XLA, FAR)))
+    idle = asyncio.create_task(engines.engine("gated").run_when_idle(EngineRequest((pictures(2),), Mode.XLA, FAR)))
     os.kill(process.pid, signal.SIGSTOP)
     with engines.engine("any size").admit(1, 1, OTHER) as admitted:
         opening = [asyncio.create_task(admitted.open(OTHER, Mode.XLA)) for _ in range(2)]
@@ -96,10 +96,10 @@ async def test_what_no_request_waits_for_leaves_half_of_the_memory_to_requests(p
     share = engine.share
     used = engines.link.arena.take(share.max_bytes // 2 + 1, share)
     with pytest.raises(QueueFull, match=f"more than half of {share.max_bytes} bytes"):
-        await engine.run_when_idle(EngineRequest(pictures(1), Mode.XLA, FAR))
+        await engine.run_when_idle(EngineRequest((pictures(1),), Mode.XLA, FAR))
     assert outputs_of(await ask(engines.link, "numbers", 2))[0] == [2]
     del used
-    assert outputs_of(await engine.run_when_idle(EngineRequest(pictures(3), Mode.XLA, FAR)))[0] == [3]
+    assert outputs_of(await engine.run_when_idle(EngineRequest((pictures(3),), Mode.XLA, FAR)))[0] == [3]
     await until_nothing_is_held(engines)
     await engines.stop()
 
@@ -196,7 +196,7 @@ class RawFront:
 
     def submit(self, job: int, model: int) -> Submit:
         offset, self.used_bytes = self.used_bytes, self.used_bytes + 4096
-        request = EngineRequest(pictures(1), Mode.XLA, FAR)
+        request = EngineRequest((pictures(1),), Mode.XLA, FAR)
         return pack_request(request, job, model, offset, 4096)
 
     async def is_hung_up_on(self) -> bool:

@@ -34,6 +34,7 @@ from tests.server.processes.link.front_process import start_front
 from tests.server.processes.link.models import LARGE, PATIENCE_S, SMALL, TALL, pictures
 
 from xlaserve.config import Mode
+from xlaserve.engine.inputs import Rows
 from xlaserve.engine.request import WEIGHTS, EngineRequest, Result
 from xlaserve.errors import (
     DeadlineExceeded,
@@ -83,13 +84,13 @@ class Job:
 
     async def run(self, engines: Serving) -> Result:
         pixels = pictures(*self.numbers, size=self.size)
+        rows: Rows = (pixels,)
         deadline = math.inf if self.patience_s is None else time.perf_counter() + self.patience_s
         with engines.engine(self.model).admit(len(pixels), pixels.nbytes) as admitted:
             if self.in_place:
-                buffer = admitted.buffer(pixels.shape)
-                buffer[...] = pixels
-                pixels = buffer
-            return await admitted.run(EngineRequest(pixels, self.mode, deadline, self.priority))
+                rows = admitted.buffer(len(pixels), self.size)
+                rows[0][...] = pixels
+            return await admitted.run(EngineRequest(rows, self.mode, deadline, self.priority))
 
     def is_answered_by(self, result: Result) -> bool:
         first, *others = outputs_of(result)

@@ -16,7 +16,7 @@ from xlaserve.errors import DeadlineExceeded, ExecutionFailed, InvalidArgument, 
 
 
 async def when_idle(engines: Engines, name: str, *numbers: int, within_s: float = 20.0) -> Result:
-    request = EngineRequest(pictures(*numbers), Mode.XLA, time.perf_counter() + within_s)
+    request = EngineRequest((pictures(*numbers),), Mode.XLA, time.perf_counter() + within_s)
     return await engines.engine(name).run_when_idle(request)
 
 

@@ -34,7 +34,7 @@ async def test_a_burst_leaves_no_memory_behind_at_either_end(tmp_path: Path, mon
         before, before_there = shared_bytes("self"), shared_bytes(process.pid)
         images = pictures(*range(40), size=LARGE)
         with engines.engine("maps").admit(len(images), images.nbytes) as admitted:
-            result = await admitted.run(EngineRequest(images, Mode.XLA, float("inf")))
+            result = await admitted.run(EngineRequest((images,), Mode.XLA, float("inf")))
         arena, map_bytes = engines.link.arena, 40 * MAP_SIDE**2
         size_bytes = images.nbytes + map_bytes
         await asyncio.sleep(0.5)
@@ -64,7 +64,7 @@ async def test_memory_that_is_needed_again_and_again_is_kept(tmp_path: Path, mon
         while time.monotonic() < until_s:
             found.append(engines.link.arena.resident_bytes)
             with engines.engine("numbers").admit(len(images), images.nbytes) as admitted:
-                assert outputs_of(await admitted.run(EngineRequest(images, Mode.XLA, float("inf"))))[0][0] == 7
+                assert outputs_of(await admitted.run(EngineRequest((images,), Mode.XLA, float("inf"))))[0][0] == 7
             await asyncio.sleep(0.02)
         assert min(found[1:]) >= images.nbytes
         await engines.stop()

@@ -49,8 +49,8 @@ async def test_large_outputs_come_whole(engines: Engines) -> None:
 async def test_images_of_one_channel_take_a_third_of_the_bytes(engines: Engines, in_place: bool) -> None:
     pixels = np.random.default_rng(5).integers(0, 256, (3, *SMALL, 1), dtype=np.uint8)
     with engines.engine("grey").admit(3, pixels.nbytes) as admitted:
-        given = admitted.buffer((3, *SMALL, 1)) if in_place else pixels
-        given[...] = pixels
+        given = admitted.buffer(3, SMALL) if in_place else (pixels,)
+        given[0][...] = pixels
         result = await admitted.run(EngineRequest(given, Mode.XLA, math.inf))
     assert outputs_of(result)[0].tolist() == pixels[:, -1, -1, 0].tolist()
 
@@ -58,7 +58,7 @@ async def test_images_of_one_channel_take_a_third_of_the_bytes(engines: Engines,
 async def test_pixels_that_are_not_contiguous_are_taken(engines: Engines) -> None:
     pixels = np.broadcast_to(pictures(7)[:, :1, :1], (1, *SMALL, 3))
     with engines.engine("numbers").admit(1, pixels.nbytes) as admitted:
-        result = await admitted.run(EngineRequest(pixels, Mode.XLA, math.inf))
+        result = await admitted.run(EngineRequest((pixels,), Mode.XLA, math.inf))
     assert outputs_of(result)[0] == [7]
 
 

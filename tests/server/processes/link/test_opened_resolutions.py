@@ -31,7 +31,7 @@ async def ask_unmatched(
     pixels = pictures(*numbers, size=size)
     with engines.engine("any size").admit(len(pixels), pixels.nbytes, size) as admitted:
         opened = await admitted.open(size, mode)
-        result = await admitted.run(EngineRequest(pixels, opened, math.inf))
+        result = await admitted.run(EngineRequest((pixels,), opened, math.inf))
     return opened, [int(number) for number in outputs_of(result)[0]]
 
 

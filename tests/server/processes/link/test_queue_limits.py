@@ -11,7 +11,7 @@ from tests.server.processes.link.engines import Engines
 from tests.server.processes.link.models import LARGE, MAX_BYTES, MAX_IMAGES, SMALL
 from tests.server.processes.link.requests import ask, begin, numbers
 
-from xlaserve.engine.program import Images
+from xlaserve.engine.inputs import Rows
 from xlaserve.errors import InvalidArgument, QueueFull
 
 
@@ -48,12 +48,12 @@ async def test_models_that_hold_all_that_they_may_leave_the_others_theirs(
                 except QueueFull as full:
                     assert "exceed max_queue" in str(full)
                     break
-                held.push(partial(_drop, [admitted.buffer(shape)]))
+                held.push(partial(_drop, [admitted.buffer(images, size)]))
         wanted = [*range(50)]
         assert await numbers(ask(engines, "numbers", *wanted, size=size, in_place=True)) == wanted
 
 
-def _drop(held: list[Images], *_: object) -> None:
+def _drop(held: list[Rows], *_: object) -> None:
     held.clear()
 
 

@@ -48,7 +48,7 @@ from xlaserve.processes.link.record_codec import (
 )
 
 ROWS = np.zeros((1, 224, 224, 3), np.uint8)
-REQUEST = EngineRequest(ROWS, Mode.XLA, 12.5, 1)
+REQUEST = EngineRequest((ROWS,), Mode.XLA, 12.5, 1)
 SUBMIT = pack_request(REQUEST, 1, 3, 4096, 150_528)
 FROM_FRONTS: list[Record] = [
     SUBMIT,
@@ -180,6 +180,6 @@ def test_a_request_travels_as_it_is_but_for_the_vendors_part_of_its_trace(trace:
     (submit,) = RecordReader.from_front().feed(pack(pack_request(request, 1, 3, 4096, 150_528)))
     assert isinstance(submit, Submit)
     assert (submit.images, submit.height, submit.width) == (1, 224, 224)
-    rows, *others = unpack_request(submit, ROWS)
+    (rows,), *others = unpack_request(submit, (ROWS,))
     assert rows is ROWS
-    assert others == [Mode.XLA, 12.5, 1, trace and trace._replace(state="")]
+    assert others == [Mode.XLA, 12.5, 1, trace and trace._replace(state=""), (224, 224)]

@@ -44,7 +44,7 @@ class Engine:
         return self.batches.get((mode, height, width), 0)
 
     async def run_when_idle(self, request: EngineRequest) -> Any:
-        self.ran.append(len(request.rows))
+        self.ran.append(request.images)
 
     def check_encoded(self, request: EncodedRequest) -> None:
         if self.told_s > request.deadline:
@@ -150,14 +150,14 @@ async def test_what_no_request_waits_for_runs_where_the_least_is_to_be_done_and_
     first, second = Engine(), Engine()
     model, pixels = spread(first, second), np.zeros((3, 8, 8, 3), np.uint8)
     for _ in range(2):
-        await model.run_when_idle(EngineRequest(pixels, Mode.XLA, math.inf))
+        await model.run_when_idle(EngineRequest((pixels,), Mode.XLA, math.inf))
     assert (first.ran, second.ran) == ([3, 3], [])
     first.images = 1
-    await model.run_when_idle(EngineRequest(pixels, Mode.XLA, math.inf))
+    await model.run_when_idle(EngineRequest((pixels,), Mode.XLA, math.inf))
     assert (first.ran, second.ran) == ([3, 3], [3])
     second.batches[Mode.XLA, 8, 8] = 2
     assert model.largest(Mode.XLA, 8, 8) == 2
-    await model.run_when_idle(EngineRequest(pixels, Mode.XLA, math.inf))
+    await model.run_when_idle(EngineRequest((pixels,), Mode.XLA, math.inf))
     assert (first.ran, second.ran) == ([3, 3, 3], [3]), "where such a batch runs"
     first.batches.clear()
     assert model.largest(Mode.XLA, 8, 8) == 2

@@ -22,8 +22,8 @@ from tests.server.programs.openvino.networks import SMALL, compiled, small_netwo
 from tests.server.programs.tf.functions import BUCKET, noise, sums
 
 from xlaserve.config import Bucket, Mode, ModelSettings, Precision
+from xlaserve.engine.inputs import Images
 from xlaserve.engine.niceness import yield_to_traffic
-from xlaserve.engine.program import Images
 from xlaserve.models import catalog
 from xlaserve.programs.openvino.openvino_program import (
     CompiledModel,
@@ -86,7 +86,7 @@ def test_what_is_compiled_beside_traffic_runs_at_the_priority_of_all_else() -> N
     graph = TensorFlowProgram(small_network()).converted(SMALL)
 
     def compile_for(batch: int) -> CompiledModel:
-        return graph.compile((batch, *SMALL[1:], 3), Precision.FLOAT32, Threads(lanes=2, total=2))
+        return graph.compile([(batch, *SMALL[1:], 3)], Precision.FLOAT32, Threads(lanes=2, total=2))
 
     def compile_beside() -> tuple[CompiledModel, int]:
         yield_to_traffic()
@@ -269,7 +269,7 @@ def test_gathering_within_each_image_in_a_branch_or_a_loop_does_not_crash_the_pr
 def test_the_layers_of_a_profiled_model_and_what_they_took() -> None:
     large = Bucket(8, 96, 96)  # a layer of a small one takes less than the microsecond that OpenVINO counts in
     model = TensorFlowProgram(small_network()).in_openvino(large, is_profiled=True)
-    layers = model.layers(noise(large), runs=2)
+    layers = model.layers([noise(large)], runs=2)
     assert any("Conv" in layer.operation for layer in layers)
     assert all(layer.name and layer.kernel and layer.seconds > 0 for layer in layers)
 
@@ -297,7 +297,7 @@ class SlowAtFirst:
 
 def test_first_runs_do_not_count_in_what_a_layer_takes() -> None:
     slow = CompiledModel(SlowAtFirst([900, 100, 10, 30], [0, 0, 0, 0], [7, 1, 0, 0]), 0.0, Precision.FLOAT32)
-    layers = slow.layers(noise(SMALL), runs=2)
+    layers = slow.layers([noise(SMALL)], runs=2)
     assert {layer.name: layer.seconds for layer in layers} == pytest.approx({"0": 20e-6})
 
 

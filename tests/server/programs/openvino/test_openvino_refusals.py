@@ -60,7 +60,7 @@ def test_of_a_refusal_the_line_is_told_that_says_why() -> None:
 
     converted = ConvertedGraph(Refusing())
     with pytest.raises(ModelFailed, match="can't compile it: Unsupported operation of type: Convert name: Transpose"):
-        converted.compile((1, 4, 5, 3), Precision.FLOAT32, Threads(1, 1))
+        converted.compile([(1, 4, 5, 3)], Precision.FLOAT32, Threads(1, 1))
 
 
 def test_the_operation_that_openvino_does_not_know_stays_named_in_another_process() -> None:

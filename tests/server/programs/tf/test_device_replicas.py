@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from xlaserve.config import Bucket, Mode
-from xlaserve.engine.program import AnySize, Compilation, Executable, Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import AnySize, Compilation, Executable, Outputs
 from xlaserve.programs.tf.device_replicas import Replicas, ReplicatedProgram
 
 TWO = ("/CPU:0", "/CPU:0")
@@ -152,7 +153,7 @@ async def main():
     answers = {}
     for mode in MODES:
         batcher.admission.admit(40, pixels.nbytes)
-        jobs = [batcher.run(EngineRequest(pixels[n : n + 1], mode, float("inf"))) for n in range(40)]
+        jobs = [batcher.run(EngineRequest((pixels[n : n + 1],), mode, float("inf"))) for n in range(40)]
         answers[mode] = np.concatenate([result.batches[0].outputs[0] for result in await asyncio.gather(*jobs)])
         batcher.admission.leave(40, pixels.nbytes)
     expected = built[0].predict_on_batch(pixels.astype(np.float32))

@@ -9,6 +9,7 @@ import tensorflow as tf
 from xlaserve.programs.tf import stablehlo
 
 SHAPE = (2, 4, 5, 3)
+SPEC = tf.TensorSpec(SHAPE, tf.uint8)
 
 
 def images() -> np.ndarray:
@@ -26,7 +27,7 @@ def test_a_function_is_the_same_from_its_stablehlo_with_its_weights_as_arguments
         scores = tf.reduce_mean(tf.cast(pixels, tf.float32), axis=(1, 2)) @ weight + offset
         return scores, tf.argmax(scores, axis=1, output_type=tf.int32)
 
-    traced = stablehlo.export(forward, SHAPE)
+    traced = stablehlo.export(forward, [SPEC])
     assert traced.outputs == (tf.TensorSpec((2, 7), tf.float32), tf.TensorSpec((2,), tf.int32))
     expected = tf.function(forward, jit_compile=True, autograph=False)(tf.constant(images()))
     for got, wanted in zip(outputs_of(traced), expected, strict=True):
@@ -37,14 +38,14 @@ def test_a_function_is_the_same_from_its_stablehlo_with_its_weights_as_arguments
 
 def test_the_weights_share_the_variables_memory() -> None:
     variable = tf.Variable(tf.zeros((4096, 3)))
-    traced = stablehlo.export(lambda pixels: (tf.cast(pixels, tf.float32) @ tf.transpose(variable),), SHAPE)
+    traced = stablehlo.export(lambda pixels: (tf.cast(pixels, tf.float32) @ tf.transpose(variable),), [SPEC])
     (argument,) = traced.arguments
     assert np.shares_memory(memoryview(argument), memoryview(variable.read_value()))
 
 
 def test_the_name_is_the_content() -> None:
-    one = stablehlo.export(lambda pixels: (tf.cast(pixels, tf.float32) + 1.0,), SHAPE)
-    two = stablehlo.export(lambda pixels: (tf.cast(pixels, tf.float32) + 2.0,), SHAPE)
+    one = stablehlo.export(lambda pixels: (tf.cast(pixels, tf.float32) + 1.0,), [SPEC])
+    two = stablehlo.export(lambda pixels: (tf.cast(pixels, tf.float32) + 2.0,), [SPEC])
     assert one.name == replace(one, arguments=()).name
     assert one.name != two.name
 
@@ -54,4 +55,4 @@ def test_what_xla_can_not_compile_names_the_operation() -> None:
         return (tf.image.resize(tf.cast(pixels, tf.float32), (8, 8), "bicubic"),)
 
     with pytest.raises(ValueError, match="ResizeBicubic"):
-        stablehlo.export(bicubic, SHAPE)
+        stablehlo.export(bicubic, [SPEC])

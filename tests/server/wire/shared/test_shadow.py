@@ -15,7 +15,8 @@ from PIL import Image
 from xlaserve.admission import shared_counts
 from xlaserve.admission.shared_counts import Kind, SharedCounts
 from xlaserve.config import Bucket, Color, Decoding, Fit, Mode, ModelSettings, ShadowSettings
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Outputs
 from xlaserve.engine.request import BatchRows, EngineRequest, Result
 from xlaserve.engine.timings import Timings
 from xlaserve.errors import DeadlineExceeded, EngineLost, InvalidArgument, ModelNotReady, QueueFull, XlaserveError
@@ -48,7 +49,7 @@ class Batcher:
         return 4 if (height, width) in ((4, 6), (8, 8)) else 0
 
     async def run_when_idle(self, request: EngineRequest) -> Result:
-        pixels, mode, deadline, *_ = request
+        (pixels,), mode, deadline, *_ = request
         self.deadlines.append(deadline)
         if self.hold:
             await self.hold.wait()

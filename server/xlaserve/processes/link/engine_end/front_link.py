@@ -15,9 +15,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from xlaserve.engine.inputs import Layout, Rows, layout, size_bytes
 from xlaserve.engine.request import WEIGHTS, EngineRequest, Result, check_row_shapes
 from xlaserve.errors import ExecutionFailed, QueueFull, XlaserveError, clear_tracebacks
-from xlaserve.processes.link.arena import MAX_INLINE_BYTES, ArenaView, Layout, Memory, aligned, outputs_in
+from xlaserve.processes.link.arena import MAX_INLINE_BYTES, ArenaView, Memory, arrays_bytes, arrays_in, rows_bytes
 from xlaserve.processes.link.channel import Channel
 from xlaserve.processes.link.engine_end.hosted_models import Hosted, HostedModels
 from xlaserve.processes.link.link_records import (
@@ -165,25 +166,26 @@ class FrontLink:
             raise Garbled(f"more than {self._max_jobs} jobs at a time")
         if submit.mode >= len(MODES) or submit.priority not in WEIGHTS or math.isnan(submit.deadline):
             raise Garbled(f"job {job} with mode {submit.mode}, priority {submit.priority}, deadline {submit.deadline}")
-        shape = submit.images, submit.height, submit.width, self._models.channels(submit.model)
-        pixel_bytes = math.prod(shape)
-        if not 0 < pixel_bytes <= submit.size_bytes:
-            raise Garbled(f"job {job} with {pixel_bytes} bytes of pixels in an extent of {submit.size_bytes}")
+        of_rows = layout(self._models.inputs(submit.model), submit.height, submit.width)
+        if not submit.images or not arrays_bytes(1, of_rows):
+            raise Garbled(f"job {job} without rows")
         try:
             memory = self._view.memory(submit.offset, submit.size_bytes)
+            rows = arrays_in(memory, 0, submit.images, of_rows)
         except ValueError as error:
             raise Garbled(f"job {job} with {error}") from None
         self._last_job = job
-        self._running[job] = self._loop.create_task(self._run(submit, shape, memory))
+        self._running[job] = self._loop.create_task(self._run(submit, rows, memory))
 
-    async def _run(self, submit: Submit, shape: tuple[int, ...], memory: Memory) -> None:
+    async def _run(self, submit: Submit, rows: Rows, memory: Memory) -> None:
         """Runs a job and sends its outcome. Raises nothing, and never waits for the front."""
         job = submit.job
         error: BaseException | None = None
         try:
-            request = unpack_request(submit, memory[: math.prod(shape)].reshape(shape))
+            request = unpack_request(submit, rows)
+            del rows
             result = await self._result(submit, request)
-            settled = await self._write(submit, memory, request.rows.nbytes, result)
+            settled = await self._write(submit, memory, request, result)
         except asyncio.CancelledError as cancelled:
             error = cancelled
         except XlaserveError as failed:
@@ -228,16 +230,16 @@ class FrontLink:
         engine = self._models.engine(submit.model)
         if submit.when_idle:
             return await engine.run_when_idle(request)
-        with engine.admit(submit.images, request.rows.nbytes) as admitted:
+        with engine.admit(submit.images, size_bytes(request.rows)) as admitted:
             return await admitted.run(request)
 
-    async def _write(self, submit: Submit, memory: Memory, pixel_bytes: int, result: Result) -> Settled:
-        """Copies the outputs into the extent, behind the pixels, and returns the record of the job's end."""
+    async def _write(self, submit: Submit, memory: Memory, request: EngineRequest, result: Result) -> Settled:
+        """Copies the outputs into the extent, behind the rows, and returns the record of the job's end."""
         batches, timings, traced = result
         check_row_shapes(batches)
-        layout: Layout = tuple((output.dtype, output.shape[1:]) for output in batches[0].outputs)
+        of_outputs: Layout = tuple((output.dtype, output.shape[1:]) for output in batches[0].outputs)
         try:
-            places = outputs_in(memory, aligned(pixel_bytes), submit.images, layout)
+            places = arrays_in(memory, rows_bytes(request.rows), submit.images, of_outputs)
         except ValueError as error:
             log.error("a model's outputs are larger than its snapshot says: %s", error)
             raise ExecutionFailed("the model's outputs are larger than expected") from None
@@ -251,10 +253,10 @@ class FrontLink:
             write()
         else:  # the thread's own references keep the memory if this is cancelled
             await self._loop.run_in_executor(self._copying, write)
-        number = self._layouts.get(layout)
+        number = self._layouts.get(of_outputs)
         if number is None:
-            number = self._layouts[layout] = len(self._layouts)
-            self.channel.send(OutputLayout(number, pickle.dumps(layout)))
+            number = self._layouts[of_outputs] = len(self._layouts)
+            self.channel.send(OutputLayout(number, pickle.dumps(of_outputs)))
         tail = pickle.dumps(traced) if traced else b""
         return Settled(submit.job, number, timings.queue_s, timings.gather_s, timings.execute_s, tail)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from xlaserve.engine.batching.model_queues import Live
+from xlaserve.engine.inputs import RGB_IMAGE, Inputs
 from xlaserve.engine.model_engine import ModelEngine
 from xlaserve.errors import ModelNotReady
 from xlaserve.processes.link.engine_state import ModelSnapshot, Snapshot
@@ -56,9 +57,9 @@ class HostedModels:
             raise ModelNotReady("the model was unloaded")
         return self._models[model].engine
 
-    def channels(self, model: int) -> int:
-        """Returns the channels of a model's images; 1 for an unknown model, which runs none."""
-        return 1 if (hosted := self._models.get(model)) is None else hosted.snapshot.channels
+    def inputs(self, model: int) -> Inputs:
+        """Returns the inputs of a model; those of most for an unknown model, which runs none."""
+        return RGB_IMAGE if (hosted := self._models.get(model)) is None else hosted.snapshot.inputs
 
     def outstanding_s(self, model: int) -> float | None:
         """Returns the seconds in which all that waits and runs of a model should be answered; None for an unknown

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xlaserve.engine.program import Images
+from xlaserve.engine.inputs import Layout, Rows, size_bytes
 from xlaserve.engine.request import BatchRows, EngineRequest, Result
 from xlaserve.engine.timings import Timings
 from xlaserve.engine.trace_context import TracedBatch
 from xlaserve.errors import EngineLost, QueueFull
-from xlaserve.processes.link.arena import MAX_INLINE_BYTES, Arena, Extent, Layout, aligned, outputs_in
+from xlaserve.processes.link.arena import MAX_INLINE_BYTES, Arena, Extent, arrays_in, rows_bytes
 from xlaserve.processes.link.link_records import Ask, Cancel, Garbled, Record, Settled
 from xlaserve.processes.link.record_codec import pack_request, unpack_error
 
@@ -71,7 +71,7 @@ class EngineCalls:
             raise QueueFull(f"{self._max_jobs} requests are under way in the engine, and no more fit")
         number = self._next_number()
         settled: asyncio.Future[Result] = self._loop.create_future()
-        self._jobs[number] = _Job(settled, extent, len(request.rows), aligned(request.rows.nbytes))
+        self._jobs[number] = _Job(settled, extent, request.images, rows_bytes(request.rows))
         self.send(pack_request(request, number, model, extent.offset, len(extent.memory), when_idle=when_idle))
         try:
             return await settled
@@ -102,12 +102,12 @@ class EngineCalls:
         if self._questions:
             await asyncio.wait([*self._questions.values()])
 
-    async def copy(self, pixels: Images, buffer: Images) -> None:
-        """Copies pixels into the arena."""
-        if pixels.nbytes <= MAX_INLINE_BYTES:
-            buffer[...] = pixels
+    async def copy(self, rows: Rows, buffer: Rows) -> None:
+        """Copies rows into the arena."""
+        if size_bytes(rows) <= MAX_INLINE_BYTES:
+            copy_rows(buffer, rows)
         else:  # the thread's own references keep the memory if this is cancelled
-            await self._loop.run_in_executor(self._copying, np.copyto, buffer, pixels)
+            await self._loop.run_in_executor(self._copying, copy_rows, buffer, rows)
 
     def settle(self, record: Settled) -> None:
         """Ends a job with its outputs. Raises Garbled for a job that the engine does not have."""
@@ -115,7 +115,7 @@ class EngineCalls:
         del self._jobs[record.job]
         if job.settled.done():
             return
-        outputs = outputs_in(job.extent.memory, job.outputs_at, job.images, self._layouts[record.layout])
+        outputs = arrays_in(job.extent.memory, job.outputs_at, job.images, self._layouts[record.layout])
         traced: list[TracedBatch] = pickle.loads(record.tail) if record.tail else []
         timings = Timings(queue_s=record.queue_s, gather_s=record.gather_s, execute_s=record.execute_s)
         job.settled.set_result(Result([BatchRows(range(job.images), outputs)], timings, traced))
@@ -169,6 +169,12 @@ class EngineCalls:
             return self._jobs[number]
         except KeyError:
             raise Garbled(f"an answer to job {number}, which it does not have") from None
+
+
+def copy_rows(buffer: Rows, rows: Rows) -> None:
+    """Copies rows into a buffer of the same layout."""
+    for place, each in zip(buffer, rows, strict=True):
+        np.copyto(place, each)
 
 
 def _engine_lost() -> EngineLost:

@@ -8,19 +8,17 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Self
 
-import numpy as np
-
 from xlaserve.config import Mode
 from xlaserve.engine.batching.image_admission import ImageAdmission
 from xlaserve.engine.batching.model_queues import Live
 from xlaserve.engine.batching.unmatched import refusal
 from xlaserve.engine.buckets.demand import Resolution
-from xlaserve.engine.program import Images
+from xlaserve.engine.inputs import Rows, layout, size_bytes
 from xlaserve.engine.request import EncodedRequest, EngineRequest, Result
 from xlaserve.errors import DeadlineUnreachable, InvalidArgument, QueueFull
-from xlaserve.processes.link.arena import Extent, Share, aligned
+from xlaserve.processes.link.arena import Extent, Share, arrays_bytes, arrays_in
 from xlaserve.processes.link.engine_state import ModelSnapshot
-from xlaserve.processes.link.front_end.engine_calls import EngineCalls
+from xlaserve.processes.link.front_end.engine_calls import EngineCalls, copy_rows
 from xlaserve.processes.link.link_records import ReleaseModel
 
 
@@ -203,7 +201,7 @@ class RemoteTicket:
         self._calls = calls
         self._images = images
         self._size_bytes = size_bytes
-        self._buffers: list[tuple[Images, Extent]] = []
+        self._buffers: list[tuple[Rows, Extent]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -212,11 +210,11 @@ class RemoteTicket:
         self._buffers.clear()
         self._model.answered(self._images, self._size_bytes)
 
-    def buffer(self, shape: tuple[int, int, int, int]) -> Images:
-        """Returns shared memory for pixels `[n, height, width, channels]`, with any content. Raises QueueFull,
-        EngineLost, or InvalidArgument for a size that the model does not take."""
-        pixels, _ = self._buffer(shape)
-        return pixels
+    def buffer(self, images: int, resolution: Resolution) -> Rows:
+        """Returns shared memory for rows, with any content. Raises QueueFull, EngineLost, or InvalidArgument for a size
+        that the model does not take."""
+        rows, _ = self._buffer(images, resolution)
+        return rows
 
     async def open(self, resolution: Resolution, mode: Mode) -> Mode:
         """Makes the model ready for a resolution; see `Ticket.open`. Returns a mode by the engine's last snapshot."""
@@ -228,35 +226,37 @@ class RemoteTicket:
         rows, model = request.rows, self._model
         extent = next((extent for buffer, extent in self._buffers if buffer is rows), None)
         if extent is None:
-            buffer, extent = self._buffer(rows.shape)
+            buffer, extent = self._buffer_for(request)
             await self._calls.copy(rows, buffer)
-        images, size_bytes = len(rows), rows.nbytes
+        images, submitted_bytes = request.images, size_bytes(rows)
         model.submitted_images += images
-        model.submitted_bytes += size_bytes
+        model.submitted_bytes += submitted_bytes
         try:
             return await self._calls.run(model.snapshot.id, request, extent)
         finally:
             model.submitted_images -= images
-            model.submitted_bytes -= size_bytes
+            model.submitted_bytes -= submitted_bytes
 
     async def run_when_idle(self, request: EngineRequest) -> Result:
         """Runs a batch that no client waits for; see `ModelEngine.run_when_idle`."""
-        buffer, extent = self._buffer(request.rows.shape)
-        await asyncio.to_thread(np.copyto, buffer, request.rows)  # no request's copy is to wait for this one
+        buffer, extent = self._buffer_for(request)
+        await asyncio.to_thread(copy_rows, buffer, request.rows)  # no request's copy is to wait for this one
         return await self._calls.run(self._model.snapshot.id, request, extent, when_idle=True)
 
-    def _buffer(self, shape: tuple[int, ...]) -> tuple[Images, Extent]:
-        images, height, width, channels = shape
+    def _buffer_for(self, request: EngineRequest) -> tuple[Rows, Extent]:
+        _, height, width = request.shape
+        return self._buffer(request.images, (height, width))
+
+    def _buffer(self, images: int, resolution: Resolution) -> tuple[Rows, Extent]:
         self._calls.check()
-        size_bytes = images * height * width * channels
+        snapshot = self._model.snapshot
         try:
-            room_bytes = self._model.snapshot.room_bytes(height, width, images)
+            room_bytes = snapshot.room_bytes(*resolution, images)
         except KeyError:
-            sizes = " or ".join(
-                f"[n, {height}, {width}, {channels}]" for height, width in self._model.snapshot.output_bytes
-            )
-            raise InvalidArgument("pixels", f"shape {sizes}", list(shape)) from None
-        extent = self._calls.arena.take(aligned(size_bytes) + room_bytes, self._model.share)
-        pixels = extent.memory[:size_bytes].reshape(shape)
-        self._buffers.append((pixels, extent))
-        return pixels, extent
+            sizes = " or ".join(f"{height} x {width}" for height, width in snapshot.output_bytes)
+            raise refusal(resolution, sizes) from None
+        of_rows = layout(snapshot.inputs, *resolution)
+        extent = self._calls.arena.take(arrays_bytes(images, of_rows) + room_bytes, self._model.share)
+        rows = arrays_in(extent.memory, 0, images, of_rows)
+        self._buffers.append((rows, extent))
+        return rows, extent
