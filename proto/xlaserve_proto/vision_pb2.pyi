@@ -851,6 +851,7 @@ class Model(_message.Message):
     DECODE_DIFFERENCE_FIELD_NUMBER: _builtins.int
     TURNS_FIELD_NUMBER: _builtins.int
     PIXELS_FIELD_NUMBER: _builtins.int
+    EXAMPLES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     state: Global___Model.State.ValueType
@@ -913,6 +914,10 @@ class Model(_message.Message):
     def turns(self) -> _containers.RepeatedCompositeFieldContainer[Global___Turn]:
         """What batches take in traffic, one for each bucket that serves."""
 
+    @_builtins.property
+    def examples(self) -> _containers.RepeatedCompositeFieldContainer[Global___Difference]:
+        """How far its answers to the images of `examples` are from the expected ones, by mode; empty without examples."""
+
     def __init__(
         self,
         *,
@@ -940,10 +945,11 @@ class Model(_message.Message):
         decode_difference: Global___Difference | None = ...,
         turns: _abc.Iterable[Global___Turn] | None = ...,
         pixels: _builtins.str = ...,
+        examples: _abc.Iterable[Global___Difference] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode_difference", b"decode_difference"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "decode", b"decode", "decode_difference", b"decode_difference", "default_mode", b"default_mode", "demands", b"demands", "differences", b"differences", "fit", b"fit", "modes", b"modes", "name", b"name", "pixels", b"pixels", "precision", b"precision", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "shadows", b"shadows", "source", b"source", "state", b"state", "task", b"task", "turns", b"turns", "version", b"version", "warnings", b"warnings", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "decode", b"decode", "decode_difference", b"decode_difference", "default_mode", b"default_mode", "demands", b"demands", "differences", b"differences", "examples", b"examples", "fit", b"fit", "modes", b"modes", "name", b"name", "pixels", b"pixels", "precision", b"precision", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "shadows", b"shadows", "source", b"source", "state", b"state", "task", b"task", "turns", b"turns", "version", b"version", "warnings", b"warnings", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1052,7 +1058,7 @@ class Difference(_message.Message):
     agreement: _builtins.float
     """The share of images with the same top class, or of pixels with the same class."""
     images: _builtins.int
-    """How many images were compared: made ones, the same every time."""
+    """How many images were compared: made ones, the same every time, or the examples."""
     def __init__(
         self,
         *,

@@ -37,7 +37,7 @@ def test_check_names_pages_that_are_stale_or_missing(
 
 
 def test_every_field_of_the_settings_is_documented(pages: dict[str, str]) -> None:
-    from xlaserve.config import AutoBuckets, ModelSettings, OutputSettings, Settings, ShadowSettings
+    from xlaserve.config import AutoBuckets, ExampleSettings, ModelSettings, OutputSettings, Settings, ShadowSettings
     from xlaserve_fleet.settings import FleetSettings
 
     headings = {line.removeprefix("### ") for line in pages["settings.md"].splitlines() if line.startswith("### ")}
@@ -46,6 +46,7 @@ def test_every_field_of_the_settings_is_documented(pages: dict[str, str]) -> Non
         *Settings.model_fields,
         *(f"models.{name}" for name in ModelSettings.model_fields),
         *(f"models.outputs.{name}" for name in OutputSettings.model_fields),
+        *(f"models.examples.{name}" for name in ExampleSettings.model_fields),
         *(f"models.auto_buckets.{name}" for name in AutoBuckets.model_fields),
         *(f"models.shadow.{name}" for name in ShadowSettings.model_fields),
         *(f"fleet.{name}" for name in FleetSettings.model_fields),

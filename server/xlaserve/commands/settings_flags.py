@@ -15,7 +15,8 @@ from pydantic import PlainSerializer
 from pydantic.fields import FieldInfo
 
 from xlaserve import config
-from xlaserve.config import AutoBuckets, BucketSettings, ModelSettings, Settings, ShadowSettings
+from xlaserve.config import AutoBuckets, BucketSettings, ExampleSettings, ModelSettings, Settings, ShadowSettings
+from xlaserve.config.base import Frozen
 from xlaserve_client.cli_parser import Parser
 
 USUAL: Final = frozenset(
@@ -27,8 +28,15 @@ USUAL: Final = frozenset(
 """Settings whose flags a command's help shows where it has more than these; `--help-all` shows all."""
 _PLACEHOLDERS: Final[Mapping[object, str]] = {
     **{bool: "{true,false}", int: "N", float: "X", Path: "PATH"},
-    **{AutoBuckets: "", ShadowSettings: "", BucketSettings: "N"},
+    **{AutoBuckets: "", ShadowSettings: "", ExampleSettings: "", BucketSettings: "N"},
 }
+_MODEL_FIELDS: Final[tuple[tuple[str, type[Frozen]], ...]] = (
+    ("", ModelSettings),
+    ("examples.", ExampleSettings),
+    ("auto_buckets.", AutoBuckets),
+    ("shadow.", ShadowSettings),
+)
+"""Settings of a model by what their names begin with."""
 
 
 def parser_of(names: Sequence[str]) -> Parser:
@@ -72,7 +80,7 @@ def models_explained() -> str:
     """Returns the text about the fields of a model, which have no flags."""
     lines = ["fields of a model, in a file or in --models:"]
     width = shutil.get_terminal_size().columns - 2
-    for prefix, settings in (("", ModelSettings), ("auto_buckets.", AutoBuckets), ("shadow.", ShadowSettings)):
+    for prefix, settings in _MODEL_FIELDS:
         for name, field in settings.model_fields.items():
             is_mapping = any(isinstance(item, PlainSerializer) for item in field.metadata)
             lines.append(f"  {prefix}{name} {'{NAME: TEXT}' if is_mapping else _takes(field.annotation)}".rstrip())

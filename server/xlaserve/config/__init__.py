@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from xlaserve.config.bucket_settings import AutoBuckets, Bucket, BucketSettings
 from xlaserve.config.built_in_models import BUILTIN_MODELS
+from xlaserve.config.example_settings import ExampleSettings
 from xlaserve.config.files import CONFIG_FILE_VARIABLE, ENV_PREFIX, check_files, dump, load
 from xlaserve.config.image_settings import Color, Decoding, Fit, Grey16, Layout, PixelRange, Window
 from xlaserve.config.model_settings import ModelSettings
@@ -30,6 +31,7 @@ __all__ = [
     "BucketSettings",
     "Color",
     "Decoding",
+    "ExampleSettings",
     "Fit",
     "Grey16",
     "Layout",

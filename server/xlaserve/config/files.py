@@ -140,6 +140,8 @@ def _missing(model: ModelSettings) -> Iterator[tuple[str, str, object]]:
         yield "source", sources.PATHS, source
     if model.calibration is not None and not model.calibration.is_dir():
         yield "calibration", "a folder that xlaserve calibrate wrote", model.calibration
+    if model.examples is not None and not model.examples.folder.is_dir():
+        yield "examples.folder", "a folder of images with predictions.npz or predictions.csv", model.examples.folder
     yield from _missing_files(_files(model))
 
 

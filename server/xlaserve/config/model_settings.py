@@ -12,6 +12,7 @@ from pydantic import Field, field_serializer, field_validator, model_validator
 from xlaserve.config import sources
 from xlaserve.config.base import Frozen, OrPath, Pairs
 from xlaserve.config.bucket_settings import AutoBuckets, BucketSettings, shown
+from xlaserve.config.example_settings import ExampleSettings
 from xlaserve.config.image_settings import (
     MAX_GREY16,
     Color,
@@ -196,6 +197,10 @@ class ModelSettings(Frozen):
     A program that is off by more than a thousandth of the largest number gets a warning. With `refuse`, a model fails
     if XLA or OpenVINO made one that is off by more than a hundredth, which rounding in float32 does not explain; `warn`
     serves it, `off` compares nothing. Narrower precisions, and the modes `graph` and `eager`, are never refused."""
+    examples: ExampleSettings | None = Field(None, examples=[{"folder": "photos"}])
+    """Images with the outputs that a notebook gave. Warm-up compares them with the model's own, from the decoder to the
+    task, in every mode, and a model that is further off does not become ready: `folder`, `max_difference` and
+    `min_agreement` (0.95). `VisionClient.save_examples` makes the folder."""
     batch_dependence: Literal["single", "refuse", "allow"] = "single"
     """Treatment of a model whose answer to an image depends on the other images of its batch, such as one that takes a
     mean over the batch: `single` serves it in batches of one, `refuse` fails it, `allow` serves it as any other."""

@@ -149,6 +149,24 @@ def _decode_agreement(version: Version) -> Series:
 
 
 @_gauge(
+    "xlaserve_model_examples_difference",
+    "Largest difference of an output for the model's examples from the expected one, as a share of the largest number;"
+    " measured at warm-up.",
+    ("mode",),
+)
+def _model_examples_difference(version: Version) -> Series:
+    for mode, difference in version.examples.items():
+        yield (mode,), difference.largest
+
+
+@_gauge("xlaserve_model_examples_agreement", "Share of answers to the model's examples that are expected.", ("mode",))
+def _model_examples_agreement(version: Version) -> Series:
+    for mode, difference in version.examples.items():
+        if difference.agreement is not None:
+            yield (mode,), difference.agreement
+
+
+@_gauge(
     "xlaserve_program_difference",
     "Largest difference of a program's outputs from the reference's, as a share of the largest number.",
     _OF_PROGRAM,

@@ -33,7 +33,7 @@ from xlaserve.engine.warmup.kept_costs import corrected
 from xlaserve.engine.warmup.verify import Verifier
 from xlaserve.errors import ShuttingDown
 from xlaserve.images.decoder import ImageLimits
-from xlaserve.models import fast_decoding, scores, verification
+from xlaserve.models import examples, fast_decoding, scores, verification
 from xlaserve.models.advice import slower
 from xlaserve.models.catalog import Model
 from xlaserve.models.change_queue import NO_MORE_LOADS, Stop
@@ -142,6 +142,8 @@ class Loader:
             version.warn(doubt)
         if settings.decode is Decoding.FAST:
             await self._measure_decoding(version, load, model, programs)
+        if settings.examples is not None:
+            await self._check_examples(version, load, model, programs)
         any_size = None
         if settings.unmatched == "background":
             any_size = await self._compile(load.at(f"compiling mode {Mode.GRAPH}, any size"), _any_size, model)
@@ -177,6 +179,13 @@ class Loader:
         version.decode_difference = found
         level = logging.WARNING if found is not None and found.is_large() else logging.INFO
         log.log(level, "model %s: decode %s", version.title, version.decode_text)
+
+    async def _check_examples(self, version: Version, load: LoadRecord, model: Model, programs: Programs) -> None:
+        """Compares answers to the model's examples with the expected ones. Raises ModelFailed where they differ."""
+        limits, narrow = ImageLimits.of(self.settings), verification.narrow(model, has_tf32=self.has_tf32)
+        at_it = load.at("running the examples")
+        version.examples = await self._compile(at_it, examples.check, model, programs, limits, narrow)
+        log.info("model %s: examples %s", version.title, version.examples_text)
 
     def _make_batcher(
         self, version: Version, model: Model, programs: Programs, background: Background | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from xlaserve.config import OutputRole
+from xlaserve.config import OutputRange, OutputRole
 
 OUTPUT_NAMES: Final[Mapping[OutputRole, tuple[str, ...]]] = {
     "boxes": ("boxes", "detection_boxes"),
@@ -18,3 +18,9 @@ IMAGE_CHANNELS: Final = range(2, 5)
 """Numbers of channels that images have, or pairs of colours: as many classes are told by other facts alone."""
 MOST_CLASSES: Final = 256
 """Channels of a map beyond which they are taken for features."""
+TO_LEVELS: Final[Mapping[OutputRange, tuple[float, float]]] = {
+    "0..1": (255.0, 0.0),
+    "-1..1": (127.5, 127.5),
+    "0..255": (1.0, 0.0),
+}
+"""A factor for the values of images that models give, and an offset that is added after it, for levels to 255."""

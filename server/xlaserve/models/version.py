@@ -65,6 +65,8 @@ class Version:
     """The difference of each mode's answers from float32, of modes with a narrower precision."""
     decode_difference: Difference | None = None
     """The difference of answers to JPEGs that are decoded fast from the same decoded exactly; None without."""
+    examples: dict[Mode, Difference] = field(default_factory=dict)
+    """The difference of each mode's answers to the model's examples from the expected ones; empty without examples."""
     shadows: dict[Pair, Findings] = field(default_factory=dict)
     """Results of comparing its answers with those of other versions or modes."""
     left_out: set[Mode] = field(default_factory=set)
@@ -162,6 +164,11 @@ class Version:
         """`fast (largest difference 0.012, agreement 1.000 of 8 images)`."""
         decode, difference = self.settings.decode, self.decode_difference
         return str(decode) if difference is None else f"{decode} ({difference})"
+
+    @property
+    def examples_text(self) -> str:
+        """`xla: largest difference 2e-07, agreement 1.000 of 20 images`; empty without examples."""
+        return "; ".join(f"{mode}: {difference}" for mode, difference in self.examples.items())
 
     @cached_property
     def key(self) -> bytes:

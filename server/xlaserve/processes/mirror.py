@@ -165,6 +165,6 @@ async def _retire(served: Served, engine: RemoteModelEngine) -> None:
 def _describe(version: Version, facts: Facts) -> None:
     version.model = facts.model
     version.auto, version.differences = dict(facts.auto), dict(facts.differences)
-    version.decode_difference = facts.decode_difference
+    version.decode_difference, version.examples = facts.decode_difference, dict(facts.examples)
     version.warnings = [*facts.warnings]
     version.ledger.show(facts.entries)

@@ -45,6 +45,7 @@ class Facts(NamedTuple):
     auto: Mapping[Bucket, Mode]
     differences: Mapping[Mode, Difference]
     decode_difference: Difference | None
+    examples: Mapping[Mode, Difference]
     warnings: tuple[str, ...]
     entries: tuple[Entry, ...]
     """The entries of the version's ledger."""
@@ -145,6 +146,7 @@ def _fingerprint(version: Version) -> tuple[object, ...]:
         len(version.auto),
         len(version.differences),
         version.decode_difference,
+        len(version.examples),
         model is not None and model.buckets,
     )
 
@@ -159,6 +161,7 @@ def _facts(version: Version) -> Facts:
         dict(version.auto),
         dict(version.differences),
         version.decode_difference,
+        dict(version.examples),
         tuple(version.warnings),
         tuple(version.ledger),
     )

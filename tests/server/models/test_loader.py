@@ -9,15 +9,18 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from tests.required import required
 from tests.server.models.house import Gate, GateAt, House, model
 
-from xlaserve.config import AutoBuckets, Bucket, Mode, ModelSettings, model_files
+from xlaserve.config import AutoBuckets, Bucket, ExampleSettings, Mode, ModelSettings, model_files
 from xlaserve.engine import under_way
 from xlaserve.engine.buckets import demand
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.under_way import UnderWay
+from xlaserve.engine.warmup.difference import Difference
 from xlaserve.errors import ModelFailed, ModelNotReady
 from xlaserve.models.load_turns import LoadTurns
 from xlaserve.models.version import State
@@ -315,3 +318,37 @@ async def test_a_bucket_serves_without_the_mode_that_it_fails_in_where_auto_can_
     assert [entry.mode for entry in house.entries if entry.bucket.batch == 2] == [Mode.XLA, Mode.GRAPH]
     assert version.auto[Bucket(2, 2, 2)] in {Mode.XLA, Mode.GRAPH}
     assert version.warnings == ["auto does without openvino: no kernel"]
+
+
+def photos(folder: Path, answer: float) -> ExampleSettings:
+    """Makes examples of a model whose loading with this number is right."""
+    Image.new("RGB", (3, 3)).save(folder / "photo.png")
+    np.savez(folder / "predictions.npz", files=["photo.png"], scores=np.full((1, 1), answer))
+    return ExampleSettings(folder=folder)
+
+
+async def test_a_model_is_compared_with_its_examples_before_it_is_ready(house: House, tmp_path: Path) -> None:
+    house.configured = [model("a", examples=photos(tmp_path, 1.0))]
+    await house.repository.load_all()
+    (version,) = house.repository.index()
+    assert version.examples == {mode: Difference(0.0, 1.0, 1) for mode in (Mode.XLA, Mode.GRAPH)}
+    assert version.examples_text == "graph: {0}; xla: {0}".format("largest difference 0, agreement 1.000 of 1 images")
+
+
+async def test_a_model_that_answers_its_examples_otherwise_never_serves(house: House, tmp_path: Path) -> None:
+    house.configured = [model("a", examples=photos(tmp_path, 2.0))]
+    with pytest.raises(ModelFailed):
+        await house.repository.load_all()
+    (version,) = house.repository.index()
+    assert (version.state, version.examples) == (State.FAILED, {})
+    assert version.reason.startswith("examples: mode graph: largest difference 0.5")
+
+
+async def test_a_reload_that_answers_its_examples_otherwise_leaves_the_model_before(
+    house: House, tmp_path: Path
+) -> None:
+    house.configured = [model("a", examples=photos(tmp_path, 1.0))]
+    await house.repository.load_all()
+    with pytest.raises(ModelFailed, match="examples"):  # the second loading answers 2
+        await house.repository.load("a")
+    assert await house.ask() == [1]

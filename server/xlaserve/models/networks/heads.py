@@ -7,12 +7,12 @@ from typing import Final, NamedTuple
 
 import tensorflow as tf
 
-from xlaserve.config import ModelSettings, OutputRange, OutputRole
+from xlaserve.config import ModelSettings, OutputRole
 from xlaserve.errors import ModelFailed
 from xlaserve.images.image_input import COLORS
 from xlaserve.models import class_names
 from xlaserve.models.networks import boxes
-from xlaserve.models.output_facts import OUTPUT_NAMES
+from xlaserve.models.output_facts import OUTPUT_NAMES, TO_LEVELS
 from xlaserve.models.task import (
     DATATYPES,
     Classification,
@@ -33,12 +33,6 @@ Finish = Callable[[Raw, tf.Tensor], tuple[tf.Tensor, ...]]
 
 _HALF: Final = ("float16", "bfloat16")
 """Types that are given as float32, as the protocol has no lists of them."""
-_TO_LEVELS: Final[Mapping[OutputRange, tuple[float, float]]] = {
-    "0..1": (255.0, 0.0),
-    "-1..1": (127.5, 127.5),
-    "0..255": (1.0, 0.0),
-}
-"""A factor for the values of images, and an offset that is added after it."""
 _BY_NAME: Final = {dtype.name: datatype for dtype, datatype in DATATYPES.items()}
 
 
@@ -190,7 +184,7 @@ def image(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
         raise ModelFailed(f"source: expected images of numbers, got {name}: {values}")
     if not is_float and settings.output_range not in (None, "0..255"):
         raise ModelFailed(f"output_range: expected 0..255 for {name}: {values}, got {settings.output_range}")
-    scale, offset = _TO_LEVELS[(settings.output_range or "0..1") if is_float else "0..255"]
+    scale, offset = TO_LEVELS[(settings.output_range or "0..1") if is_float else "0..255"]
     size = (-1, -1) if height is None or width is None else (height, width)
     color = settings.color if settings.color and settings.color.channels == channels else COLORS[channels]
 

@@ -25,6 +25,7 @@ _IRRELEVANT: Final = {
     "max_queue_delay_ms",
     "max_queue_images",
     "verification",
+    "examples",
     "batch_dependence",
 }
 """Settings that do not change the computation. Every other setting makes another model."""

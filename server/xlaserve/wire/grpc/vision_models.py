@@ -51,6 +51,7 @@ def model(version: Version, shadows: Mapping[Pair, Findings]) -> pb.Model:
         decode_difference=None
         if version.decode_difference is None
         else _difference(settings.effective_default_mode, version.decode_difference),
+        examples=[_difference(mode, found) for mode, found in version.examples.items()],
         compile_s=sum(entry.trace_s + entry.compile_s for entry in entries),
     )
 

@@ -181,6 +181,7 @@ class Models:
             "pixels": served.model.pixels,
             "fit": served.model.fit,
             "decode": served.version.decode_text,
+            **({"examples": found} if (found := served.version.examples_text) else {}),
             "pixel_range": served.settings.pixel_range,
             "precision": served.version.precision_text,
             "modes": ",".join(served.settings.modes),

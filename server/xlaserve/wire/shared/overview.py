@@ -143,6 +143,7 @@ def _description(version: Version) -> Json:
         "fit": model.fit if model else "",
         "precision": version.precision_text,
         "decode": version.decode_text,
+        "examples": version.examples_text,
         "modes": [*settings.modes],
         "warnings": [*version.warnings],
     }

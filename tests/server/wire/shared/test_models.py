@@ -42,7 +42,12 @@ def served(*buckets: Bucket, image: ImageInput = RGB) -> Served:
         SimpleNamespace(
             settings=settings,
             version=SimpleNamespace(
-                settings=settings, state=State.READY, auto_text="", precision_text="float32", decode_text="exact"
+                settings=settings,
+                state=State.READY,
+                auto_text="",
+                precision_text="float32",
+                decode_text="exact",
+                examples_text="",
             ),
             model=model,
             sizes=sizes,
