@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import grpc
+from numpy.typing import ArrayLike
 
-from xlaserve_client import calls
+from xlaserve_client import calls, examples
 from xlaserve_client.call import Call
 from xlaserve_client.connection import (
     DEFAULT_DEADLINE_S,
@@ -79,6 +82,22 @@ class BaseClient:
             metadata=call_metadata(token, metadata),
         )
         self._begin()
+
+    @staticmethod
+    def save_examples(
+        folder: str | PathLike[str],
+        images: Sequence[str | PathLike[str] | bytes],
+        outputs: ArrayLike | Mapping[str, ArrayLike],
+    ) -> Path:
+        """Writes the folder for the setting `examples` of a model, in the notebook that made it; asks no server.
+
+        `images` are paths, or the bytes of JPEG, PNG or WebP files. `outputs` are what the notebook's model gave for
+        them: the rows of its only output, `[n, ...]`, or of each output by its name. Returns the path of the file of
+        the outputs. Raises ValueError, TypeError and OSError.
+
+            VisionClient.save_examples("photos", paths, model.predict(batch))
+        """
+        return examples.save(folder, images, outputs)
 
     def _begin(self) -> None:
         """Begins what need not wait for the first call."""
