@@ -102,7 +102,7 @@ def warm(
         program=model.program,
         modes=settings.compiled_modes,
         buckets=model.buckets,
-        timer=partial(measure, lanes=lanes, channels=model.image.channels),
+        timer=partial(measure, lanes=lanes, inputs=model.inputs),
         ledger=Ledger(settings.name, settings.version, on_record),
         stop=threading.Event(),
         leave_out=leave_out,

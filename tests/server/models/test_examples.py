@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from xlaserve.config import Bucket, ExampleSettings, Fit, Mode, ModelSettings
-from xlaserve.engine.program import Images, Outputs
+from xlaserve.engine.inputs import Images
+from xlaserve.engine.program import Outputs
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.errors import ModelFailed
 from xlaserve.images.decoder import ImageLimits

@@ -47,7 +47,7 @@ def facts(version: str = "1", classes: int = 2, name: str = "a", *, is_loaded: b
         settings=settings,
         buckets=(Bucket(1, 2, 2),),
     )
-    return pickle.dumps(Facts(settings, loaded if is_loaded else None, {}, {}, None, (), ()))
+    return pickle.dumps(Facts(settings, loaded if is_loaded else None, {}, {}, None, {}, (), ()))
 
 
 class Engine:

@@ -109,7 +109,8 @@ def make_rows(inputs: Inputs, count: int, height: int, width: int) -> Rows:
 def _rows_of_input(spec: InputSpec, seed: int, count: int, height: int, width: int) -> NDArray[Any]:
     shape = spec.row_shape(height, width)
     if spec.is_image:
-        return make_images(count, *shape[:2], channels=shape[2], seed=seed)
+        height, width, channels = shape
+        return make_images(count, height, width, channels, seed)
     return noise_of(np.dtype(spec.dtype), (count, *shape), seed)
 
 
