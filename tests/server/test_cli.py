@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ import yaml
 from tests.server.conftest import CommandLine
 
 from xlaserve import __version__, cli, config
-from xlaserve.commands.command import Group
 from xlaserve.commands.subject import model_settings
 from xlaserve.errors import ConfigError
 
@@ -183,9 +183,17 @@ def test_the_fields_of_a_model_have_a_help_of_their_own(command_line: CommandLin
 def test_help_lists_every_command_in_its_group(command_line: CommandLine) -> None:
     shown = command_line("--help", env={"COLUMNS": "80"}).stdout
     assert max(map(len, shown.splitlines())) <= 80
-    for group in Group:
-        assert f"\n{group.value}:\n" in shown
-    assert all(f"\n  {command.name} " in shown for command in cli.COMMANDS)
+    for group, commands in cli.COMMANDS.items():
+        assert f"\n{group}:\n" in shown
+        assert all(f"\n  {command.name} " in shown for command in commands)
+
+
+def test_a_command_line_imports_its_own_command_alone() -> None:
+    script = "import sys, xlaserve.cli; xlaserve.cli.parser(('key',)); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    imported = {name for name in done.stdout.split() if name.startswith("xlaserve.commands.")}
+    assert "xlaserve.commands.key" in imported
+    assert not {f"xlaserve.commands.{name}" for name in ("serve", "plan", "check", "remote")} & imported
 
 
 @pytest.mark.parametrize("command", ["config", "serve", "warm"])
@@ -243,7 +251,7 @@ def test_help_is_printed() -> None:
     assert done.stdout.startswith("usage: xlaserve")
 
 
-@pytest.mark.parametrize("command", [command.name for command in cli.COMMANDS])
+@pytest.mark.parametrize("command", [command.name for command in chain(*cli.COMMANDS.values())])
 def test_every_command_has_help(command: str, command_line: CommandLine) -> None:
     done = command_line(command, "--help")
     assert (done.returncode, done.stderr) == (0, "")

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from xlaserve.commands import arguments, remote
-from xlaserve.commands.command import ADDRESS, Command, Group, Invocation
+from xlaserve.commands.command import ADDRESS, Command, Invocation
 from xlaserve.config import AutoBuckets, Mode
 from xlaserve.engine.buckets import demand
 from xlaserve.engine.buckets.choice import OVERHEAD_S
@@ -148,11 +148,4 @@ def _as_json(model: pb.Model, one: Report) -> dict[str, object]:
     }
 
 
-COMMAND = Command(
-    "buckets",
-    "propose buckets for a model from a running server's traffic",
-    run,
-    add_options,
-    ADDRESS,
-    group=Group.TUNE,
-)
+COMMAND = Command(run, add_options, ADDRESS)

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from xlaserve import __version__
 from xlaserve.commands import arguments, subject
-from xlaserve.commands.command import EXECUTION, Command, Group, Invocation
+from xlaserve.commands.command import EXECUTION, Command, Invocation
 from xlaserve.config import Mode, Precision
 from xlaserve.errors import ConfigError, ModelFailed, RequestError
 from xlaserve.images.decoder import ImageLimits
@@ -192,11 +192,4 @@ def _fields(out: Path) -> str:
     )
 
 
-COMMAND = Command(
-    "calibrate",
-    "make a model int8 for the mode openvino, on a folder of images, and measure how well it agrees with float32",
-    run,
-    add_options,
-    (*EXECUTION, "max_image_bytes", "max_image_pixels"),
-    group=Group.TUNE,
-)
+COMMAND = Command(run, add_options, (*EXECUTION, "max_image_bytes", "max_image_pixels"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from xlaserve.commands import arguments, subject
-from xlaserve.commands.command import FAILED, Command, Group, Invocation
+from xlaserve.commands.command import FAILED, Command, Invocation
 from xlaserve.config import BucketSettings, Mode, ModelSettings, PerformanceHint, Precision, Settings
 from xlaserve.config.modes import TRAITS
 from xlaserve.config.sources import Source
@@ -155,11 +155,4 @@ def _modes(text: str) -> tuple[Mode, ...]:
     return tuple(mode for mode in MODES if mode in wanted)
 
 
-COMMAND = Command(
-    "check",
-    "compile models in several modes, time them and compare them with eager",
-    run,
-    add_options,
-    SETTINGS,
-    group=Group.MODEL,
-)
+COMMAND = Command(run, add_options, SETTINGS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
-from typing import Final, Literal
+from importlib import import_module
+from typing import Final, Literal, NamedTuple
 
 from xlaserve.config import Settings
 
@@ -34,26 +34,28 @@ class Invocation:
     """Reads the settings again. Raises ConfigError."""
 
 
-class Group(Enum):
-    """What commands are for; the help lists them so."""
-
-    SERVE = "serve models"
-    MODEL = "look at models"
-    TUNE = "fit a server to its traffic"
-    CONFIGURE = "configure"
-
-
 @dataclass(frozen=True, slots=True)
 class Command:
     """A command of `xlaserve`."""
 
-    name: str
-    help: str
     run: Callable[[Invocation], int]
     """Returns the exit status. Raises XlaserveError for what a person can mend."""
     add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
     settings: tuple[str, ...] = EVERY
     """Settings that are flags of the command; a command without any reads no configuration."""
-    group: Group = Group.SERVE
     sources: Literal["", "1", "*"] = ""
     """Number of models that its command line names by their sources; see `named_models`."""
+
+
+class ListedCommand(NamedTuple):
+    """A command as the help lists it. Its module is imported only where it is run, as some import much."""
+
+    name: str
+    module: str
+    """The module of this package that has it, as `COMMAND`."""
+    help: str
+
+    def load(self) -> Command:
+        """Imports the command."""
+        command: Command = import_module(f"{__package__}.{self.module}").COMMAND
+        return command

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 
 from xlaserve.commands import arguments, subject
-from xlaserve.commands.command import EXECUTION, Command, Group, Invocation
+from xlaserve.commands.command import EXECUTION, Command, Invocation
 from xlaserve.config import Mode
 from xlaserve.errors import ConfigError
 from xlaserve.inspection import dump, html_page
@@ -187,11 +187,4 @@ def _table(rows: Iterable[Iterable[str]], *titles: str, numbers: Iterable[str]) 
     return table
 
 
-COMMAND = Command(
-    "explain",
-    "show what XLA or OpenVINO made of a model, what it costs and what it takes",
-    run,
-    add_options,
-    EXECUTION,
-    group=Group.MODEL,
-)
+COMMAND = Command(run, add_options, EXECUTION)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from xlaserve.commands.command import Command, Group, Invocation
+from xlaserve.commands.command import Command, Invocation
 from xlaserve.commands.settings_flags import models_explained
 
 TOPICS: Final[Mapping[str, Callable[[], str]]] = {"models": models_explained}
@@ -24,4 +24,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("topic", choices=tuple(TOPICS), help="models: the fields of a model in a configuration")
 
 
-COMMAND = Command("help", "explain the fields of a model", run, add_options, (), group=Group.CONFIGURE)
+COMMAND = Command(run, add_options, ())

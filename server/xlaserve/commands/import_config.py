@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from xlaserve.commands import foreign_configs, import_model
-from xlaserve.commands.command import Command, Group, Invocation
+from xlaserve.commands.command import Command, Invocation
 from xlaserve.errors import ConfigError
 
 
@@ -56,11 +56,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-COMMAND = Command(
-    "import",
-    "translate a configuration of another server, or a model of JAX or PyTorch",
-    run,
-    add_options,
-    (),
-    group=Group.CONFIGURE,
-)
+COMMAND = Command(run, add_options, ())

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from xlaserve.commands.command import Command, Group, Invocation
+from xlaserve.commands.command import Command, Invocation
 from xlaserve.errors import ConfigError, ModelFailed
 
 
@@ -40,6 +40,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of YAML")
 
 
-COMMAND = Command(
-    "inspect", "say what is in a model file, and print a configuration for it", run, add_options, (), group=Group.MODEL
-)
+COMMAND = Command(run, add_options, ())

@@ -11,7 +11,7 @@ from typing import Final
 import yaml
 
 from xlaserve.admission.caller import Role
-from xlaserve.commands.command import Command, Group, Invocation
+from xlaserve.commands.command import Command, Invocation
 
 PREFIX: Final = "xla_"
 """By which people, and tools that look for secrets, know a key again."""
@@ -42,4 +42,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-COMMAND = Command("key", "make an API key", run, add_options, (), group=Group.CONFIGURE)
+COMMAND = Command(run, add_options, ())

@@ -9,7 +9,7 @@ from datetime import UTC
 from google.protobuf.json_format import MessageToDict
 
 from xlaserve.commands import remote
-from xlaserve.commands.command import ADDRESS, Command, Group, Invocation
+from xlaserve.commands.command import ADDRESS, Command, Invocation
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.warmup.ledger import Entry
@@ -67,4 +67,4 @@ def _print_unexpected(unexpected: Iterable[pb.UnexpectedCompilation]) -> None:
         )
 
 
-COMMAND = Command("ledger", "show what a running server has compiled", run, add_options, ADDRESS, group=Group.MODEL)
+COMMAND = Command(run, add_options, ADDRESS)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from xlaserve.commands import arguments, plan_report, remote
-from xlaserve.commands.command import ADDRESS, FAILED, Command, Group, Invocation
+from xlaserve.commands.command import ADDRESS, FAILED, Command, Invocation
 from xlaserve.commands.measured import ENGINE_S, SPREAD, Measured, measured
 from xlaserve.commands.plan_report import Plan, Variant
 from xlaserve.engine.buckets.planner import Cost
@@ -223,6 +223,4 @@ def _load(own: argparse.Namespace, profile: Profile, slo: Slo) -> Load:
     return poisson(own.rate, requests / own.rate, own.images, seed=0)
 
 
-COMMAND = Command(
-    "plan", "say how many servers a load needs", run, add_options, (*ADDRESS, "max_queue_images"), group=Group.TUNE
-)
+COMMAND = Command(run, add_options, (*ADDRESS, "max_queue_images"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from xlaserve.commands import arguments, remote, subject
-from xlaserve.commands.command import EXECUTION, Command, Group, Invocation
+from xlaserve.commands.command import EXECUTION, Command, Invocation
 from xlaserve.config import Mode
 from xlaserve.engine.warmup.compiler import measure, noise
 from xlaserve.errors import ConfigError
@@ -92,4 +92,4 @@ def _run_batches(run: Callable[[], object], lanes: int, duration_s: float) -> in
         return sum(count.result() for count in counts)
 
 
-COMMAND = Command("profile", "record a trace for TensorBoard", run, add_options, EXECUTION, group=Group.MODEL)
+COMMAND = Command(run, add_options, EXECUTION)

@@ -100,11 +100,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-COMMAND = Command(
-    "run",
-    "answer images with a model, without a server",
-    run,
-    add_options,
-    (*EXECUTION, "compile_cache", "max_image_bytes", "max_image_pixels"),
-    sources="1",
-)
+COMMAND = Command(run, add_options, (*EXECUTION, "compile_cache", "max_image_bytes", "max_image_pixels"), sources="1")

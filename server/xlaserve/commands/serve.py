@@ -82,4 +82,4 @@ def _read(load: Callable[[], Settings]) -> Settings:
     return resolve_fronts(load())
 
 
-COMMAND = Command("serve", "compile every model, then serve until a signal", run, sources="*")
+COMMAND = Command(run, sources="*")

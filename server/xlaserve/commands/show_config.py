@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from xlaserve import config
-from xlaserve.commands.command import Command, Group, Invocation
+from xlaserve.commands.command import Command, Invocation
 
 
 def run(invocation: Invocation) -> int:
@@ -24,4 +24,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--show", action="store_true", help="print the effective configuration")
 
 
-COMMAND = Command("config", "check the configuration", run, add_options, sources="*", group=Group.CONFIGURE)
+COMMAND = Command(run, add_options, sources="*")

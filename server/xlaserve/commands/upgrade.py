@@ -141,4 +141,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pid", nargs="?", type=int, help="its process; may be left out where only one server runs")
 
 
-COMMAND = Command("upgrade", "have a newly started server take the place of one with fronts", run, add_options, ())
+COMMAND = Command(run, add_options, ())

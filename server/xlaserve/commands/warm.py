@@ -68,11 +68,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
-COMMAND = Command(
-    "warm",
-    "compile every model, print the ledger, and exit",
-    run,
-    add_options,
-    (*EXECUTION, *CACHE, *PROCESSES),
-    sources="*",
-)
+COMMAND = Command(run, add_options, (*EXECUTION, *CACHE, *PROCESSES), sources="*")
