@@ -267,6 +267,7 @@ class Pipeline:
                     settings.decode,
                     color=color,
                     grey16=settings.grey16,
+                    resize=served.model.resize,
                 )
             except RequestError as error:
                 if len(encoded) > 1:

@@ -37,7 +37,15 @@ def test_check_names_pages_that_are_stale_or_missing(
 
 
 def test_every_field_of_the_settings_is_documented(pages: dict[str, str]) -> None:
-    from xlaserve.config import AutoBuckets, ExampleSettings, ModelSettings, OutputSettings, Settings, ShadowSettings
+    from xlaserve.config import (
+        AutoBuckets,
+        ExampleSettings,
+        ModelSettings,
+        OutputSettings,
+        ResizeSettings,
+        Settings,
+        ShadowSettings,
+    )
     from xlaserve_fleet.settings import FleetSettings
 
     headings = {line.removeprefix("### ") for line in pages["settings.md"].splitlines() if line.startswith("### ")}
@@ -49,6 +57,7 @@ def test_every_field_of_the_settings_is_documented(pages: dict[str, str]) -> Non
         *(f"models.examples.{name}" for name in ExampleSettings.model_fields),
         *(f"models.auto_buckets.{name}" for name in AutoBuckets.model_fields),
         *(f"models.shadow.{name}" for name in ShadowSettings.model_fields),
+        *(f"models.resize.{name}" for name in ResizeSettings.model_fields),
         *(f"fleet.{name}" for name in FleetSettings.model_fields),
     }
 

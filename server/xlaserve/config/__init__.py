@@ -15,6 +15,13 @@ from xlaserve.config.image_settings import Color, Decoding, Fit, Grey16, Layout,
 from xlaserve.config.model_settings import ModelSettings
 from xlaserve.config.modes import Lowering, Mode, Precision
 from xlaserve.config.output_settings import Activation, BoxFormat, OutputRange, OutputRole, OutputSettings, TaskName
+from xlaserve.config.resize_settings import (
+    PILLOW_BILINEAR,
+    TENSORFLOW_BILINEAR,
+    ResizeFilter,
+    ResizeLibrary,
+    ResizeSettings,
+)
 from xlaserve.config.server_settings import MIB, PerformanceHint, Settings
 from xlaserve.config.shadow_settings import ShadowSettings
 from xlaserve.config.yaml_text import parse
@@ -24,6 +31,8 @@ __all__ = [
     "CONFIG_FILE_VARIABLE",
     "ENV_PREFIX",
     "MIB",
+    "PILLOW_BILINEAR",
+    "TENSORFLOW_BILINEAR",
     "Activation",
     "AutoBuckets",
     "BoxFormat",
@@ -44,6 +53,9 @@ __all__ = [
     "PerformanceHint",
     "PixelRange",
     "Precision",
+    "ResizeFilter",
+    "ResizeLibrary",
+    "ResizeSettings",
     "Settings",
     "ShadowSettings",
     "TaskName",

@@ -34,6 +34,7 @@ from xlaserve.config.output_settings import (
     OutputSettings,
     TaskName,
 )
+from xlaserve.config.resize_settings import ResizeSettings
 from xlaserve.config.shadow_settings import ShadowSettings
 from xlaserve.config.version_names import LATEST, SHARED, Label, Number, Percentage, VersionOrLabel
 
@@ -92,6 +93,9 @@ class ModelSettings(Frozen):
     """How encoded images come to have the model's size: `resize` stretches them, `letterbox` keeps their aspect ratio,
     centred on grey, `pad` puts them at the top left on black and never enlarges them, `reject` refuses another size. By
     default `letterbox` for detection, segmentation and image, whose answers are of shapes and places, else `resize`."""
+    resize: ResizeSettings | None = Field(None, examples=[{"library": "tensorflow", "filter": "bilinear"}])
+    """How encoded images are resized: `library`, `filter` and `antialias`. Write what resized the images in training:
+    a model that has seen sharp pixels answers worse to smoothed ones. Pillow's `bilinear` by default."""
     decode: Decoding = Decoding.EXACT
     """How JPEG images are decoded. `exact` decodes every pixel. `fast` has the decoder halve the sides of large ones as
     long as they are at least twice what `fit` brings them to, which takes less time and memory; pixels then differ by a

@@ -26,15 +26,13 @@ def to_mode(mode: str, image: Image.Image) -> Image.Image:
 
 
 def colored(pixels: NDArray[np.uint8], color: Color) -> NDArray[np.uint8]:
-    """Returns `[height, width, channels]` of `color`, of Pillow's pixels."""
+    """Returns `[height, width, channels]` of `color`, of pixels of the mode in `MODES`."""
     match color:
-        case Color.GREY:
-            return pixels[:, :, np.newaxis]
         case Color.BGR:
             return pixels[:, :, ::-1]
         case Color.YUV:
             return _yuv(pixels)
-        case Color.RGB | Color.RGBA:
+        case Color.GREY | Color.RGB | Color.RGBA:
             return pixels
 
 

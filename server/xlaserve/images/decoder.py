@@ -9,9 +9,9 @@ The decoded pixels are part of the API, since they change a model's answers:
   unless the model says otherwise for grey ones (`config.Grey16`). Colour profiles are not applied.
 - Or what else the model takes (`config.Color`): grey as Pillow's mode L (ITU-R 601-2 luma, rounded) and RGBA, both
   converted before they are resized; BGR and OpenCV's YUV, of what has become of RGB in the end.
-- Brought to the model's size by the model's policy (`config.Fit`): stretched, letterboxed or padded. Pixels are resized
-  by bilinear interpolation with antialiasing: each output pixel weighs all the input pixels under it (Pillow's
-  BILINEAR, which is the reference). An image that already has the size is left as it is.
+- Brought to the model's size by the model's policy (`config.Fit`): stretched, letterboxed or padded; resized by the
+  library and the filter that the model says (`config.ResizeSettings`), whose own function is the reference. An image
+  that already has the size is left as it is.
 - With `decode: fast`, the JPEG decoder first halves the sides of an image as long as they are at least twice those that
   it is brought to. Pixels then differ by some levels; where it lies does not.
 """
@@ -33,14 +33,25 @@ from PIL.ImageFile import ImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from xlaserve.config import Color, Decoding, Grey16, PixelRange, Settings, Window
+from xlaserve.config import (
+    PILLOW_BILINEAR,
+    Color,
+    Decoding,
+    Grey16,
+    PixelRange,
+    ResizeLibrary,
+    ResizeSettings,
+    Settings,
+    Window,
+)
 from xlaserve.errors import ImageTooLarge, InvalidArgument, InvalidImage, RequestError
 from xlaserve.images import colors
 from xlaserve.images.file_kinds import kind_of
 from xlaserve.images.frame import Frame
 from xlaserve.images.image_input import RGB, ImageInput
 from xlaserve.images.jpeg import JpegFile, Region
-from xlaserve.images.orientation import TURNS, orientation
+from xlaserve.images.orientation import SIDEWAYS, TURNS, orientation
+from xlaserve.images.resizing.resize import array, by_pillow, by_tensorflow
 
 _STEP: Final = 1 << 20
 _BLOCK_VALUES: Final = 1 << 16
@@ -50,6 +61,7 @@ _MAX_JPEG_SCANS: Final = 500  # each passes over the whole image; encoders write
 _MAX_PNG_PROFILES: Final = 4  # each unpacks a thousandfold; the standard allows one
 # Taken at the peak of decoding, for each pixel, at most:
 _PIXEL_BYTES: Final = 8  # four as Pillow keeps them, and four while they are converted
+_UPRIGHT_PIXEL_BYTES: Final = 12  # and four while they are turned before they are resized
 _COEFFICIENT_BYTES: Final = 8  # of a JPEG of several scans, reduced or not: two for each of four components
 _WEBP_PIXEL_BYTES: Final = 20  # several canvases
 
@@ -131,6 +143,7 @@ def decode(
     *,
     color: Color = Color.RGB,
     grey16: Grey16 | Window | None = None,
+    resize: ResizeSettings = PILLOW_BILINEAR,
 ) -> Decoded:
     """Returns the image as pixels of `color`, and of the size that `place` gives it.
 
@@ -142,26 +155,43 @@ def decode(
             f"image: expected at most {limits.max_image_bytes} encoded bytes (max_image_bytes), got {len(data)}"
         )
     shrink_to = place if decoding is Decoding.FAST else None
-    with _open(bytes(data), limits, hold, shrink_to) as (image, width, height, box):
+    pixel_bytes = _PIXEL_BYTES if resize.library is ResizeLibrary.PILLOW else _UPRIGHT_PIXEL_BYTES
+    with _open(bytes(data), limits, hold, shrink_to, pixel_bytes) as (image, width, height, box):
         image.load()
         turn = orientation(image.info)  # which a PNG may hold behind its pixels
-        frame, size = _placed(width, height, turn, place)
+        frame = _placed(width, height, turn, place)
         is_grey16 = image.mode == "I;16"
-        mode = colors.MODES.get(color, "RGB")
         opened = Image.fromarray(colors.levels(np.asarray(image), grey16)) if is_grey16 else image
-        pixels = colors.to_mode(mode, opened)
-        if pixels.size != size:
-            pixels = pixels.resize(size, Image.Resampling.BILINEAR, box)
-        if turn in TURNS:
-            pixels = pixels.transpose(TURNS[turn])
-        pixels = pixels.convert(mode)
-        if not frame.covers_input:
-            border = (*(frame.border,) * min(3, color.channels), 255)[: color.channels]
-            canvas = Image.new(mode, (frame.input_width, frame.input_height), border)
-            canvas.paste(pixels, (frame.left, frame.top))
-            pixels = canvas
+        pixels = _fitted(colors.to_mode(colors.MODES.get(color, "RGB"), opened), frame, turn, box, resize)
         warning = GREY16_WARNING if is_grey16 and grey16 is None else ""
-        return Decoded(colors.colored(np.asarray(pixels), color), frame, warning)
+        return Decoded(colors.colored(_bordered(pixels, frame, color.channels), color), frame, warning)
+
+
+def _fitted(
+    image: Image.Image, frame: Frame, turn: int, box: Region | None, resize: ResizeSettings
+) -> NDArray[np.uint8]:
+    """Returns an image resized and upright, as `[height, width, channels]` of its mode."""
+    size = (frame.fitted_width, frame.fitted_height)
+    is_sideways = turn in SIDEWAYS
+    if resize.library is ResizeLibrary.PILLOW:  # before the turn, which is then one of fewer pixels
+        image = by_pillow(image, size[::-1] if is_sideways else size, resize.filter, box)
+        return array(image.transpose(TURNS[turn]) if turn in TURNS else image)
+    if turn in TURNS:
+        image = image.transpose(TURNS[turn])
+        box = (0, 0, box[3], box[2]) if box is not None and is_sideways else box
+    return by_tensorflow(image, size, resize, box).astype(np.uint8, copy=False)
+
+
+def _bordered(pixels: NDArray[np.uint8], frame: Frame, channels: int) -> NDArray[np.uint8]:
+    """Returns the model's whole input: an image, or its levels in all channels where it has only one, and the border
+    that it does not cover, which is opaque."""
+    if frame.covers_input:
+        return np.broadcast_to(pixels, (*pixels.shape[:2], channels))
+    canvas = np.full((frame.input_height, frame.input_width, channels), frame.border, np.uint8)
+    canvas[:, :, 3:] = 255
+    bottom, right = frame.top + frame.fitted_height, frame.left + frame.fitted_width
+    canvas[frame.top : bottom, frame.left : right] = pixels
+    return canvas
 
 
 def check_pixels(
@@ -222,7 +252,7 @@ class _Reader(io.BytesIO):
 
 
 @contextmanager
-def _open(data: bytes, limits: ImageLimits, hold: Hold, shrink_to: Place | None) -> Iterator[_Opened]:
+def _open(data: bytes, limits: ImageLimits, hold: Hold, shrink_to: Place | None, pixel_bytes: int) -> Iterator[_Opened]:
     """Yields the image with its header read and its size checked; anything that Pillow raises becomes InvalidImage.
 
     With `shrink_to`, a JPEG will be decoded to fewer pixels, where those suffice for the size that `shrink_to` gives.
@@ -253,7 +283,7 @@ def _open(data: bytes, limits: ImageLimits, hold: Hold, shrink_to: Place | None)
                 pixels = _check_size(width, height, limits)
                 box = _shrink(image, shrink_to) if shrink_to is not None else None
                 if file is not WebPImageFile:
-                    held.enter_context(hold(_decoding_bytes(image, pixels)))
+                    held.enter_context(hold(_decoding_bytes(image, pixels, pixel_bytes)))
                 yield _Opened(image, width, height, box)
     except (RequestError, MemoryError):
         raise
@@ -310,21 +340,25 @@ def _shrink(image: ImageFile, place: Place) -> Region | None:
     """Has a JPEG decoded to fewer pixels, and returns the part of them that it covers. None for other files."""
     if not isinstance(image, JpegFile):
         return None
-    _, (width, height) = _placed(*image.size, orientation(image.info), place)
+    turn = orientation(image.info)
+    frame = _placed(*image.size, turn, place)
+    height, width = frame.fitted_height, frame.fitted_width
+    if turn in SIDEWAYS:
+        height, width = width, height
     return image.shrink_on_load(_FAST_SCALE * width, _FAST_SCALE * height)
 
 
-def _decoding_bytes(image: ImageFile, pixels: int) -> int:
-    """Returns the bytes that it takes to decode a JPEG, perhaps to fewer pixels than it has, or a PNG."""
-    size_bytes = math.prod(image.size) * _PIXEL_BYTES
+def _decoding_bytes(image: ImageFile, pixels: int, pixel_bytes: int) -> int:
+    """Returns the bytes that it takes to decode a JPEG, perhaps to fewer pixels than it has, or a PNG.
+
+    `pixel_bytes` are taken for each decoded pixel.
+    """
+    size_bytes = math.prod(image.size) * pixel_bytes
     if isinstance(image, JpegFile) and image.has_several_scans:
         size_bytes += pixels * _COEFFICIENT_BYTES
     return size_bytes
 
 
-def _placed(width: int, height: int, turn: int, place: Place) -> tuple[Frame, tuple[int, int]]:
-    """Returns the frame of an image with these sides before it is turned, and the width and height to resize it to."""
-    is_sideways = turn >= 5
-    frame = place(*((width, height) if is_sideways else (height, width)))
-    fitted = (frame.fitted_height, frame.fitted_width)
-    return frame, fitted if is_sideways else fitted[::-1]
+def _placed(width: int, height: int, turn: int, place: Place) -> Frame:
+    """Returns the frame of an image with these sides before it is turned."""
+    return place(*((width, height) if turn in SIDEWAYS else (height, width)))

@@ -23,7 +23,9 @@ TURNS: Final = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""The operation that turns an image upright, by its orientation; from 5 on it swaps width and height."""
+"""The operation that turns an image upright, by its orientation."""
+SIDEWAYS: Final = (5, 6, 7, 8)
+"""The orientations whose turn swaps width and height."""
 
 UPRIGHT: Final = 1
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 
-from xlaserve.config import Bucket, Color, Fit, ModelSettings
+from xlaserve.config import PILLOW_BILINEAR, Bucket, Color, Fit, ModelSettings, ResizeSettings
 from xlaserve.config import sources as kinds
 from xlaserve.config.sources import Source
 from xlaserve.engine.causes import cause, telling_line
@@ -42,6 +42,11 @@ class Model(Network):
     def fit(self) -> Fit:
         """The fit of encoded images to the model's size."""
         return self.settings.fit or self.task.default_fit
+
+    @property
+    def resize(self) -> ResizeSettings:
+        """The resizing of encoded images."""
+        return self.settings.resize or PILLOW_BILINEAR
 
     @property
     def pixels(self) -> str:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from xlaserve.config import Decoding, Fit, Mode
@@ -16,7 +17,7 @@ from xlaserve.engine.inputs import Images
 from xlaserve.engine.program import Executable, Outputs, run_batch
 from xlaserve.engine.warmup.auto_buckets import Programs
 from xlaserve.engine.warmup.difference import Difference, compare
-from xlaserve.images.decoder import ImageLimits, decode
+from xlaserve.images.decoder import ImageLimits, Place, decode
 from xlaserve.images.frame import place
 from xlaserve.models.catalog import Model
 
@@ -49,11 +50,15 @@ def measure(model: Model, programs: Programs, mode: Mode, limits: ImageLimits) -
         _answers(
             executable,
             bucket.batch,
-            np.stack([decode(image, where, limits, decoding=way, color=model.color).pixels for image in encoded]),
+            np.stack([_decoded(image, model, where, limits, way) for image in encoded]),
         )
         for way in (Decoding.EXACT, Decoding.FAST)
     )
     return compare(exact, fast, model.task)
+
+
+def _decoded(encoded: bytes, model: Model, where: Place, limits: ImageLimits, way: Decoding) -> NDArray[np.uint8]:
+    return decode(encoded, where, limits, decoding=way, color=model.color, resize=model.resize).pixels
 
 
 def photograph(height: int, width: int, seed: int = 0) -> Image.Image:

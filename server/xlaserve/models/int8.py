@@ -122,9 +122,15 @@ class ImageFolder:
         where = partial(place, input_height=size[0], input_width=size[1], fit=self._model.fit)
         with file.open("rb") as opened:  # no more than is refused already: it may be a film
             data = opened.read(self._limits.max_image_bytes + 1)
-        settings = self._model.settings
+        model, settings = self._model, self._model.settings
         return decode(
-            data, where, self._limits, decoding=settings.decode, color=self._model.color, grey16=settings.grey16
+            data,
+            where,
+            self._limits,
+            decoding=settings.decode,
+            color=model.color,
+            grey16=settings.grey16,
+            resize=model.resize,
         )
 
 

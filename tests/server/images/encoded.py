@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from xlaserve.config import Color, Fit
+from xlaserve.config import Color, Decoding, Fit, ResizeSettings
 from xlaserve.images import decoder as image_module
 from xlaserve.images.decoder import Decoded, ImageLimits
 from xlaserve.images.frame import place
@@ -45,6 +45,19 @@ def decode_and_place(
 
 def decode(data: bytes, *, height: int, width: int, limits: ImageLimits) -> NDArray[np.uint8]:
     return decode_and_place(data, height=height, width=width, fit=Fit.RESIZE, limits=limits).pixels
+
+
+def decode_resized(
+    data: bytes,
+    *,
+    height: int,
+    width: int,
+    resize: ResizeSettings,
+    decoding: Decoding = Decoding.EXACT,
+    color: Color = Color.RGB,
+) -> NDArray[np.uint8]:
+    where = partial(place, input_height=height, input_width=width, fit=Fit.RESIZE)
+    return image_module.decode(data, where, LIMITS, decoding=decoding, color=color, resize=resize).pixels
 
 
 def decode_as_is(data: bytes, limits: ImageLimits = LIMITS) -> NDArray[np.uint8]:

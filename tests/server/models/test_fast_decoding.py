@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from xlaserve.config import Bucket, Fit, Mode
+from xlaserve.config import PILLOW_BILINEAR, Bucket, Fit, Mode
 from xlaserve.engine.inputs import Images
 from xlaserve.engine.program import Outputs
 from xlaserve.engine.warmup.difference import Difference
@@ -34,7 +34,8 @@ class Ran:
 def found(
     program: Any, *buckets: Bucket, fit: Fit = Fit.RESIZE, task: Task | None = None, limits: ImageLimits = LIMITS
 ) -> Difference | None:
-    model = cast(Model, SimpleNamespace(fit=fit, task=task or Classification(2), image=RGB, color=RGB.color))
+    how = {"fit": fit, "resize": PILLOW_BILINEAR, "image": RGB, "color": RGB.color}
+    model = cast(Model, SimpleNamespace(task=task or Classification(2), **how))
     programs: Any = {(Mode.XLA, bucket): SimpleNamespace(executable=program) for bucket in buckets}
     return measure(model, programs, Mode.XLA, limits)
 

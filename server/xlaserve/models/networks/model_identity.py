@@ -15,6 +15,7 @@ _IRRELEVANT: Final = {
     "version_labels",
     "routing",
     "fit",
+    "resize",
     "decode",
     "modes",
     "default_mode",

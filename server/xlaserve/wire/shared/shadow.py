@@ -238,15 +238,29 @@ def _decoded(sides: tuple[Side, Side], images: Sequence[Encoded], limits: ImageL
     """Decodes images. Those that go into another resolution than the first are left out."""
     ours, theirs = (side.served for side in sides)
     ways = [
-        (served.inputs, served.model.fit, served.settings.decode, served.model.image.color, served.settings.grey16)
+        (
+            served.inputs,
+            served.model.fit,
+            served.model.resize,
+            served.settings.decode,
+            served.model.image.color,
+            served.settings.grey16,
+        )
         for served in (ours, theirs)
     ]
     is_alike = ways[0] == ways[1]
 
     def decode_for(served: Served, image: Encoded) -> Decoded:
-        settings = served.settings
-        color = served.model.color
-        return decode(image, served.place, limits, decoding=settings.decode, color=color, grey16=settings.grey16)
+        settings, model = served.settings, served.model
+        return decode(
+            image,
+            served.place,
+            limits,
+            decoding=settings.decode,
+            color=model.color,
+            grey16=settings.grey16,
+            resize=model.resize,
+        )
 
     def decode_row(image: Encoded) -> tuple[Decoded, Decoded]:
         decoded = decode_for(ours, image)

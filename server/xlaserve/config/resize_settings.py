@@ -1,0 +1,104 @@
+"""The resizing of encoded images: the filter, antialiasing, and the library whose arithmetic it follows."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, Self
+
+from pydantic import model_validator
+
+from xlaserve.config.base import Frozen
+
+
+class ResizeLibrary(StrEnum):
+    """A library whose resizing is followed to the bit."""
+
+    TENSORFLOW = "tensorflow"
+    """`tf.image.resize`, which Keras's layers and `image_dataset_from_directory` use as well."""
+    PILLOW = "pillow"
+    """`PIL.Image.resize`, which torchvision uses for Pillow's images and Keras's `load_img` as well."""
+
+
+class ResizeFilter(StrEnum):
+    """A filter for resizing, named as in its library."""
+
+    NEAREST = "nearest"
+    BILINEAR = "bilinear"
+    BICUBIC = "bicubic"
+    AREA = "area"
+    LANCZOS3 = "lanczos3"
+    LANCZOS5 = "lanczos5"
+    GAUSSIAN = "gaussian"
+    MITCHELLCUBIC = "mitchellcubic"
+    BOX = "box"
+    HAMMING = "hamming"
+    LANCZOS = "lanczos"
+
+
+FILTERS: Final = {
+    ResizeLibrary.TENSORFLOW: (
+        ResizeFilter.NEAREST,
+        ResizeFilter.BILINEAR,
+        ResizeFilter.BICUBIC,
+        ResizeFilter.AREA,
+        ResizeFilter.LANCZOS3,
+        ResizeFilter.LANCZOS5,
+        ResizeFilter.GAUSSIAN,
+        ResizeFilter.MITCHELLCUBIC,
+    ),
+    ResizeLibrary.PILLOW: (
+        ResizeFilter.NEAREST,
+        ResizeFilter.BOX,
+        ResizeFilter.BILINEAR,
+        ResizeFilter.HAMMING,
+        ResizeFilter.BICUBIC,
+        ResizeFilter.LANCZOS,
+    ),
+}
+"""The filters that each library has."""
+_NEVER_ANTIALIASED: Final = {ResizeFilter.NEAREST}
+_ALWAYS_ANTIALIASED: Final = {ResizeFilter.AREA}
+
+
+class ResizeSettings(Frozen):
+    """How encoded images are resized."""
+
+    library: ResizeLibrary
+    """The library whose results are followed: `tensorflow` (`tf.image.resize`, and so Keras's layers and
+    `image_dataset_from_directory`) or `pillow` (`PIL.Image.resize`, and so torchvision on Pillow's images and Keras's
+    `load_img`)."""
+    filter: ResizeFilter = ResizeFilter.BILINEAR
+    """With `tensorflow` `nearest`, `bilinear`, `bicubic`, `area`, `lanczos3`, `lanczos5`, `gaussian` or
+    `mitchellcubic`; with `pillow` `nearest`, `box`, `bilinear`, `hamming`, `bicubic` or `lanczos`."""
+    antialias: bool | None = None
+    """Whether an image that shrinks is smoothed, so that every pixel counts. Pillow always does; TensorFlow does not
+    unless told to, which is the default here too. `nearest` never does, `area` always."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.filter not in FILTERS[self.library]:
+            raise ValueError(
+                f"filter: expected one of {', '.join(FILTERS[self.library])} for {self.library}, got {self.filter}"
+            )
+        if self.antialias is not None and self.antialias is not self.is_antialiased:
+            always = f"{self.filter} of {self.library} {'always' if self.is_antialiased else 'never'} antialiases"
+            raise ValueError(f"antialias: {always}, expected {str(self.is_antialiased).lower()} or nothing")
+        return self
+
+    @property
+    def is_antialiased(self) -> bool:
+        """Whether every pixel of an image that shrinks counts."""
+        if self.filter in _NEVER_ANTIALIASED:
+            return False
+        if self.filter in _ALWAYS_ANTIALIASED or self.library is ResizeLibrary.PILLOW:
+            return True
+        return bool(self.antialias)
+
+    def __str__(self) -> str:
+        return f"{self.library} {self.filter}, {'antialiased' if self.is_antialiased else 'not antialiased'}"
+
+
+PILLOW_BILINEAR: Final = ResizeSettings(library=ResizeLibrary.PILLOW)
+"""Pillow's bilinear filter, the default for models whose training is not known."""
+TENSORFLOW_BILINEAR: Final = ResizeSettings(library=ResizeLibrary.TENSORFLOW)
+"""The default of `tf.image.resize`, of Keras's `Resizing` layer and of `image_dataset_from_directory`."""
