@@ -35,6 +35,7 @@ from xlaserve.images import decoder
 from xlaserve.images.decoder import Decoded, Place
 from xlaserve.images.frame import Frame, place, whole
 from xlaserve.images.image_input import RGB, ImageInput
+from xlaserve.models.catalog import Model
 from xlaserve.models.task import Classification, Segmentation, Task
 from xlaserve.models.version import Served
 from xlaserve.pipeline import Pending, Pipeline, Request
@@ -121,20 +122,19 @@ def batcher() -> Iterator[Batcher]:
     assert sorted(batcher.admitted) == sorted(batcher.left), "what was admitted must leave, in all cases"
 
 
-def make_served(batcher: Batcher, *sizes: tuple[int, int], image: ImageInput = RGB, **settings_of_all: Any) -> Served:
+def make_served(
+    batcher: Batcher,
+    *sizes: tuple[int, int],
+    image: ImageInput = RGB,
+    task: Task = Classification(3),  # noqa: B008 - which does not change
+    **settings_of_all: Any,
+) -> Served:
     modes = (Mode.XLA, Mode.GRAPH)
     settings = ModelSettings(name="m", source="fake", modes=modes, resolutions=sizes, **settings_of_all)
     version = SimpleNamespace(settings=settings)
     buckets = tuple(Bucket(2, *size) for size in sizes)
-    model = SimpleNamespace(
-        buckets=buckets,
-        task=Classification(3),
-        fit=Fit.RESIZE,
-        image=image,
-        color=image.color,
-        inputs=inputs.pixels(image.channels),
-    )
-    return Served(cast(Any, version), cast(Any, model), cast(Any, batcher))
+    model = Model(cast(Any, None), (None, None), task, "random", image=image, settings=settings, buckets=buckets)
+    return Served(cast(Any, version), model, cast(Any, batcher))
 
 
 @pytest.fixture
@@ -377,8 +377,7 @@ async def test_a_broken_image_is_named_by_its_place_among_several(pipe: Pipeline
 
 
 async def test_an_image_of_another_size_is_named_by_its_place(pipe: Pipeline, batcher: Batcher) -> None:
-    served = make_served(batcher, (4, 6))
-    cast(Any, served.model).fit = Fit.REJECT
+    served = make_served(batcher, (4, 6), fit=Fit.REJECT)
     with pytest.raises(InvalidArgument, match=r"^images\[1\]: expected 6 x 4 pixels"):
         await pipe.run(served, Request("", [png(1), png(1, 5, 6)], DEADLINE))
 
@@ -515,9 +514,9 @@ async def test_images_for_one_model_are_decoded_between_those_for_another(
     assert decoded.index(b"single") <= 2
 
 
-@pytest.mark.parametrize("fit", [Fit.RESIZE, Fit.LETTERBOX, Fit.PAD])
-async def test_images_are_fitted_as_the_model_says(pipe: Pipeline, served: Served, fit: Fit) -> None:
-    cast(Any, served.model).fit = fit
+@pytest.mark.parametrize("fit", [fit for fit in Fit if fit is not Fit.REJECT])
+async def test_images_are_fitted_as_the_model_says(pipe: Pipeline, batcher: Batcher, fit: Fit) -> None:
+    served = make_served(batcher, (4, 6), fit=fit)
     answer = await pipe.run(served, Request("", [png(9, height=2, width=2)], DEADLINE))
     assert answer.frames == [place(2, 2, input_height=4, input_width=6, fit=fit)]
 
@@ -638,10 +637,9 @@ async def test_each_image_goes_to_the_resolution_that_suits_it_and_its_answer_co
 
 
 async def test_images_whose_outputs_depend_on_the_resolution_all_go_to_that_of_the_first(
-    pipe: Pipeline, of_two_sizes: Served, batcher: Batcher
+    pipe: Pipeline, batcher: Batcher
 ) -> None:
-    cast(Any, of_two_sizes.model).task = Segmentation(3)
-    cast(Any, of_two_sizes.model).fit = Fit.LETTERBOX
+    of_two_sizes = make_served(batcher, (4, 6), (8, 8), task=Segmentation(3))
     encoded = [png(1, 4, 6), png(2, 8, 8), png(3, 2, 3)]
     assert levels(await pipe.run(of_two_sizes, Request("", encoded, DEADLINE))) == [
         1,
@@ -676,9 +674,9 @@ async def test_where_one_resolution_fails_the_whole_request_does_and_its_other_i
 
 
 async def test_an_image_that_no_resolution_fits_is_refused_where_none_is_fitted(
-    pipe: Pipeline, of_two_sizes: Served
+    pipe: Pipeline, batcher: Batcher
 ) -> None:
-    cast(Any, of_two_sizes.model).fit = Fit.REJECT
+    of_two_sizes = make_served(batcher, (4, 6), (8, 8), fit=Fit.REJECT)
     assert levels(await pipe.run(of_two_sizes, Request("", [png(1, 8, 8), png(2, 4, 6)], DEADLINE))) == [
         1,
         2,

@@ -11,7 +11,7 @@ from xlaserve.config.bucket_settings import AutoBuckets, Bucket, BucketSettings
 from xlaserve.config.built_in_models import BUILTIN_MODELS
 from xlaserve.config.example_settings import ExampleSettings
 from xlaserve.config.files import CONFIG_FILE_VARIABLE, ENV_PREFIX, check_files, dump, load
-from xlaserve.config.image_settings import Color, Decoding, Fit, Grey16, Layout, PixelRange, Window
+from xlaserve.config.image_settings import CUTS, Border, Color, Decoding, Fit, Grey16, Layout, PixelRange, Window
 from xlaserve.config.model_settings import ModelSettings
 from xlaserve.config.modes import Lowering, Mode, Precision
 from xlaserve.config.output_settings import Activation, BoxFormat, OutputRange, OutputRole, OutputSettings, TaskName
@@ -29,12 +29,14 @@ from xlaserve.config.yaml_text import parse
 __all__ = [
     "BUILTIN_MODELS",
     "CONFIG_FILE_VARIABLE",
+    "CUTS",
     "ENV_PREFIX",
     "MIB",
     "PILLOW_BILINEAR",
     "TENSORFLOW_BILINEAR",
     "Activation",
     "AutoBuckets",
+    "Border",
     "BoxFormat",
     "Bucket",
     "BucketSettings",

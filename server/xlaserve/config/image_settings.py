@@ -17,8 +17,19 @@ class Fit(StrEnum):
     """Enlarged or shrunk as a whole until it fills the height or the width, centred, on grey (114)."""
     PAD = "pad"
     """At the top left, on black; shrunk as a whole where it is larger, never enlarged."""
+    CROP = "crop"
+    """Cut to the model's aspect ratio about its centre, then stretched to its size."""
+    CENTER_CROP = "center_crop"
+    """Resized as a whole to `shorter_side`, then cut to the model's size about its centre."""
     REJECT = "reject"
     """Not at all: another size is refused."""
+
+
+CUTS: Final = (Fit.CROP, Fit.CENTER_CROP)
+"""Fits that leave parts of an image out."""
+
+Border = int | tuple[int, int, int]
+"""The level of all channels, or red, green and blue, of pixels that an image does not cover."""
 
 
 class Decoding(StrEnum):

@@ -15,6 +15,7 @@ from xlaserve.config.bucket_settings import AutoBuckets, BucketSettings, shown
 from xlaserve.config.example_settings import ExampleSettings
 from xlaserve.config.image_settings import (
     MAX_GREY16,
+    Border,
     Color,
     Decoding,
     Fit,
@@ -91,8 +92,16 @@ class ModelSettings(Frozen):
     """Height and width, for a model that takes several; the model's own by default."""
     fit: Fit | None = None
     """How encoded images come to have the model's size: `resize` stretches them, `letterbox` keeps their aspect ratio,
-    centred on grey, `pad` puts them at the top left on black and never enlarges them, `reject` refuses another size. By
-    default `letterbox` for detection, segmentation and image, whose answers are of shapes and places, else `resize`."""
+    centred on grey, `pad` puts them at the top left on black and never enlarges them, `crop` cuts their middle to the
+    model's aspect ratio before it is resized, `center_crop` resizes them to `shorter_side` and cuts the middle of that,
+    `reject` refuses another size. By default `letterbox` for detection, segmentation and image, whose answers are of
+    shapes and places, else `resize`."""
+    shorter_side: int | None = Field(None, ge=1, le=65_536, examples=[256])
+    """For `fit: center_crop`: the pixels of an image's shorter side before its middle is cut out; 256 for each 224 of
+    the model's own by default. No less than the model's size."""
+    border: Border | None = Field(None, examples=[[114, 114, 114]])
+    """For `letterbox` and `pad`: what an image does not cover, as a level from 0 to 255 or as `[red, green, blue]`; 114
+    for `letterbox` and 0 for `pad` by default."""
     resize: ResizeSettings | None = Field(None, examples=[{"library": "tensorflow", "filter": "bilinear"}])
     """How encoded images are resized: `library`, `filter` and `antialias`. Write what resized the images in training:
     a model that has seen sharp pixels answers worse to smoothed ones. Pillow's `bilinear` by default."""
@@ -271,6 +280,14 @@ class ModelSettings(Frozen):
         if value is None or value in [*Grey16] or (is_window and 0 <= value[0] < value[1] <= MAX_GREY16):
             return value
         raise ValueError(f"expected {' or '.join(Grey16)}, or a window [low, high] from 0 to {MAX_GREY16}")
+
+    @field_validator("border")
+    @classmethod
+    def _check_border(cls, value: Border | None) -> Border | None:
+        levels = value if isinstance(value, tuple) else () if value is None else (value,)
+        if not all(0 <= level <= 255 for level in levels):
+            raise ValueError("expected a level from 0 to 255, or [red, green, blue]")
+        return value
 
     @field_validator("versions", mode="before")
     @classmethod

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from xlaserve.config import Color, Grey16, Window
+from xlaserve.config import Border, Color, Grey16, Window
 
 _BLOCK_VALUES: Final = 1 << 16
 MODES: Final = {Color.GREY: "L", Color.RGBA: "RGBA"}
@@ -34,6 +34,14 @@ def colored(pixels: NDArray[np.uint8], color: Color) -> NDArray[np.uint8]:
             return _yuv(pixels)
         case Color.GREY | Color.RGB | Color.RGBA:
             return pixels
+
+
+def in_channels(border: Border, channels: int) -> Border:
+    """Returns a colour for pixels of so many channels: of one channel its luma, as Pillow's mode L."""
+    if isinstance(border, int) or channels > 1:
+        return border
+    red, green, blue = border
+    return (19595 * red + 38470 * green + 7471 * blue + (1 << 15)) >> 16
 
 
 def _yuv(rgb: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -47,11 +47,11 @@ from xlaserve.config import (
 from xlaserve.errors import ImageTooLarge, InvalidArgument, InvalidImage, RequestError
 from xlaserve.images import colors
 from xlaserve.images.file_kinds import kind_of
-from xlaserve.images.frame import Frame
+from xlaserve.images.frame import Frame, Region
 from xlaserve.images.image_input import RGB, ImageInput
-from xlaserve.images.jpeg import JpegFile, Region
+from xlaserve.images.jpeg import JpegFile
 from xlaserve.images.orientation import SIDEWAYS, TURNS, orientation
-from xlaserve.images.resizing.resize import array, by_pillow, by_tensorflow
+from xlaserve.images.resizing.resize import Resized, array, by_pillow, by_tensorflow
 
 _STEP: Final = 1 << 20
 _BLOCK_VALUES: Final = 1 << 16
@@ -160,37 +160,49 @@ def decode(
         image.load()
         turn = orientation(image.info)  # which a PNG may hold behind its pixels
         frame = _placed(width, height, turn, place)
+        to = _resizing(frame, turn, box)
         is_grey16 = image.mode == "I;16"
         opened = Image.fromarray(colors.levels(np.asarray(image), grey16)) if is_grey16 else image
-        pixels = _fitted(colors.to_mode(colors.MODES.get(color, "RGB"), opened), frame, turn, box, resize)
+        pixels = _fitted(colors.to_mode(colors.MODES.get(color, "RGB"), opened), to, turn, resize)
         warning = GREY16_WARNING if is_grey16 and grey16 is None else ""
         return Decoded(colors.colored(_bordered(pixels, frame, color.channels), color), frame, warning)
 
 
-def _fitted(
-    image: Image.Image, frame: Frame, turn: int, box: Region | None, resize: ResizeSettings
-) -> NDArray[np.uint8]:
+def _resizing(frame: Frame, turn: int, box: Region | None) -> Resized:
+    """Returns the resizing of a decoded image once it is upright.
+
+    `box` is the part of the decoded pixels, before they are turned, that is the image; None for all of them.
+    """
+    left, top, right, bottom = frame.part
+    if box is not None:
+        width, height = box[2:] if turn not in SIDEWAYS else (box[3], box[2])
+        across, down = width / frame.width, height / frame.height
+        left, top, right, bottom = left * across, top * down, right * across, bottom * down
+    return Resized((left, top, right, bottom), frame.fitted_width, frame.fitted_height, frame.seen)
+
+
+def _fitted(image: Image.Image, to: Resized, turn: int, resize: ResizeSettings) -> NDArray[np.uint8]:
     """Returns an image resized and upright, as `[height, width, channels]` of its mode."""
-    size = (frame.fitted_width, frame.fitted_height)
-    is_sideways = turn in SIDEWAYS
-    if resize.library is ResizeLibrary.PILLOW:  # before the turn, which is then one of fewer pixels
-        image = by_pillow(image, size[::-1] if is_sideways else size, resize.filter, box)
+    is_pillow = resize.library is ResizeLibrary.PILLOW
+    if is_pillow and to.is_whole:  # before the turn, which is then one of fewer pixels
+        image = by_pillow(image, to.sideways if turn in SIDEWAYS else to, resize.filter)
         return array(image.transpose(TURNS[turn]) if turn in TURNS else image)
     if turn in TURNS:
         image = image.transpose(TURNS[turn])
-        box = (0, 0, box[3], box[2]) if box is not None and is_sideways else box
-    return by_tensorflow(image, size, resize, box).astype(np.uint8, copy=False)
+    return array(by_pillow(image, to, resize.filter)) if is_pillow else by_tensorflow(image, to, resize, np.uint8)
 
 
 def _bordered(pixels: NDArray[np.uint8], frame: Frame, channels: int) -> NDArray[np.uint8]:
     """Returns the model's whole input: an image, or its levels in all channels where it has only one, and the border
     that it does not cover, which is opaque."""
-    if frame.covers_input:
-        return np.broadcast_to(pixels, (*pixels.shape[:2], channels))
-    canvas = np.full((frame.input_height, frame.input_width, channels), frame.border, np.uint8)
+    height, width = pixels.shape[:2]
+    if (height, width) == (frame.input_height, frame.input_width):
+        return np.broadcast_to(pixels, (height, width, channels))
+    canvas = np.empty((frame.input_height, frame.input_width, channels), np.uint8)
+    canvas[:, :, : min(3, channels)] = colors.in_channels(frame.border, channels)
     canvas[:, :, 3:] = 255
-    bottom, right = frame.top + frame.fitted_height, frame.left + frame.fitted_width
-    canvas[frame.top : bottom, frame.left : right] = pixels
+    top, left = max(0, frame.top), max(0, frame.left)
+    canvas[top : top + height, left : left + width] = pixels
     return canvas
 
 
@@ -342,7 +354,9 @@ def _shrink(image: ImageFile, place: Place) -> Region | None:
         return None
     turn = orientation(image.info)
     frame = _placed(*image.size, turn, place)
-    height, width = frame.fitted_height, frame.fitted_width
+    left, top, right, bottom = frame.part
+    width = math.ceil(frame.fitted_width * frame.width / (right - left))
+    height = math.ceil(frame.fitted_height * frame.height / (bottom - top))
     if turn in SIDEWAYS:
         height, width = width, height
     return image.shrink_on_load(_FAST_SCALE * width, _FAST_SCALE * height)

@@ -6,8 +6,7 @@ import struct
 
 from PIL.JpegImagePlugin import JpegImageFile
 
-Region = tuple[float, float, float, float]
-"""Left, top, right and bottom, in pixels."""
+from xlaserve.images.frame import Region
 
 _LONGEST_SCAN_HEADER = 14  # of four components
 _MAX_COMPONENTS = 4

@@ -10,14 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 
-from xlaserve.config import PILLOW_BILINEAR, Bucket, Color, Fit, ModelSettings, ResizeSettings
+from xlaserve.config import PILLOW_BILINEAR, Bucket, Color, Fit, ModelSettings, ResizeLibrary, ResizeSettings
 from xlaserve.config import sources as kinds
 from xlaserve.config.sources import Source
 from xlaserve.engine.causes import cause, telling_line
 from xlaserve.engine.program import IsLowered, MayBeNarrow
 from xlaserve.errors import InvalidArgument, ModelFailed
+from xlaserve.images.frame import Frame, place
 from xlaserve.models import class_names
-from xlaserve.models.network_settings import buckets_of, check_output_name, check_unmatched
+from xlaserve.models.network_settings import buckets_of, check_fit, check_output_name, check_unmatched
 from xlaserve.models.networks.network import Network
 from xlaserve.models.sources import file_content, noop
 from xlaserve.models.sources.conversions import Conversions
@@ -42,6 +43,20 @@ class Model(Network):
     def fit(self) -> Fit:
         """The fit of encoded images to the model's size."""
         return self.settings.fit or self.task.default_fit
+
+    def place(self, size: tuple[int, int], height: int, width: int) -> Frame:
+        """Returns where an image of `height` x `width` pixels goes in an input of `size`. Raises what `frame.place`
+        raises."""
+        return place(
+            height,
+            width,
+            input_height=size[0],
+            input_width=size[1],
+            fit=self.fit,
+            shorter_side=self.settings.shorter_side,
+            border=self.settings.border,
+            cuts_pixels=self.resize.library is ResizeLibrary.TENSORFLOW,
+        )
 
     @property
     def resize(self) -> ResizeSettings:
@@ -105,6 +120,7 @@ def load(
         check_unmatched(settings, network)
         task = _labelled(network.task, settings)
         check_output_name(settings, task)
+        check_fit(settings, task)
     except ModelFailed:
         raise
     except Exception as error:

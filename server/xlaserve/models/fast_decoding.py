@@ -18,7 +18,6 @@ from xlaserve.engine.program import Executable, Outputs, run_batch
 from xlaserve.engine.warmup.auto_buckets import Programs
 from xlaserve.engine.warmup.difference import Difference, compare
 from xlaserve.images.decoder import ImageLimits, Place, decode
-from xlaserve.images.frame import place
 from xlaserve.models.catalog import Model
 
 _SCENES: Final = 2
@@ -41,7 +40,7 @@ def measure(model: Model, programs: Programs, mode: Mode, limits: ImageLimits) -
     if model.fit is Fit.REJECT or model.image.color is None:
         return None
     bucket = min((bucket for of, bucket in programs if of is mode), key=lambda bucket: (math.prod(bucket[1:]), bucket))
-    where = partial(place, input_height=bucket.height, input_width=bucket.width, fit=model.fit)
+    where = partial(model.place, (bucket.height, bucket.width))
     encoded = list(_photographs(bucket.height, bucket.width, limits))
     if not encoded:
         return None

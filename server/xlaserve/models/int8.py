@@ -22,7 +22,7 @@ from xlaserve.engine.program import Outputs
 from xlaserve.engine.warmup.compiler import noise
 from xlaserve.errors import ConfigError, ModelFailed, RequestError
 from xlaserve.images.decoder import Decoded, ImageLimits, decode
-from xlaserve.images.frame import Frame, place
+from xlaserve.images.frame import Frame
 from xlaserve.models import verification
 from xlaserve.models.catalog import Model
 from xlaserve.models.likeness import OfImage, likeness
@@ -119,7 +119,7 @@ class ImageFolder:
         return file not in self.skipped
 
     def _decoded(self, file: Path, size: Size) -> Decoded:
-        where = partial(place, input_height=size[0], input_width=size[1], fit=self._model.fit)
+        where = partial(self._model.place, size)
         with file.open("rb") as opened:  # no more than is refused already: it may be a film
             data = opened.read(self._limits.max_image_bytes + 1)
         model, settings = self._model, self._model.settings

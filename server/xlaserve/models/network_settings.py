@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from xlaserve.config import Bucket, BucketSettings, ModelSettings
+from xlaserve.config import CUTS, Bucket, BucketSettings, Fit, ModelSettings
 from xlaserve.engine.program import AnySize
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks.network import Network, Size
-from xlaserve.models.task import ImageToImage, Task, Tensors
+from xlaserve.models.task import ImageToImage, Segmentation, Task, Tensors, readings_of
 
 
 def buckets_of(settings: ModelSettings, network: Network) -> tuple[Bucket, ...]:
@@ -42,6 +42,19 @@ def check_output_name(settings: ModelSettings, task: Task) -> None:
     if settings.output_name and len(task.outputs) > 1:
         names = ", ".join(output.name for output in task.outputs)
         raise ModelFailed(f"output_name: expected none, as the model has several outputs ({names})")
+
+
+def check_fit(settings: ModelSettings, task: Task) -> None:
+    """Raises ModelFailed where a fit leaves parts of an image out for which an answer is expected."""
+    if settings.shorter_side is not None and settings.fit is not Fit.CENTER_CROP:
+        raise ModelFailed(f"shorter_side: expected fit: center_crop with it, got {settings.fit or 'no fit'}")
+    tasks = (task, *readings_of(task))
+    if settings.fit in CUTS and any(isinstance(one, ImageToImage | Segmentation) for one in tasks):
+        kept = ", ".join(fit for fit in Fit if fit not in CUTS)
+        raise ModelFailed(
+            f"fit: expected one of {kept} for a model whose answer has the image's own pixels, as {settings.fit} leaves"
+            " some of them out"
+        )
 
 
 def check_unmatched(settings: ModelSettings, network: Network) -> None:

@@ -19,7 +19,7 @@ from xlaserve.engine.warmup.background import Background
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.engine.warmup.ledger import Entry, Ledger
 from xlaserve.errors import InvalidArgument, ModelFailed
-from xlaserve.images.frame import Frame, best_input, place
+from xlaserve.images.frame import Frame, best_input
 from xlaserve.models.catalog import Model
 from xlaserve.programs.xla_refusal import explain
 from xlaserve.telemetry.findings import Findings, Pair
@@ -272,7 +272,7 @@ class Served:
 
     def place_into(self, size: tuple[int, int], height: int, width: int) -> Frame:
         """Returns where an encoded image goes in an input of `size`."""
-        return place(height, width, input_height=size[0], input_width=size[1], fit=self.model.fit)
+        return self.model.place(size, height, width)
 
     @property
     def takes_unmatched(self) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from tests.server.images.encoded import UPRIGHT, decode_and_place, encode
+from tests.server.images.encoded import LIMITS, UPRIGHT, decode_and_place, encode
 
 from xlaserve.config import Color, Fit
+from xlaserve.images import decoder as image_decoder
+from xlaserve.images.frame import place
 
 NOISE = Image.fromarray(np.random.default_rng(3).integers(0, 256, (40, 36, 3), dtype=np.uint8))
 
@@ -21,7 +25,7 @@ def decoded(
 
 
 @pytest.mark.parametrize("color", Color)
-@pytest.mark.parametrize("fit", [Fit.RESIZE, Fit.LETTERBOX, Fit.PAD])
+@pytest.mark.parametrize("fit", [fit for fit in Fit if fit is not Fit.REJECT])
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
 def test_pixels_have_the_channels_of_their_colour(color: Color, fit: Fit, mode: str) -> None:
     pixels = decoded(UPRIGHT.convert(mode), color, fit, (20, 33))
@@ -82,3 +86,14 @@ def test_the_border_of_a_letterbox_is_opaque_and_grey() -> None:
 )
 def test_yuv_is_opencvs(rgb: tuple[int, int, int], yuv: tuple[int, int, int]) -> None:
     assert decoded(Image.new("RGB", (2, 2), rgb), Color.YUV)[0, 0].tolist() == [*yuv]
+
+
+@pytest.mark.parametrize(
+    ("color", "levels"),
+    [(Color.RGB, [10, 200, 90]), (Color.BGR, [90, 200, 10]), (Color.RGBA, [10, 200, 90, 255]), (Color.GREY, [131])],
+)
+def test_a_coloured_border_is_converted_as_the_picture(color: Color, levels: list[int]) -> None:
+    where = partial(place, input_height=15, input_width=60, fit=Fit.LETTERBOX, border=(10, 200, 90))
+    assert image_decoder.decode(encode(UPRIGHT), where, LIMITS, color=color).pixels[0, 0].tolist() == levels
+    dot = Image.new("RGB", (1, 1), (10, 200, 90))
+    assert decoded(dot, color).reshape(-1).tolist() == levels

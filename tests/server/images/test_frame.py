@@ -11,31 +11,38 @@ from xlaserve.images.frame import Frame, best_input, place, whole
 SIDES = st.integers(1, 4000)
 INPUT_SIDES = st.integers(1, 700)
 FITS = st.sampled_from([Fit.RESIZE, Fit.LETTERBOX, Fit.PAD])
+ALL_FITS = st.sampled_from([fit for fit in Fit if fit is not Fit.REJECT])
 
 
 @st.composite
-def frames(draw: st.DrawFn) -> Frame:
+def frames(draw: st.DrawFn, fits: st.SearchStrategy[Fit] = FITS) -> Frame:
     height, width = draw(INPUT_SIDES), draw(INPUT_SIDES)
-    return place(draw(SIDES), draw(SIDES), input_height=height, input_width=width, fit=draw(FITS))
+    cuts_pixels = draw(st.booleans())
+    sizes = {"input_height": height, "input_width": width}
+    return place(draw(SIDES), draw(SIDES), **sizes, fit=draw(fits), cuts_pixels=cuts_pixels)
 
 
 def to_input(frame: Frame, boxes: np.ndarray) -> np.ndarray:
     """Where the model sees what is at `boxes` in the original."""
-    scale = frame.fitted_width / frame.width, frame.fitted_height / frame.height
-    return (boxes.reshape(-1, 2, 2) * scale + (frame.left, frame.top)).reshape(-1, 4)
+    left, top, right, bottom = frame.part
+    scale = frame.fitted_width / (right - left), frame.fitted_height / (bottom - top)
+    return ((boxes.reshape(-1, 2, 2) - (left, top)) * scale + (frame.left, frame.top)).reshape(-1, 4)
 
 
-@given(frames(), st.lists(st.tuples(*[st.floats(0, 1)] * 4), min_size=1, max_size=5))
+@given(frames(ALL_FITS), st.lists(st.tuples(*[st.floats(0, 1)] * 4), min_size=1, max_size=5))
 def test_boxes_go_to_the_model_and_back(frame: Frame, shares: list[tuple[float, ...]]) -> None:
     x, y = np.sort(np.array(shares)[:, [0, 2]]) * frame.width, np.sort(np.array(shares)[:, [1, 3]]) * frame.height
     boxes = np.column_stack([x[:, 0], y[:, 0], x[:, 1], y[:, 1]])
     seen = to_input(frame, boxes).astype(np.float32)
-    # float32 holds a place in the input to 2**-14 pixels, which may be of many of the original's.
-    rounding = 2e-4 * max(1, frame.width / frame.fitted_width, frame.height / frame.fitted_height) + 5e-4
+    # float32 holds a place in the input to 24 bits, and one of its pixels may be many of the original's.
+    largest = np.abs(seen).max(initial=1)
+    left, top, right, bottom = frame.part
+    scale = max(1, (right - left) / frame.fitted_width, (bottom - top) / frame.fitted_height)
+    rounding = 2e-7 * largest * scale + 5e-4
     np.testing.assert_allclose(frame.to_original(seen), boxes, atol=rounding)
 
 
-@given(frames(), st.tuples(*[st.floats(-1e4, 1e4, width=32)] * 4))
+@given(frames(ALL_FITS), st.tuples(*[st.floats(-1e4, 1e4, width=32)] * 4))
 def test_no_box_reaches_beyond_the_image(frame: Frame, box: tuple[float, ...]) -> None:
     x_min, y_min, x_max, y_max = frame.to_original(np.array([box], np.float32))[0]
     assert 0 <= min(x_min, x_max) <= max(x_min, x_max) <= frame.width
@@ -95,7 +102,43 @@ def test_pixels_that_are_the_input_stay_where_they_are() -> None:
     np.testing.assert_array_equal(whole(6, 5).to_original(boxes), boxes)
 
 
-@pytest.mark.parametrize("fit", list(Fit))
+@given(frames(st.sampled_from([Fit.CROP, Fit.CENTER_CROP])))
+def test_a_cut_image_covers_the_whole_input(frame: Frame) -> None:
+    assert frame.top <= 0
+    assert frame.left <= 0
+    seen = frame.seen
+    assert (seen.bottom - seen.top, seen.right - seen.left) == (frame.input_height, frame.input_width)
+    left, top, right, bottom = frame.part
+    assert 0 <= left < right <= frame.width + 1e-9
+    assert 0 <= top < bottom <= frame.height + 1e-9
+
+
+@pytest.mark.parametrize(("cuts_pixels", "left"), [(False, 62.5), (True, 62)])
+def test_a_crop_is_the_middle_in_the_inputs_aspect_ratio(cuts_pixels: bool, left: float) -> None:
+    frame = place(375, 500, input_height=224, input_width=224, fit=Fit.CROP, cuts_pixels=cuts_pixels)
+    assert frame.crop == (left, 0, left + 375, 375)
+    whole_input = np.array([[0, 0, 224, 224]], np.float32)
+    np.testing.assert_allclose(frame.to_original(whole_input), [[left, 0, left + 375, 375]])
+
+
+def test_a_centre_crop_is_of_256_for_each_224_pixels_by_default() -> None:
+    frame = place(375, 500, input_height=224, input_width=224, fit=Fit.CENTER_CROP)
+    assert (frame.fitted_height, frame.fitted_width, frame.top, frame.left) == (256, 341, -16, -58)
+    assert place(375, 500, input_height=299, input_width=299, fit=Fit.CENTER_CROP).fitted_height == 342
+    chosen = place(500, 375, input_height=224, input_width=224, fit=Fit.CENTER_CROP, shorter_side=232)
+    assert (chosen.fitted_height, chosen.fitted_width) == (309, 232)
+    small = place(500, 375, input_height=224, input_width=224, fit=Fit.CENTER_CROP, shorter_side=100)
+    assert (small.fitted_height, small.fitted_width) == (298, 224)
+
+
+@pytest.mark.parametrize("fit", [Fit.PAD, Fit.LETTERBOX])
+def test_a_border_has_the_colour_of_the_settings(fit: Fit) -> None:
+    frame = place(10, 20, input_height=64, input_width=64, fit=fit, border=(1, 2, 3))
+    assert frame.border == (1, 2, 3)
+    assert place(10, 20, input_height=64, input_width=64, fit=fit, border=0).border == 0
+
+
+@pytest.mark.parametrize("fit", [fit for fit in Fit if fit is not Fit.CENTER_CROP])
 def test_an_image_of_the_models_size_is_left_as_it_is(fit: Fit) -> None:
     frame = place(6, 5, input_height=6, input_width=5, fit=fit)
     assert (frame.top, frame.left, frame.fitted_height, frame.fitted_width) == (0, 0, 6, 5)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from functools import partial
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
-from tests.server.images.encoded import decode_resized, encode
+from tests.server.images.encoded import LIMITS, decode_resized, encode
 
-from xlaserve.config import Color, Decoding, ResizeFilter, ResizeLibrary, ResizeSettings
+from xlaserve.config import Color, Decoding, Fit, ResizeFilter, ResizeLibrary, ResizeSettings
 from xlaserve.config.resize_settings import FILTERS
-from xlaserve.images.resizing.resize import by_tensorflow
+from xlaserve.images import decoder as image_decoder
+from xlaserve.images.frame import Window, place
+from xlaserve.images.resizing.resize import Resized, by_tensorflow
 
 SIZES = 25
 EXACT = (
@@ -37,6 +41,10 @@ def images(channels: int, *, most: int = 120) -> Iterator[tuple[NDArray[np.uint8
         yield random.integers(0, 256, (height, width, channels), dtype=np.uint8), (to_height, to_width)
 
 
+def whole(image: Image.Image, height: int, width: int) -> Resized:
+    return Resized((0, 0, *image.size), width, height, Window(0, 0, width, height))
+
+
 def photograph() -> Image.Image:
     return Image.effect_mandelbrot((500, 375), (-2, -1.2, 1, 1.2), 80).convert("RGB")
 
@@ -50,13 +58,13 @@ def test_pixels_are_those_of_tensorflow(filter_: ResizeFilter, antialias: bool, 
     for pixels, (height, width) in images(channels):
         wanted = tf.image.resize(pixels, (height, width), method=filter_.value, antialias=antialias).numpy()
         image = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
-        got = by_tensorflow(image, (width, height), how, dtype=np.float32)
+        got = by_tensorflow(image, whole(image, height, width), how, np.float32)
         assert got.dtype == np.float32
         if filter_ in EXACT:
             np.testing.assert_array_equal(got, wanted)
         else:
             np.testing.assert_allclose(got, wanted, rtol=0, atol=255 * 1e-6)
-        rounded = by_tensorflow(image, (width, height), how)
+        rounded = by_tensorflow(image, whole(image, height, width), how, np.uint8)
         assert rounded.dtype == np.uint8
         np.testing.assert_array_equal(rounded, np.clip(np.rint(got), 0, 255))
 
@@ -65,7 +73,8 @@ def test_long_sides_are_resized_as_tensorflow_does() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (3, 9000, 3), dtype=np.uint8)
     how = ResizeSettings(library=ResizeLibrary.TENSORFLOW, antialias=True)
     wanted = tf.image.resize(pixels, (5, 7), antialias=True).numpy()
-    np.testing.assert_array_equal(by_tensorflow(Image.fromarray(pixels), (7, 5), how, dtype=np.float32), wanted)
+    image = Image.fromarray(pixels)
+    np.testing.assert_array_equal(by_tensorflow(image, whole(image, 5, 7), how, np.float32), wanted)
 
 
 @pytest.mark.parametrize("filter_", FILTERS[ResizeLibrary.PILLOW])
@@ -108,6 +117,53 @@ def test_images_that_are_reduced_in_decoding_are_not_moved(library: ResizeLibrar
     how = ResizeSettings(library=library)
     exact, fast = (decode_resized(data, height=64, width=64, resize=how, decoding=way).astype(int) for way in Decoding)
     assert abs(exact[32].sum() - fast[32].sum()) < 3 * 255 * 0.6  # not by as much as a pixel of the model
+
+
+@pytest.mark.parametrize("how", [Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS])
+def test_a_crop_is_that_of_pillows_fit(how: Image.Resampling) -> None:
+    resize = ResizeSettings(library=ResizeLibrary.PILLOW, filter=ResizeFilter(how.name.lower()))
+    for pixels, (height, width) in images(3):
+        image = Image.fromarray(pixels)
+        wanted = ImageOps.fit(image, (width, height), how)
+        where = partial(place, input_height=height, input_width=width, fit=Fit.CROP)
+        got = image_decoder.decode(encode(image), where, LIMITS, resize=resize)
+        np.testing.assert_array_equal(got.pixels, np.asarray(wanted))
+
+
+@pytest.mark.parametrize("filter_", [ResizeFilter.NEAREST, ResizeFilter.BILINEAR, ResizeFilter.BICUBIC])
+def test_a_crop_in_whole_pixels_is_that_of_keras(filter_: ResizeFilter) -> None:
+    resize = ResizeSettings(library=ResizeLibrary.TENSORFLOW, filter=filter_)
+    for pixels, (height, width) in images(3):
+        layer = keras.layers.Resizing(height, width, interpolation=filter_.value, crop_to_aspect_ratio=True)
+        wanted = np.clip(np.rint(np.asarray(layer(pixels.astype(np.float32)))), 0, 255)
+        where = partial(place, input_height=height, input_width=width, fit=Fit.CROP, cuts_pixels=True)
+        got = image_decoder.decode(encode(Image.fromarray(pixels)), where, LIMITS, resize=resize)
+        np.testing.assert_array_equal(got.pixels, wanted)
+
+
+@pytest.mark.parametrize("library", ResizeLibrary)
+@pytest.mark.parametrize("filter_", [ResizeFilter.NEAREST, ResizeFilter.BILINEAR, ResizeFilter.BICUBIC])
+def test_a_centre_crop_is_one_of_the_resized_image(library: ResizeLibrary, filter_: ResizeFilter) -> None:
+    resize = ResizeSettings(library=library, filter=filter_)
+    random = np.random.default_rng(9)
+    for _ in range(SIZES):
+        height, width = random.integers(20, 200, 2).tolist()
+        image = Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        # As torchvision's Resize(64) and CenterCrop(56) compute them.
+        across, down = (64, 64 * height // width) if width < height else (64 * width // height, 64)
+        left, top = round((across - 56) / 2.0), round((down - 56) / 2.0)
+        resized = decode_resized(encode(image), height=down, width=across, resize=resize)
+        where = partial(place, input_height=56, input_width=56, fit=Fit.CENTER_CROP, shorter_side=64)
+        got = image_decoder.decode(encode(image), where, LIMITS, resize=resize)
+        np.testing.assert_array_equal(got.pixels, resized[top : top + 56, left : left + 56])
+
+
+def test_long_images_are_cut_without_memory_for_the_whole() -> None:
+    image = Image.fromarray(np.full((2, 60_000, 3), 7, np.uint8))
+    for library in ResizeLibrary:
+        where = partial(place, input_height=224, input_width=224, fit=Fit.CENTER_CROP)
+        got = image_decoder.decode(encode(image), where, LIMITS, resize=ResizeSettings(library=library))
+        np.testing.assert_array_equal(got.pixels, 7)
 
 
 @pytest.mark.parametrize(

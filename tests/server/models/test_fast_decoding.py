@@ -6,12 +6,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from xlaserve.config import PILLOW_BILINEAR, Bucket, Fit, Mode
+from xlaserve.config import Bucket, Fit, Mode, ModelSettings
 from xlaserve.engine.inputs import Images
 from xlaserve.engine.program import Outputs
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.images.decoder import ImageLimits
-from xlaserve.images.image_input import RGB
 from xlaserve.models.catalog import Model
 from xlaserve.models.fast_decoding import encode, measure, photograph
 from xlaserve.models.task import Classification, Embedding, Task
@@ -34,8 +33,8 @@ class Ran:
 def found(
     program: Any, *buckets: Bucket, fit: Fit = Fit.RESIZE, task: Task | None = None, limits: ImageLimits = LIMITS
 ) -> Difference | None:
-    how = {"fit": fit, "resize": PILLOW_BILINEAR, "image": RGB, "color": RGB.color}
-    model = cast(Model, SimpleNamespace(task=task or Classification(2), **how))
+    settings = ModelSettings(name="m", source="fake", fit=fit)
+    model = Model(cast(Any, None), (None, None), task or Classification(2), "random", settings=settings, buckets=())
     programs: Any = {(Mode.XLA, bucket): SimpleNamespace(executable=program) for bucket in buckets}
     return measure(model, programs, Mode.XLA, limits)
 

@@ -5,7 +5,9 @@ from typing import Any, cast
 import pytest
 
 from xlaserve.config import Color, Fit, ModelSettings
+from xlaserve.errors import ModelFailed
 from xlaserve.models.catalog import Model
+from xlaserve.models.network_settings import check_fit
 from xlaserve.models.task import Classification, Detection, Embedding, ImageToImage, Segmentation, Task
 
 
@@ -24,3 +26,18 @@ from xlaserve.models.task import Classification, Detection, Embedding, ImageToIm
 def test_images_are_fitted_as_configured_or_as_suits_the_task(task: Task, configured: Fit | None, used: Fit) -> None:
     settings = ModelSettings(name="m", source="fake", fit=configured)
     assert Model(cast(Any, None), (None, None), task, "random", settings=settings, buckets=()).fit is used
+
+
+@pytest.mark.parametrize("fit", [Fit.CROP, Fit.CENTER_CROP])
+@pytest.mark.parametrize("task", [Segmentation(3), ImageToImage(Color.RGB)])
+def test_no_part_of_an_image_is_left_out_where_each_pixel_has_an_answer(task: Task, fit: Fit) -> None:
+    with pytest.raises(ModelFailed, match="fit: expected one of resize, letterbox, pad, reject"):
+        check_fit(ModelSettings(name="m", source="fake", fit=fit), task)
+    check_fit(ModelSettings(name="m", source="fake", fit=fit), Detection(3, max_detections=5))
+    check_fit(ModelSettings(name="m", source="fake", fit=Fit.PAD), task)
+
+
+def test_a_shorter_side_needs_the_fit_that_it_belongs_to() -> None:
+    with pytest.raises(ModelFailed, match="shorter_side: expected fit: center_crop"):
+        check_fit(ModelSettings(name="m", source="fake", shorter_side=256, fit=Fit.CROP), Classification(3))
+    check_fit(ModelSettings(name="m", source="fake", shorter_side=256, fit=Fit.CENTER_CROP), Classification(3))

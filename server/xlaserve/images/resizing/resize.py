@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+import math
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from xlaserve.config import ResizeFilter, ResizeSettings
-from xlaserve.images.jpeg import Region
+from xlaserve.images.frame import Region, Window
 from xlaserve.images.resizing import tensorflow_filters
 from xlaserve.images.resizing.tensorflow_filters import Axis
 
@@ -25,32 +26,65 @@ _BLURS: Final = (ResizeFilter.GAUSSIAN, ResizeFilter.MITCHELLCUBIC)
 """Filters that change an image of the right size."""
 
 
-def by_pillow(image: Image.Image, size: tuple[int, int], how: ResizeFilter, box: Region | None = None) -> Image.Image:
-    """Returns an image of `size`, width and height, or `image` itself where it has that.
+_MOST_CUT: Final = 1 << 20
+"""Pixels up to which the whole is resized before a window is cut out of it. That alone gives Pillow's own pixels to the
+bit, as Pillow rounds the corners of a part to float32."""
 
-    `box` is the part that is resized; the whole image without one.
+Value = TypeVar("Value", np.uint8, np.float32)
+
+
+class Resized(NamedTuple):
+    """The resizing of a part of an image, of which a window is wanted."""
+
+    part: Region
+    """In the image's pixels; between them where it was cut or reduced so."""
+    width: int
+    """Pixels that the part is resized to."""
+    height: int
+    window: Window
+    """The pixels of these that are wanted."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all pixels are wanted."""
+        return self.window == (0, 0, self.width, self.height)
+
+    @property
+    def sideways(self) -> Resized:
+        """The same of an image whose rows are columns, where all pixels are wanted."""
+        left, top, right, bottom = self.part
+        return Resized((top, left, bottom, right), self.height, self.width, Window(0, 0, self.height, self.width))
+
+
+def by_pillow(image: Image.Image, to: Resized, how: ResizeFilter) -> Image.Image:
+    """Returns the window of an image; `image` itself where nothing has to be done."""
+    if to.part == (0, 0, to.width, to.height) == (0, 0, *image.size):
+        return image if to.is_whole else image.crop(to.window)
+    if to.is_whole:
+        return image.resize((to.width, to.height), _PILLOW[how], to.part)
+    if to.width * to.height <= _MOST_CUT:
+        return image.resize((to.width, to.height), _PILLOW[how], to.part).crop(to.window)
+    left, top, right, bottom = to.part
+    across, down = (right - left) / to.width, (bottom - top) / to.height
+    x, y, x_end, y_end = to.window
+    box = (left + x * across, top + y * down, left + x_end * across, top + y_end * down)
+    return image.resize((x_end - x, y_end - y), _PILLOW[how], box)
+
+
+def by_tensorflow(image: Image.Image, to: Resized, how: ResizeSettings, dtype: type[Value]) -> NDArray[Value]:
+    """Returns the window of an image of mode L, RGB or RGBA as `[height, width, channels]`.
+
+    TensorFlow's own results are float32: as uint8 they are rounded, half to even, and clipped.
     """
-    return image if image.size == size else image.resize(size, _PILLOW[how], box)
-
-
-def by_tensorflow(
-    image: Image.Image,
-    size: tuple[int, int],
-    how: ResizeSettings,
-    box: Region | None = None,
-    dtype: type[np.uint8 | np.float32] = np.uint8,
-) -> NDArray[np.uint8 | np.float32]:
-    """Returns an image of mode L, RGB or RGBA as `[height, width, channels]` of `size`, width and height.
-
-    `box` is the part that is resized, from the top left corner on; the whole image without one. TensorFlow's own
-    results are float32: as uint8 they are rounded, half to even, and clipped.
-    """
-    pixels = array(image)
-    if image.size == size and how.filter not in _BLURS:
-        return pixels.astype(dtype, copy=False)
-    width, height = image.size if box is None else box[2:]
-    out = np.empty((size[1], size[0], pixels.shape[2]), dtype)
-    rows, columns = Axis(image.height, height, size[1]), Axis(image.width, width, size[0])
+    left, top, right, bottom = to.part
+    across, down = round(left), round(top)
+    pixels = array(image)[down : math.ceil(bottom), across : math.ceil(right)]
+    window = to.window
+    if pixels.shape[:2] == (to.height, to.width) and how.filter not in _BLURS:
+        return pixels[window.top : window.bottom, window.left : window.right].astype(dtype, copy=False)
+    out = np.empty((window.bottom - window.top, window.right - window.left, pixels.shape[2]), dtype)
+    rows = Axis(pixels.shape[0], bottom - down, to.height, window.top, window.bottom)
+    columns = Axis(pixels.shape[1], right - across, to.width, window.left, window.right)
     tensorflow_filters.resize(pixels, rows, columns, how.filter, antialias=how.is_antialiased, out=out)
     return out
 

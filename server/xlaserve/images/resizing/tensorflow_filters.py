@@ -43,6 +43,15 @@ class Axis(NamedTuple):
     """Old pixels that are the image: fewer, by less than one, where a JPEG was reduced in decoding."""
     resized: int
     """New pixels."""
+    start: int
+    """The first of the new pixels that are wanted."""
+    stop: int
+    """The end of these."""
+
+    @property
+    def wanted(self) -> Floats:
+        """The numbers of the new pixels that are wanted."""
+        return np.arange(self.start, self.stop, dtype=np.float32)
 
     @property
     def scale(self) -> np.float32:
@@ -68,7 +77,7 @@ def resize(pixels: Pixels, rows: Axis, columns: Axis, how: ResizeFilter, *, anti
 
 def _centres(axis: Axis) -> Floats:
     """Returns where the centre of each new pixel lies among the old ones, whose centres are at 0.5, 1.5 and so on."""
-    return (np.arange(axis.resized, dtype=np.float32) + _HALF) * axis.scale
+    return (axis.wanted + _HALF) * axis.scale
 
 
 @lru_cache(maxsize=256)
@@ -112,8 +121,7 @@ def _cubic(axis: Axis) -> Taps:
 def _area(axis: Axis) -> Taps:
     """Returns the parts of old pixels under each new one; the first and the last may be covered in part."""
     scale = axis.scale
-    new = np.arange(axis.resized + 1, dtype=np.float32)
-    begins, ends = new[:-1] * scale, new[1:] * scale
+    begins, ends = axis.wanted * scale, (axis.wanted + np.float32(1)) * scale
     first, last = np.floor(begins).astype(np.intp), np.ceil(ends).astype(np.intp) - 1
     indices = first + np.arange((last - first).max() + 1)[:, np.newaxis]
     left = indices.astype(np.float32)
@@ -138,7 +146,7 @@ def _new_spans(axis: Axis, how: ResizeFilter, antialias: bool) -> Taps:
     scale = np.float32(1 / float(np.float32(axis.resized) / np.float32(axis.length)))
     widened = max(scale, np.float32(1)) if antialias else np.float32(1)
     reach = np.float32(radius) * widened
-    centres = (np.arange(axis.resized, dtype=np.float32) + _HALF) * scale
+    centres = (axis.wanted + _HALF) * scale
     first, last = (
         np.clip(edge.astype(np.intp), 0, axis.pixels - 1)
         for edge in (np.ceil(centres - reach - _HALF), np.floor(centres + reach - _HALF))
@@ -147,7 +155,6 @@ def _new_spans(axis: Axis, how: ResizeFilter, antialias: bool) -> Taps:
     distances = np.abs((indices.astype(np.float32) + _HALF - centres) * (np.float32(1) / widened))
     weights = kernel(distances)
     weights[indices > last] = 0
-    weights[:, centres > axis.pixels] = 0
     return Taps(np.minimum(indices, axis.pixels - 1), _normalized(weights))
 
 

@@ -15,6 +15,8 @@ _IRRELEVANT: Final = {
     "version_labels",
     "routing",
     "fit",
+    "shorter_side",
+    "border",
     "resize",
     "decode",
     "modes",

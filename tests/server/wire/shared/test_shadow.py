@@ -22,6 +22,7 @@ from xlaserve.engine.timings import Timings
 from xlaserve.errors import DeadlineExceeded, EngineLost, InvalidArgument, ModelNotReady, QueueFull, XlaserveError
 from xlaserve.images.decoder import ImageLimits
 from xlaserve.images.image_input import RGB, ImageInput
+from xlaserve.models.catalog import Model
 from xlaserve.models.task import Classification, Embedding, Task
 from xlaserve.models.version import Served
 from xlaserve.telemetry.findings import Findings, Pair
@@ -93,14 +94,13 @@ class World:
         image: ImageInput = RGB,
     ) -> Served:
         settings = ModelSettings(
-            name="m", source="builtin:noop", version=version, modes=(Mode.XLA, Mode.GRAPH), shadow=shadow
+            name="m", source="builtin:noop", version=version, modes=(Mode.XLA, Mode.GRAPH), shadow=shadow, fit=fit
         )
-        model = SimpleNamespace(
-            buckets=[Bucket(4, *size)], fit=fit, task=task or Classification(10), image=image, color=image.color
-        )
+        buckets, task = (Bucket(4, *size),), task or Classification(10)
+        model = Model(cast(Any, None), size, task, "random", image=image, settings=settings, buckets=buckets)
         batcher = Batcher(self.ran, version)
         made: Any = SimpleNamespace(settings=settings, shadows={})
-        self.versions[version] = Served(made, cast(Any, model), cast(Any, batcher))
+        self.versions[version] = Served(made, model, cast(Any, batcher))
         return self.versions[version]
 
     def _get(self, name: str, version: str) -> Served:
