@@ -31,6 +31,8 @@ from xlaserve_client.results import (
     Program,
     SegmentResult,
     Timings,
+    TranscribeResult,
+    Transcription,
 )
 from xlaserve_client.sync import VisionClient
 
@@ -61,6 +63,8 @@ __all__ = [
     "SegmentResult",
     "ServerError",
     "Timings",
+    "TranscribeResult",
+    "Transcription",
     "Unauthenticated",
     "Unavailable",
     "VisionClient",

@@ -15,7 +15,15 @@ from xlaserve_client.call import Call
 from xlaserve_client.connection import LOAD_DEADLINE_S, READY_POLL_S, checked_deadline
 from xlaserve_client.errors import DeadlineExceeded, ServerError, Unavailable
 from xlaserve_client.images import Images, any_on_disk
-from xlaserve_client.results import ClassifyResult, DetectResult, EmbedResult, InferResult, Model, SegmentResult
+from xlaserve_client.results import (
+    ClassifyResult,
+    DetectResult,
+    EmbedResult,
+    InferResult,
+    Model,
+    SegmentResult,
+    TranscribeResult,
+)
 from xlaserve_client.settings import BaseClient
 
 Result = TypeVar("Result")
@@ -63,6 +71,12 @@ class AsyncVisionClient(BaseClient):
     ) -> EmbedResult:
         """Makes a vector of each of `images`; see `VisionClient.embed`."""
         return await self._ask(partial(vision_calls.embed, images, model=model, mode=mode), images, deadline_s)
+
+    async def transcribe(
+        self, images: Images, *, model: str, mode: str | None = None, deadline_s: float | None = None
+    ) -> TranscribeResult:
+        """Reads the sequence of classes in each of `images`; see `VisionClient.transcribe`."""
+        return await self._ask(partial(vision_calls.transcribe, images, model=model, mode=mode), images, deadline_s)
 
     async def infer(
         self, images: Images, *, model: str, mode: str | None = None, deadline_s: float | None = None

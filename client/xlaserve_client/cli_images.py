@@ -1,4 +1,4 @@
-"""The commands that send images: `run`, `classify`, `detect`, `segment`, `embed` and `infer`."""
+"""The commands that send images: `run`, `classify`, `detect`, `segment`, `embed`, `transcribe` and `infer`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve_client.errors import InvalidRequest
-from xlaserve_client.results import Answer, ClassifyResult, DetectResult, EmbedResult, InferResult, SegmentResult
+from xlaserve_client.results import (
+    Answer,
+    ClassifyResult,
+    DetectResult,
+    EmbedResult,
+    InferResult,
+    SegmentResult,
+    TranscribeResult,
+)
 from xlaserve_client.sync import VisionClient
 
 AnswerT = TypeVar("AnswerT", bound=Answer)
@@ -63,6 +71,8 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     segment.set_defaults(run=partial(_on_images, _segment))
     embed = commands.add_parser("embed", parents=[images], help="make vectors of images")
     embed.set_defaults(run=partial(_on_images, _embed))
+    transcribe = commands.add_parser("transcribe", parents=[images], help="read the text in images")
+    transcribe.set_defaults(run=partial(_on_images, _transcribe))
     infer = commands.add_parser("infer", parents=[images], help="print the output tensors of any model")
     infer.add_argument(
         "--out",
@@ -214,6 +224,14 @@ def _embed(client: VisionClient, options: argparse.Namespace) -> int:
     return _ask_each(options, client.embed, lines, as_json)
 
 
+def _transcribe(client: VisionClient, options: argparse.Namespace) -> int:
+    def lines(path: Path, result: TranscribeResult) -> list[str]:
+        (found,) = result.transcriptions
+        return [f"  {found.score:9.4f}  {found.text}"]
+
+    return _ask_each(options, client.transcribe, lines, dataclasses.asdict)
+
+
 def _infer(client: VisionClient, options: argparse.Namespace) -> int:
     written = _files(options, "infer", ".npz")
 
@@ -236,6 +254,7 @@ _BY_TASK: Final[Mapping[str, Command]] = {
     "detection": _detect,
     "segmentation": _segment,
     "embedding": _embed,
+    "sequence": _transcribe,
 }
 
 

@@ -141,6 +141,26 @@ class EmbedResult(Answer):
     """`[n, dimensions]`, a row for each image, in the order of the request."""
 
 
+@dataclass(frozen=True, slots=True)
+class Transcription:
+    """The sequence of classes in one image."""
+
+    text: str
+    """The labels one after the other; the indices with spaces between where the model has no labels."""
+    score: float
+    """The product of the highest scores of all steps."""
+    categories: tuple[Category, ...]
+    """The classes in their order, each with its highest score."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscribeResult(Answer):
+    """The answer of `transcribe`."""
+
+    transcriptions: tuple[Transcription, ...]
+    """One for each image, in the order of the request."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferResult(Answer):
     """The answer of `infer`."""

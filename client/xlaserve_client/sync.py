@@ -11,7 +11,15 @@ from xlaserve_client.call import Call
 from xlaserve_client.connection import LOAD_DEADLINE_S, READY_POLL_S, checked_deadline
 from xlaserve_client.errors import DeadlineExceeded, ServerError, Unavailable
 from xlaserve_client.images import Images
-from xlaserve_client.results import ClassifyResult, DetectResult, EmbedResult, InferResult, Model, SegmentResult
+from xlaserve_client.results import (
+    ClassifyResult,
+    DetectResult,
+    EmbedResult,
+    InferResult,
+    Model,
+    SegmentResult,
+    TranscribeResult,
+)
 from xlaserve_client.settings import BaseClient
 from xlaserve_client.sync_connection import Tried, connect
 
@@ -75,6 +83,13 @@ class VisionClient(BaseClient):
     ) -> EmbedResult:
         """Makes a vector of each of `images`. Takes and raises the same as `classify`."""
         return self._answer(vision_calls.embed(images, model=model, mode=mode), deadline_s)
+
+    def transcribe(
+        self, images: Images, *, model: str, mode: str | None = None, deadline_s: float | None = None
+    ) -> TranscribeResult:
+        """Reads the text, or another sequence of classes, in each of `images`. Takes and raises the same as
+        `classify`."""
+        return self._answer(vision_calls.transcribe(images, model=model, mode=mode), deadline_s)
 
     def infer(
         self, images: Images, *, model: str, mode: str | None = None, deadline_s: float | None = None

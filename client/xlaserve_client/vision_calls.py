@@ -26,6 +26,8 @@ from xlaserve_client.results import (
     Program,
     SegmentResult,
     Timings,
+    TranscribeResult,
+    Transcription,
 )
 from xlaserve_proto import vision_pb2 as vision
 
@@ -74,6 +76,12 @@ def embed(images: Images, *, model: str, mode: str | None) -> Call[EmbedResult]:
     return Call(METHODS["Embed"], request, _read_embed)
 
 
+def transcribe(images: Images, *, model: str, mode: str | None) -> Call[TranscribeResult]:
+    """Reads the sequences of classes in `images`."""
+    request = vision.TranscribeRequest(model=model, mode=mode or "", **_images(images))
+    return Call(METHODS["Transcribe"], request, _read_transcribe)
+
+
 def models() -> Call[tuple[Model, ...]]:
     """Lists the configured models."""
     return Call(METHODS["ListModels"], vision.ListModelsRequest(), _read_models)
@@ -101,12 +109,13 @@ def _answer(response: Any) -> dict[str, Any]:
 
 def _read_classify(response: vision.ClassifyResponse) -> ClassifyResult:
     return ClassifyResult(
-        classifications=tuple(
-            Classification(tuple(Category(entry.index, entry.label, entry.score) for entry in item.categories))
-            for item in response.classifications
-        ),
+        classifications=tuple(Classification(_categories(item)) for item in response.classifications),
         **_answer(response),
     )
+
+
+def _categories(item: vision.Classification | vision.Transcription) -> tuple[Category, ...]:
+    return tuple(Category(entry.index, entry.label, entry.score) for entry in item.categories)
 
 
 def _read_detect(response: vision.DetectResponse) -> DetectResult:
@@ -151,6 +160,15 @@ def _read_embed(response: vision.EmbedResponse) -> EmbedResult:
     if len({len(vector) for vector in vectors}) != 1:
         raise InvalidReply(f"expected vectors of one length, got {sorted({len(vector) for vector in vectors})}")
     return EmbedResult(vectors=np.stack(vectors), **_answer(response))
+
+
+def _read_transcribe(response: vision.TranscribeResponse) -> TranscribeResult:
+    return TranscribeResult(
+        transcriptions=tuple(
+            Transcription(item.text, item.score, _categories(item)) for item in response.transcriptions
+        ),
+        **_answer(response),
+    )
 
 
 def _read_models(response: vision.ListModelsResponse) -> tuple[Model, ...]:

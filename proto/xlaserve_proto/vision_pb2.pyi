@@ -635,6 +635,111 @@ class Embedding(_message.Message):
 Global___Embedding: _TypeAlias = Embedding  # noqa: Y015
 
 @_typing.final
+class TranscribeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
+    PIXELS_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """As in ClassifyRequest."""
+    mode: _builtins.str
+    version: _builtins.str
+    priority: _builtins.int
+    @_builtins.property
+    def images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def pixels(self) -> Global___Pixels: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        images: _abc.Iterable[_builtins.bytes] | None = ...,
+        pixels: Global___Pixels | None = ...,
+        mode: _builtins.str = ...,
+        version: _builtins.str = ...,
+        priority: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pixels", b"pixels"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "mode", b"mode", "model", b"model", "pixels", b"pixels", "priority", b"priority", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TranscribeRequest: _TypeAlias = TranscribeRequest  # noqa: Y015
+
+@_typing.final
+class TranscribeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSCRIPTIONS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    version: _builtins.str
+    mode: _builtins.str
+    """How it was run."""
+    @_builtins.property
+    def transcriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Transcription]:
+        """One for each image of the request, in its order."""
+
+    @_builtins.property
+    def timings(self) -> Global___Timings: ...
+    def __init__(
+        self,
+        *,
+        transcriptions: _abc.Iterable[Global___Transcription] | None = ...,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
+        mode: _builtins.str = ...,
+        timings: Global___Timings | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "model", b"model", "timings", b"timings", "transcriptions", b"transcriptions", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TranscribeResponse: _TypeAlias = TranscribeResponse  # noqa: Y015
+
+@_typing.final
+class Transcription(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    CATEGORIES_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The labels of the classes, one after the other; their indices with spaces between where the model has no labels."""
+    score: _builtins.float
+    """The probability of the most likely class of every step, multiplied: what the model gives for this reading of its
+    steps.
+    """
+    @_builtins.property
+    def categories(self) -> _containers.RepeatedCompositeFieldContainer[Global___Category]:
+        """The classes in the order of the sequence, without blanks and repetitions, each with its highest score."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        score: _builtins.float = ...,
+        categories: _abc.Iterable[Global___Category] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["categories", b"categories", "score", b"score", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Transcription: _TypeAlias = Transcription  # noqa: Y015
+
+@_typing.final
 class Timings(_message.Message):
     """Where a request's time went, in seconds. A request that was split over several batches counts its longest batch."""
 
@@ -862,7 +967,7 @@ class Model(_message.Message):
     weights: _builtins.str
     """Where the weights came from; "random" means that the answers mean nothing."""
     task: _builtins.str
-    """"classification", "detection", "segmentation" or "embedding"."""
+    """"classification", "detection", "segmentation", "embedding", "sequence", "regression", "image" or "tensors"."""
     default_mode: _builtins.str
     programs_total: _builtins.int
     """How many programs there will be."""

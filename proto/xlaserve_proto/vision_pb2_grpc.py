@@ -54,6 +54,11 @@ class VisionStub:
                 request_serializer=xlaserve__proto_dot_vision__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=xlaserve__proto_dot_vision__pb2.EmbedResponse.FromString,
                 _registered_method=True)
+        self.Transcribe = channel.unary_unary(
+                '/xlaserve.v1.Vision/Transcribe',
+                request_serializer=xlaserve__proto_dot_vision__pb2.TranscribeRequest.SerializeToString,
+                response_deserializer=xlaserve__proto_dot_vision__pb2.TranscribeResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/xlaserve.v1.Vision/ListModels',
                 request_serializer=xlaserve__proto_dot_vision__pb2.ListModelsRequest.SerializeToString,
@@ -92,6 +97,13 @@ class VisionServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Transcribe(self, request, context):
+        """Reads the text, or another sequence of classes, in each of one or more images.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Every model with its state, its buckets and what they cost to compile and to run; one that was unloaded stays listed.
         """
@@ -121,6 +133,11 @@ def add_VisionServicer_to_server(servicer, server):
                     servicer.Embed,
                     request_deserializer=xlaserve__proto_dot_vision__pb2.EmbedRequest.FromString,
                     response_serializer=xlaserve__proto_dot_vision__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Transcribe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Transcribe,
+                    request_deserializer=xlaserve__proto_dot_vision__pb2.TranscribeRequest.FromString,
+                    response_serializer=xlaserve__proto_dot_vision__pb2.TranscribeResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -236,6 +253,33 @@ class Vision:
             '/xlaserve.v1.Vision/Embed',
             xlaserve__proto_dot_vision__pb2.EmbedRequest.SerializeToString,
             xlaserve__proto_dot_vision__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Transcribe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/xlaserve.v1.Vision/Transcribe',
+            xlaserve__proto_dot_vision__pb2.TranscribeRequest.SerializeToString,
+            xlaserve__proto_dot_vision__pb2.TranscribeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,8 @@ class VisionStub:
     """Names each pixel of one or more images."""
     Embed: _grpc.UnaryUnaryMultiCallable[_vision_pb2.EmbedRequest, _vision_pb2.EmbedResponse]
     """Makes a vector of each of one or more images."""
+    Transcribe: _grpc.UnaryUnaryMultiCallable[_vision_pb2.TranscribeRequest, _vision_pb2.TranscribeResponse]
+    """Reads the text, or another sequence of classes, in each of one or more images."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_vision_pb2.ListModelsRequest, _vision_pb2.ListModelsResponse]
     """Every model with its state, its buckets and what they cost to compile and to run; one that was unloaded stays listed."""
 
@@ -63,6 +65,8 @@ class VisionAsyncStub(VisionStub):
     """Names each pixel of one or more images."""
     Embed: _aio.UnaryUnaryMultiCallable[_vision_pb2.EmbedRequest, _vision_pb2.EmbedResponse]  # type: ignore[assignment]
     """Makes a vector of each of one or more images."""
+    Transcribe: _aio.UnaryUnaryMultiCallable[_vision_pb2.TranscribeRequest, _vision_pb2.TranscribeResponse]  # type: ignore[assignment]
+    """Reads the text, or another sequence of classes, in each of one or more images."""
     ListModels: _aio.UnaryUnaryMultiCallable[_vision_pb2.ListModelsRequest, _vision_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Every model with its state, its buckets and what they cost to compile and to run; one that was unloaded stays listed."""
 
@@ -98,6 +102,14 @@ class VisionServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_vision_pb2.EmbedResponse, _abc.Awaitable[_vision_pb2.EmbedResponse]]:
         """Makes a vector of each of one or more images."""
+
+    @_abc_1.abstractmethod
+    def Transcribe(
+        self,
+        request: _vision_pb2.TranscribeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_vision_pb2.TranscribeResponse, _abc.Awaitable[_vision_pb2.TranscribeResponse]]:
+        """Reads the text, or another sequence of classes, in each of one or more images."""
 
     @_abc_1.abstractmethod
     def ListModels(

@@ -31,6 +31,7 @@ METHODS: Final[dict[str, Message]] = {
     f"{INFERENCE}SystemSharedMemoryStatus": oip.SystemSharedMemoryStatusRequest(name="region"),
     f"{VISION}ListModels": vision.ListModelsRequest(),
     f"{VISION}Embed": vision.EmbedRequest(model="digits", images=[b"x"]),
+    f"{VISION}Transcribe": vision.TranscribeRequest(model="digits", images=[b"x"]),
     f"{VISION}Detect": vision.DetectRequest(model="digits", images=[b"x"]),
     f"{PREDICTION}GetModelMetadata": tensorflow.GetModelMetadataRequest(metadata_field=["signature_def"]),
     f"{PREDICTION}Regress": tensorflow.RegressionRequest(),

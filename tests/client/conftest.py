@@ -192,6 +192,18 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
         vectors = [vision.Embedding(values=[0.5] * 5 + [image[0]]) for image in images_of(request)]
         return vision.EmbedResponse(embeddings=vectors, **about(request))
 
+    def Transcribe(self, request: vision.TranscribeRequest, context: grpc.ServicerContext) -> vision.TranscribeResponse:
+        self._enter(request, context)
+        found = [
+            vision.Transcription(
+                text=f"class {image[0]}",
+                score=0.5,
+                categories=[vision.Category(index=image[0], label=f"class {image[0]}", score=0.75)],
+            )
+            for image in images_of(request)
+        ]
+        return vision.TranscribeResponse(transcriptions=found, **about(request))
+
     def ListModels(self, request: vision.ListModelsRequest, context: grpc.ServicerContext) -> vision.ListModelsResponse:
         self._enter(request, context)
         bucket = vision.Bucket(batch=8, height=32, width=32)

@@ -15,6 +15,7 @@ from tests.client.conftest import Puppet
 
 from xlaserve_client import (
     Box,
+    Category,
     DeadlineExceeded,
     Detection,
     InvalidReply,
@@ -23,6 +24,7 @@ from xlaserve_client import (
     ModelNotFound,
     Overloaded,
     ServerError,
+    Transcription,
     Unavailable,
     VisionClient,
 )
@@ -128,7 +130,13 @@ def test_an_embedding_is_an_array_with_a_row_for_each_image(client: VisionClient
     np.testing.assert_array_equal(result.vectors, [[0.5] * 5 + [1], [0.5] * 5 + [2]])
 
 
-@pytest.mark.parametrize("verb", ["classify", "detect", "segment", "embed"])
+def test_a_transcription_is_the_text_and_its_classes(client: VisionClient) -> None:
+    one, two = client.transcribe([b"\x01", b"\x02"], model="plates").transcriptions
+    assert one == Transcription("class 1", 0.5, (Category(1, "class 1", 0.75),))
+    assert two.text == "class 2"
+
+
+@pytest.mark.parametrize("verb", ["classify", "detect", "segment", "embed", "transcribe"])
 def test_every_kind_of_inference_is_retried(client: VisionClient, puppet: Puppet, verb: str) -> None:
     puppet.failures = [UNAVAILABLE]
     getattr(client, verb)(b"\x01", model="m")
@@ -281,7 +289,7 @@ def test_a_server_that_never_answers_runs_into_the_deadline(client: VisionClient
 
 def test_inference_has_the_client_s_priority(puppet: Puppet) -> None:
     with VisionClient(puppet.target, priority=3) as client:
-        for ask in (client.classify, client.detect, client.segment, client.embed):
+        for ask in (client.classify, client.detect, client.segment, client.embed, client.transcribe):
             ask(b"\x01", model="digits")
             assert puppet.seen[-1].priority == 3
         client.infer(b"\x01", model="digits")

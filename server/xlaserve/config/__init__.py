@@ -14,7 +14,15 @@ from xlaserve.config.files import CONFIG_FILE_VARIABLE, ENV_PREFIX, check_files,
 from xlaserve.config.image_settings import CUTS, Border, Color, Decoding, Fit, Grey16, Layout, PixelRange, Window
 from xlaserve.config.model_settings import ModelSettings
 from xlaserve.config.modes import Lowering, Mode, Precision
-from xlaserve.config.output_settings import Activation, BoxFormat, OutputRange, OutputRole, OutputSettings, TaskName
+from xlaserve.config.output_settings import (
+    Activation,
+    Blank,
+    BoxFormat,
+    OutputRange,
+    OutputRole,
+    OutputSettings,
+    TaskName,
+)
 from xlaserve.config.resize_settings import (
     PILLOW_BILINEAR,
     TENSORFLOW_BILINEAR,
@@ -36,6 +44,7 @@ __all__ = [
     "TENSORFLOW_BILINEAR",
     "Activation",
     "AutoBuckets",
+    "Blank",
     "Border",
     "BoxFormat",
     "Bucket",

@@ -28,6 +28,7 @@ from xlaserve.config.modes import Lowering, Mode, Precision
 from xlaserve.config.output_settings import (
     DEFAULT_THRESHOLD,
     Activation,
+    Blank,
     BoxFormat,
     ClassNames,
     OutputRange,
@@ -55,10 +56,11 @@ class ModelSettings(Frozen):
     `builtin:digits`, `builtin:shapes-detector`, `builtin:shapes-segmenter`, or `builtin:noop`."""
     task: Literal["auto", TaskName] = "auto"
     """The meaning of the outputs. `tensors` reads nothing: clients get the model's own outputs, by their own names, of
-    any shape and type but text. `regression` is numbers, such as an age; `image` is an image made of the image, such as
-    one without its noise. `auto` tells by the source, or by the outputs' names, shapes and values, and takes `tensors`
-    where these are of no task for certain; the log and the metadata say what it took, and why. `embedding` makes Keras
-    Applications, KerasCV's backbones and KerasHub's classifiers give their pooled features."""
+    any shape and type but text. `regression` is numbers, such as an age; `sequence` is a class for each step, such as
+    the letters of a text; `image` is an image made of the image, such as one without its noise. `auto` tells by the
+    source, or by the outputs' names, shapes and values, and takes `tensors` where these are of no task for certain; the
+    log and the metadata say what it took, and why. `embedding` makes Keras Applications, KerasCV's backbones and
+    KerasHub's classifiers give their pooled features."""
     version: Number = Field("1", examples=[2])
     """The version's number, by which requests may choose it. Models of one name are its versions, which serve at
     the same time."""
@@ -153,6 +155,10 @@ class ModelSettings(Frozen):
     values: Pairs[str, str] = Field((), examples=[{"age": "years"}])
     """For regression: the names of the numbers, in their order, and their units, which metadata show. A unit may be
     empty."""
+    blank: Blank | None = None
+    """For `task: sequence`: the class that stands for no class (CTC), `last` by default or `first`; `labels` leave it
+    out. Steps of one class in a row are one, and blanks are dropped. With `none` there is no blank, and each step
+    counts."""
     output_range: OutputRange | None = None
     """For `task: image`: the values of black and white in the model's output, `0..1` by default, `-1..1` or `0..255`.
     Whole numbers are from 0 to 255 always. Answers are levels from 0 to 255, rounded and clipped."""

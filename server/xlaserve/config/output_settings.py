@@ -13,13 +13,18 @@ DEFAULT_THRESHOLD: Final = 0.5
 BoxFormat = Literal["xyxy", "yxyx", "xywh", "center_xywh", "rel_xyxy", "rel_yxyx", "rel_xywh", "rel_center_xywh"]
 """How a box is written, as KerasCV names it."""
 
-TaskName = Literal["classification", "detection", "segmentation", "embedding", "regression", "image", "tensors"]
+TaskName = Literal[
+    "classification", "detection", "segmentation", "embedding", "regression", "sequence", "image", "tensors"
+]
 
 OutputRole = Literal["scores", "boxes", "classes", "count", "class_map", "embedding", "values", "image"]
 """Roles of outputs in a task; the names that the protocol shows."""
 
 Activation = Literal["none", "softmax", "sigmoid"]
 """The function that the program applies to scores."""
+
+Blank = Literal["first", "last", "none"]
+"""The class of a sequence's steps that stands for no class."""
 
 OutputRange = Literal["0..1", "-1..1", "0..255"]
 """The values of black and white in images that a model gives."""
@@ -39,7 +44,7 @@ ClassNames = Annotated[tuple[str, ...], BeforeValidator(_in_quotes)]
 class OutputSettings(Frozen):
     """The reading of one output; each field as for a model of one output."""
 
-    task: Literal["classification", "segmentation", "embedding", "regression"]
+    task: Literal["classification", "segmentation", "embedding", "regression", "sequence"]
     """The meaning of this output."""
     labels: ClassNames | None = None
     """The names of the classes."""
@@ -51,3 +56,5 @@ class OutputSettings(Frozen):
     """For one number of each image or pixel: from here on it is of the second class."""
     values: Pairs[str, str] = Field((), examples=[{"age": "years"}])
     """For regression: the names of the numbers, in their order, and their units."""
+    blank: Blank | None = None
+    """For sequences: the class that stands for none."""

@@ -34,6 +34,7 @@ _ADAPTED: Final = frozenset({"classes", "task", "preprocess"})
 _BUILT: Final = _ADAPTED | {"weights", "precision"}
 _STORED: Final = _ADAPTED | {
     "activation",
+    "blank",
     "bounding_box_format",
     "output_names",
     "outputs",

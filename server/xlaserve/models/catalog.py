@@ -285,7 +285,7 @@ def _labelled(task: Task, settings: ModelSettings) -> Task:
     if not isinstance(task, WithClasses):
         got = settings.labels.name if isinstance(settings.labels, Path) else ", ".join(settings.labels)
         raise ModelFailed(f"labels: {task.name} has no classes, expected no labels, got {got}")
-    return task.labelled(class_names.named(settings.labels, task.classes))
+    return task.labelled(class_names.of_task(settings.labels, task))
 
 
 _UNFIT: Final = re.compile(r"A total of (\d+) objects could not be loaded\..*?\bname=([^,>]+)", re.DOTALL)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from xlaserve.errors import ModelFailed
+from xlaserve.models.task_base import WithClasses
 
 IMAGENET_CLASSES: Final = 1000
 FETCH_TIMEOUT_S: Final = 10.0
@@ -15,16 +16,21 @@ FETCH_TIMEOUT_S: Final = 10.0
 _log = logging.getLogger(__name__)
 
 
-def named(labels: tuple[str, ...] | Path, classes: int | None = None) -> tuple[str, ...]:
+def of_task(labels: tuple[str, ...] | Path, task: WithClasses) -> tuple[str, ...]:
+    """Returns the configured names of a task's classes. Raises ModelFailed where there is not one for each."""
+    return named(labels, task.label_count, task.labelled_classes)
+
+
+def named(labels: tuple[str, ...] | Path, classes: int | None = None, each: str = "class") -> tuple[str, ...]:
     """Returns the configured names. Raises ModelFailed where there is not one for each of `classes`, if given."""
     if isinstance(labels, Path):
-        return from_file(labels, classes)
+        return from_file(labels, classes, each)
     if classes is not None and len(labels) != classes:
-        raise ModelFailed(f"labels: expected {classes} names, one for each class, got {len(labels)}")
+        raise ModelFailed(f"labels: expected {classes} names, one for each {each}, got {len(labels)}")
     return labels
 
 
-def from_file(file: Path, classes: int | None = None) -> tuple[str, ...]:
+def from_file(file: Path, classes: int | None = None, each: str = "class") -> tuple[str, ...]:
     """Reads one name a line, UTF-8. Raises ModelFailed where there is not one for each of `classes`, if given."""
     try:
         names = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines())
@@ -32,7 +38,7 @@ def from_file(file: Path, classes: int | None = None) -> tuple[str, ...]:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ModelFailed(f"labels: {file.name} can't be read: {reason}") from error
     if classes is not None and len(names) != classes:
-        raise ModelFailed(f"labels: expected {classes} lines, one for each class, got {len(names)} in {file.name}")
+        raise ModelFailed(f"labels: expected {classes} lines, one for each {each}, got {len(names)} in {file.name}")
     return names
 
 

@@ -12,6 +12,7 @@ from xlaserve.engine.warmup.verify import EXACT
 from xlaserve.images.frame import Frame
 from xlaserve.models.task import (
     Classification,
+    ClassSequence,
     Detection,
     Embedding,
     ImageToImage,
@@ -55,7 +56,7 @@ def can_compare(one: Task, other: Task) -> bool:
 def likeness(task: Task, wanted: OfImage, got: OfImage) -> Likeness:
     """Compares two answers of models with the same task. Classes are the same where their indices are."""
     match task:
-        case Classification():
+        case Classification() | ClassSequence():
             agreement = task.agreement(wanted.outputs, got.outputs)
             return Likeness(agreement, difference=_largest_difference(wanted.outputs[0], got.outputs[0]))
         case Detection():

@@ -13,7 +13,7 @@ from xlaserve.engine.program import Outputs, run_batch
 from xlaserve.engine.warmup.auto_buckets import Programs
 from xlaserve.engine.warmup.sample import make_rows
 from xlaserve.models.catalog import Model
-from xlaserve.models.task import Classification, readings_of
+from xlaserve.models.task import Classification, ClassSequence, readings_of
 
 SUM_TOLERANCE: Final = 1e-2
 """Largest difference from 1 of the sum of probabilities, in narrow types."""
@@ -26,21 +26,21 @@ def are_probabilities(values: NDArray[Any]) -> bool:
 
 def measure(model: Model, programs: Programs) -> list[str]:
     """Returns `doubts` about answers to a few images, in the smallest bucket. Blocks."""
-    if not _classifications(model):
+    if not _of_classes(model):
         return []
     key = min(programs, key=lambda key: (math.prod(key[1]), key))
     return doubts(model, run_batch(programs[key].executable, *make_rows(model.inputs, *key[1])))
 
 
 def doubts(model: Model, outputs: Outputs) -> list[str]:
-    """Returns a warning for each classification of a user's model whose scores are no probabilities, with what to set;
-    none where the settings have an `activation`."""
+    """Returns a warning for each classification or sequence of a user's model whose scores are no probabilities, with
+    what to set; none where the settings have an `activation`."""
     found = []
-    for name, task in _classifications(model):
+    for name, task in _of_classes(model):
         scores = outputs[task.at]
         if are_probabilities(scores):
             continue
-        activation = "softmax" if task.threshold is None else "sigmoid"
+        activation = "sigmoid" if isinstance(task, Classification) and task.threshold is not None else "softmax"
         if _are_shares(scores):
             what = "are from 0 to 1 but don't sum up to 1, as those of a model with several labels for an image"
         else:
@@ -52,15 +52,16 @@ def doubts(model: Model, outputs: Outputs) -> list[str]:
     return found
 
 
-def _classifications(model: Model) -> list[tuple[str, Classification]]:
-    """Returns the classifications of a user's model for which the settings name no activation, and their outputs."""
+def _of_classes(model: Model) -> list[tuple[str, Classification | ClassSequence]]:
+    """Returns the classifications and sequences of a user's model for which the settings name no activation, and their
+    outputs."""
     settings, task = model.settings, model.task
     kind = sources.kind_of(settings.source)
     if kind is None or "activation" not in (sources.PARTICULAR if kind.value.takes is None else kind.value.takes):
         return []
     named = {name for name, own in settings.outputs if own.activation is not None}
-    whole = (task,) if isinstance(task, Classification) and settings.activation is None else ()
-    found = [one for one in (*whole, *readings_of(task)) if isinstance(one, Classification)]
+    whole = (task,) if isinstance(task, (Classification, ClassSequence)) and settings.activation is None else ()
+    found = [one for one in (*whole, *readings_of(task)) if isinstance(one, (Classification, ClassSequence))]
     return [(name, one) for one in found if (name := task.outputs[one.at].name) not in named]
 
 

@@ -6,58 +6,49 @@ order of `outputs`, one row for each image.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve.config import Color, Fit, TaskName
+from xlaserve.config import Color, Fit
 from xlaserve.engine.program import Outputs, Value
+from xlaserve.models.sequences import ClassSequence
+from xlaserve.models.task_base import (
+    DATATYPES,
+    UINT8_CLASSES,
+    BaseTask,
+    Category,
+    Datatype,
+    TensorSpec,
+    WithClasses,
+)
 
-Datatype = Literal["FP32", "FP64", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "BOOL"]
-"""A type of outputs, as the Open Inference Protocol spells it."""
-DATATYPES: Final[Mapping[np.dtype[Any], Datatype]] = {
-    np.dtype(np.float32): "FP32",
-    np.dtype(np.float64): "FP64",
-    np.dtype(np.int8): "INT8",
-    np.dtype(np.int16): "INT16",
-    np.dtype(np.int32): "INT32",
-    np.dtype(np.int64): "INT64",
-    np.dtype(np.uint8): "UINT8",
-    np.dtype(np.uint16): "UINT16",
-    np.dtype(np.uint32): "UINT32",
-    np.dtype(np.uint64): "UINT64",
-    np.dtype(np.bool_): "BOOL",
-}
-"""The protocol's data types, by NumPy's."""
-UINT8_CLASSES = 256
-"""The most classes that a class map of bytes can tell apart."""
-
-
-class TensorSpec(NamedTuple):
-    """An output as metadata shows it."""
-
-    name: str
-    datatype: Datatype
-    shape: tuple[int, ...]
-    """-1 is the batch, or a side that depends on the input's."""
-
-    @property
-    def is_float(self) -> bool:
-        """Whether its numbers are floats, which programs compute up to rounding."""
-        return self.datatype.startswith("FP")
-
-
-@dataclass(frozen=True, slots=True)
-class Category:
-    """One class and what the model gives for it."""
-
-    index: int
-    label: str
-    score: float
+__all__ = [
+    "DATATYPES",
+    "Category",
+    "ClassSequence",
+    "Classification",
+    "Datatype",
+    "Detection",
+    "Embedding",
+    "ImageToImage",
+    "Objects",
+    "Reading",
+    "Regression",
+    "Segmentation",
+    "Task",
+    "TaskT",
+    "TensorSpec",
+    "Tensors",
+    "WithClasses",
+    "best",
+    "classification_at",
+    "reading_of",
+    "readings_of",
+]
 
 
 class Objects(NamedTuple):
@@ -69,48 +60,6 @@ class Objects(NamedTuple):
     """Class indices, `[k]`."""
     scores: NDArray[Value]
     """The scores, `[k]`."""
-
-
-class _Task:
-    """Defaults that most tasks share."""
-
-    name: ClassVar[TaskName]
-    default_fit: ClassVar[Fit] = Fit.RESIZE
-    """The fit of encoded images to the model's size, where the settings name none."""
-    reordered: ClassVar[frozenset[str]] = frozenset()
-    """Outputs that can't be compared number by number, as the smallest difference of a score changes their order."""
-    least_alike: ClassVar[float] = 1.0
-    rounding: ClassVar[float] = 0.0
-    """The difference of two numbers that rounding alone may make, however close they were before."""
-
-    def comparable(self, outputs: Outputs) -> Outputs:
-        """Returns the outputs that can be compared number by number."""
-        return outputs
-
-    def agreement(self, wanted: Outputs, got: Outputs) -> float | None:
-        """Returns the share of answers that are the same; None where none can be expected to be."""
-        return None
-
-
-@dataclass(frozen=True)
-class WithClasses(_Task):
-    """A task with classes, and perhaps as many names for them."""
-
-    classes: int
-    labels: tuple[str, ...] | None = None
-    at: int = field(default=0, kw_only=True)
-    """The place of the output among the model's outputs; 0 for a task of its own."""
-
-    def label(self, index: int) -> str:
-        """Returns the name of a class, or its index as text where it has no label."""
-        # A user's model may give class indices beyond the configured number of classes.
-        if self.labels is None or not 0 <= index < self.classes:
-            return str(index)
-        return self.labels[index]
-
-    def labelled(self, labels: tuple[str, ...]) -> Self:
-        """Returns the same task with names for its classes."""
-        return replace(self, labels=labels)
 
 
 @dataclass(frozen=True)
@@ -220,7 +169,7 @@ class Segmentation(WithClasses):
 
 
 @dataclass(frozen=True)
-class Embedding(_Task):
+class Embedding(BaseTask):
     """`embedding` FP32 `[n, dimensions]`: a vector for each image, as the network gives it."""
 
     dimensions: int
@@ -236,7 +185,7 @@ class Embedding(_Task):
 
 
 @dataclass(frozen=True)
-class Regression(_Task):
+class Regression(BaseTask):
     """`values` FP32 `[n, count]`: numbers for each image, such as an age."""
 
     count: int
@@ -259,7 +208,7 @@ class Regression(_Task):
 
 
 @dataclass(frozen=True)
-class ImageToImage(_Task):
+class ImageToImage(BaseTask):
     """`image` UINT8 `[n, height, width, channels]`: an image made of each image, in levels from 0 to 255."""
 
     color: Color
@@ -281,12 +230,12 @@ class ImageToImage(_Task):
         return (outputs[0].astype(np.float32),)
 
 
-Reading = Classification | Segmentation | Embedding | Regression
+Reading = Classification | Segmentation | Embedding | Regression | ClassSequence
 """The task of one output."""
 
 
 @dataclass(frozen=True)
-class Tensors(_Task):
+class Tensors(BaseTask):
     """The model's own outputs, `[n, ...]` of any rank and type, by the names that it gives them.
 
     Some of them may have readings; the others are read by the client alone.
@@ -329,9 +278,9 @@ def best(scores: NDArray[Value], k: int) -> NDArray[np.intp]:
     return candidates[np.argsort(negated[candidates], kind="stable")[: max(k, 0)]]
 
 
-Task = Classification | Detection | Segmentation | Embedding | Regression | ImageToImage | Tensors
+Task = Classification | Detection | Segmentation | Embedding | Regression | ClassSequence | ImageToImage | Tensors
 
-TaskT = TypeVar("TaskT", Classification, Detection, Segmentation, Embedding, Regression, ImageToImage)
+TaskT = TypeVar("TaskT", Classification, Detection, Segmentation, Embedding, Regression, ClassSequence, ImageToImage)
 
 
 def reading_of(task: Task, kind: type[TaskT]) -> TaskT:

@@ -10,6 +10,7 @@ from xlaserve.images.frame import Frame, place, whole
 from xlaserve.models.likeness import OfImage, can_compare, likeness
 from xlaserve.models.task import (
     Classification,
+    ClassSequence,
     Detection,
     Embedding,
     ImageToImage,
@@ -48,6 +49,15 @@ def detected(*objects: tuple[tuple[float, float, float, float], int, float], fra
 )
 def test_classifications_agree_in_the_likeliest_class(wanted: Any, got: Any, expected: Likeness) -> None:
     assert likeness(Classification(3), answer(wanted), answer(got)) == expected
+
+
+def test_sequences_agree_where_their_text_is_the_same() -> None:
+    task = ClassSequence(3, steps=3)
+    paths = ([0, 2, 1], [0, 0, 1], [0, 1, 0])
+    wanted, same, other = (answer(np.eye(3, dtype=np.float32)[path]) for path in paths)
+    assert can_compare(task, ClassSequence(3, steps=4))
+    assert likeness(task, wanted, same) == Likeness(1.0, None, 1.0)
+    assert likeness(task, wanted, other) == Likeness(0.0, None, 1.0)
 
 
 DETECTION = Detection(5, max_detections=3)

@@ -56,6 +56,8 @@ def read(outputs: Sequence[Tensor], image: ImageInput | None, labels: str) -> Re
             mask = Line(LABELS, ["background", "object"], "if its numbers are a mask: below and from 0.5 on", True)
             lines = (mask, *_as_image(output, image, "if it is a grey image"))
             return Reading(f"tensors: one {_kind(output)} for each pixel", lines)
+        case (_, _, int(classes)) if output.activation == "softmax" and classes > 1:
+            return _sequence(classes, labels)
         case (_, *sides, int(channels)) if len(sides) == 2:
             return _map(output, channels, image, labels)
     return Reading("tensors: the model's own outputs")
@@ -95,6 +97,12 @@ def _map(output: Tensor, channels: int, image: ImageInput | None, labels: str) -
     line = Line("task", "segmentation", "if its channels are classes; with their labels", True)
     lines = _as_image(output, image, "or segmentation, if its channels are classes; with their labels") or (line,)
     return Reading(f"tensors: an image, or a map, of {channels} channels", lines)
+
+
+def _sequence(classes: int, labels: str) -> Reading:
+    blank = Line("blank", "last", "or first: the class of CTC that stands for none; none without CTC", True)
+    named = Line(LABELS, labels, f"the names of the {classes - 1} classes without the blank, one a line", True)
+    return Reading(f"tensors: {classes} probabilities in each step", (Line("task", "sequence", "", True), blank, named))
 
 
 def _as_image(output: Tensor, image: ImageInput | None, comment: str) -> tuple[Line, ...]:

@@ -116,13 +116,13 @@ def classification(outputs: Mapping[str, TensorShape], settings: ModelSettings) 
     match scores.shape:
         case (_, 1) | (_,):
             task = Classification(2, threshold=settings.threshold)
-            return Head(task, lambda raw, _: (_both_classes(_activated(raw[name], settings)),))
+            return Head(task, lambda raw, _: (_both_classes(activated(raw[name], settings)),))
         case (_, int(classes)):
-            return Head(Classification(classes), lambda raw, _: (_activated(raw[name], settings),))
+            return Head(Classification(classes), lambda raw, _: (activated(raw[name], settings),))
     raise ModelFailed(f"source: expected an output of scores [None, classes], got {scores}")
 
 
-def _activated(scores: tf.Tensor, settings: ModelSettings) -> tf.Tensor:
+def activated(scores: tf.Tensor, settings: ModelSettings) -> tf.Tensor:
     """Returns scores as float32, after the function that the settings apply to them."""
     scores = tf.cast(scores, tf.float32)
     match settings.activation:
@@ -222,7 +222,7 @@ def _masks(name: str, settings: ModelSettings) -> Head:
     task = Segmentation(2)
 
     def finish(raw: Raw, images: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        maps = _activated(raw[name], settings)
+        maps = activated(raw[name], settings)
         maps = _enlarged(maps if maps.shape.rank == 4 else maps[..., tf.newaxis], images)
         return (tf.cast(maps[..., 0] >= settings.threshold, _map_dtype(task)),)
 
@@ -274,7 +274,7 @@ def candidates(
     def finish(raw: Raw, images: tf.Tensor) -> tuple[tf.Tensor, ...]:
         return boxes.suppress(
             boxes.to_xyxy(raw[boxes_name], settings.bounding_box_format, images),
-            _activated(raw[scores_name], settings),
+            activated(raw[scores_name], settings),
             images,
             max_detections=task.max_detections,
             score_threshold=settings.score_threshold,
@@ -294,7 +294,7 @@ def _finished(outputs: Mapping[str, TensorShape], settings: ModelSettings, boxes
 
     def finish(raw: Raw, images: tf.Tensor) -> tuple[tf.Tensor, ...]:
         found = boxes.cut(boxes.to_xyxy(raw[boxes_name], settings.bounding_box_format, images), images)
-        scores = _fit(_activated(raw[scores_name], settings), task.max_detections)
+        scores = _fit(activated(raw[scores_name], settings), task.max_detections)
         is_object = scores > settings.score_threshold
         if count_name is not None:
             given = tf.reshape(tf.cast(raw[count_name], tf.int32), (-1,))

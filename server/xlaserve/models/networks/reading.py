@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from xlaserve.config import ModelSettings, OutputRole, TaskName
 from xlaserve.errors import ModelFailed
 from xlaserve.models import class_names
-from xlaserve.models.networks import heads
+from xlaserve.models.networks import heads, sequence_head
 from xlaserve.models.networks.heads import Finish, Head, TensorShape
 from xlaserve.models.networks.image_tensor import channels_last, maps_last
 from xlaserve.models.output_facts import IMAGE_CHANNELS, MOST_CLASSES, OUTPUT_NAMES
@@ -46,6 +46,10 @@ _OF_ROLES: Final[Mapping[OutputRole, TaskName]] = {
     "image": "image",
 }
 """Roles of outputs that only one task has."""
+
+
+_OF_SETTINGS: Final[Mapping[str, TaskName]] = {"values": "regression", "blank": "sequence", "output_range": "image"}
+"""Settings that only one task has."""
 
 
 class _Found(NamedTuple):
@@ -90,6 +94,8 @@ def _head(  # noqa: PLR0911 - one each
             return heads.embedding(outputs, settings)
         case "regression":
             return heads.regression(outputs, settings)
+        case "sequence":
+            return sequence_head.sequence(outputs, settings)
         case "image":
             return _of_pixels(heads.image, outputs, settings, is_first)
         case "tensors":
@@ -129,7 +135,7 @@ def _with_readings(outputs: Mapping[str, TensorShape], settings: ModelSettings, 
         if own.labels is not None:
             if not isinstance(task, WithClasses):
                 raise ModelFailed(f"outputs.{name}.labels: {own.task} has no classes, expected no labels")
-            task = task.labelled(class_names.named(own.labels, task.classes))
+            task = task.labelled(class_names.of_task(own.labels, task))
         specs[place] = task.outputs[0]._replace(name=name)
         readings.append(replace(task, at=place))
         finishes[place] = head.finish
@@ -159,10 +165,9 @@ def _recognise(outputs: Mapping[str, TensorShape], settings: ModelSettings, prob
     for role, task in _OF_ROLES.items():
         if role in roles:
             return _Found(task, f"output_names names the {role}")
-    if settings.values:
-        return _Found("regression", "the settings name its values")
-    if settings.output_range is not None:
-        return _Found("image", "the settings say which output_range it has")
+    for field, task in _OF_SETTINGS.items():
+        if getattr(settings, field):
+            return _Found(task, f"the settings say its {field}")
     has_scores = "scores" in roles or any(name in outputs for name in OUTPUT_NAMES["scores"])
     for name in OUTPUT_NAMES["boxes"]:
         if name in outputs and has_scores and (shape := outputs[name].shape) is not None and list(shape[2:]) == [4]:

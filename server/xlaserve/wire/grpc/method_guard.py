@@ -26,7 +26,14 @@ ROLES: Final[dict[str, dict[str, Sequence[Role]]]] = {
         "RepositoryIndex": READ,
         "ModelStatistics": OBSERVE,
     },
-    "xlaserve.v1.Vision": {"Classify": INFER, "Detect": INFER, "Segment": INFER, "Embed": INFER, "ListModels": READ},
+    "xlaserve.v1.Vision": {
+        "Classify": INFER,
+        "Detect": INFER,
+        "Segment": INFER,
+        "Embed": INFER,
+        "Transcribe": INFER,
+        "ListModels": READ,
+    },
     "tensorflow.serving.PredictionService": {
         "Predict": INFER,
         "Classify": INFER,

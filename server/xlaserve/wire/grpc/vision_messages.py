@@ -31,8 +31,12 @@ from xlaserve.wire.shared.output_tensors import MAX_INLINE_US, fits_inline
 from xlaserve.wire.shared.parts import Part
 from xlaserve_proto import vision_pb2 as pb
 
-FieldsT = TypeVar("FieldsT", pb.ClassifyRequest, pb.DetectRequest, pb.SegmentRequest, pb.EmbedRequest)
-InferenceResponse = pb.ClassifyResponse | pb.DetectResponse | pb.SegmentResponse | pb.EmbedResponse
+FieldsT = TypeVar(
+    "FieldsT", pb.ClassifyRequest, pb.DetectRequest, pb.SegmentRequest, pb.EmbedRequest, pb.TranscribeRequest
+)
+InferenceResponse = (
+    pb.ClassifyResponse | pb.DetectResponse | pb.SegmentResponse | pb.EmbedResponse | pb.TranscribeResponse
+)
 
 IMAGES: Final = "images"
 RGB: Final = "rgb"
@@ -103,7 +107,7 @@ def parse_classify(request: VisionMessage[pb.ClassifyRequest], served: Served, d
     top_k = request.fields.top_k
     if top_k < 0:
         raise InvalidArgument("top_k", f"a number of classes, or 0 for {DEFAULT_TOP_K}", top_k)
-    parsed = _request(request, served, deadline)
+    parsed = pipeline_request(request, served, deadline)
     kept = min(top_k or DEFAULT_TOP_K, task.classes)
     if fits_inline(parsed.images, kept, task.classes):
         return parsed
@@ -168,7 +172,7 @@ def parse_detect(request: VisionMessage[pb.DetectRequest], served: Served, deadl
         raise InvalidArgument("min_score", "a number", fields.min_score)
     if fields.max_detections < 0:
         raise InvalidArgument("max_detections", "a number of objects, or 0 for all", fields.max_detections)
-    parsed = _request(request, served, deadline)
+    parsed = pipeline_request(request, served, deadline)
     if len(parsed.images) * (IMAGE_US + task.max_detections * DETECTION_US) <= MAX_INLINE_US:
         return parsed
     return parsed._replace(rendering=DetectedObjects(fields.min_score, fields.max_detections))
@@ -232,7 +236,9 @@ def parse_segment(
     if fields.encoding not in pb.SegmentRequest.Encoding.values():
         raise InvalidArgument("encoding", "ENCODING_PNG or ENCODING_RUN_LENGTHS", fields.encoding)
     as_runs = fields.encoding == pb.SegmentRequest.ENCODING_RUN_LENGTHS
-    return _request(request, served, deadline)._replace(rendering=ClassMaps(as_runs, fields.pixel_counts, max_bytes))
+    return pipeline_request(request, served, deadline)._replace(
+        rendering=ClassMaps(as_runs, fields.pixel_counts, max_bytes)
+    )
 
 
 def class_maps(request: pb.SegmentRequest, served: Served, answer: Answer) -> Response:
@@ -275,7 +281,7 @@ class ClassMaps(NamedTuple):
 def parse_embed(request: VisionMessage[pb.EmbedRequest], served: Served, deadline: float) -> Request:
     """Returns the `pipeline.Request`."""
     task_of(served, Embedding)
-    return _request(request, served, deadline)
+    return pipeline_request(request, served, deadline)
 
 
 def embeddings(request: pb.EmbedRequest, served: Served, answer: Answer) -> Response:
@@ -293,7 +299,8 @@ def stamp(response: InferenceResponse, served: Served, answer: Answer, timings: 
         setattr(stages, stage, getattr(timings, stage))
 
 
-def _request(message: VisionMessage[FieldsT], served: Served, deadline: float) -> Request:
+def pipeline_request(message: VisionMessage[FieldsT], served: Served, deadline: float) -> Request:
+    """Returns the `pipeline.Request`, without a rendering. Raises InvalidArgument."""
     fields = message.fields
     images = _images(message, served.model.image.channels)
     return Request(fields.mode, images, deadline, priority=check_priority(fields.priority, "priority"))

@@ -10,8 +10,8 @@ from xlaserve.admission.caller import CURRENT
 from xlaserve.models.version import Served
 from xlaserve.pipeline import Answer, Request
 from xlaserve.programs.watch.xla_log import XlaCompilation
+from xlaserve.wire.grpc import sequence_messages, vision_models
 from xlaserve.wire.grpc import vision_messages as messages
-from xlaserve.wire.grpc import vision_models
 from xlaserve.wire.grpc.context import Context, deadline
 from xlaserve.wire.grpc.vision_messages import VisionMessage
 from xlaserve.wire.grpc.wire_format import Wire
@@ -45,6 +45,11 @@ class Vision:
     async def Embed(self, request: VisionMessage[pb.EmbedRequest], context: Context) -> Wire:
         """Makes vectors of the images."""
         return await self._run("Embed", request, context, messages.parse_embed, messages.embeddings)
+
+    async def Transcribe(self, request: VisionMessage[pb.TranscribeRequest], context: Context) -> Wire:
+        """Reads the sequences of classes in the images."""
+        parse, respond = sequence_messages.parse_transcribe, sequence_messages.transcriptions
+        return await self._run("Transcribe", request, context, parse, respond)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         """Lists the models."""

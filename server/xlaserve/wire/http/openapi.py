@@ -172,6 +172,10 @@ SCHEMAS: Final[dict[str, Json]] = {
     ),
     "ClassMaps": _answered("maps", _object(["png"], png=_BASE64, counts=_list(_PIXELS), height=INTEGER, width=INTEGER)),
     "Embeddings": _answered("embeddings", _object(["values"], values=_list(NUMBER))),
+    "Transcriptions": _answered(
+        "transcriptions",
+        _object(["text", "score", "categories"], text=STRING, score=NUMBER, categories=_list(_CATEGORY)),
+    ),
     "MadeImages": _answered("images", _object(["png"], png=_BASE64, height=INTEGER, width=INTEGER)),
     "PredictRequest": _object(
         signature_name={"const": "serving_default"},
@@ -193,11 +197,12 @@ OF_TASKS: Final[dict[str, tuple[str, dict[str, Json]]]] = {
     ),
     "segment": ("ClassMaps", {"pixel_counts": {"type": "boolean"}}),
     "embed": ("Embeddings", {}),
+    "transcribe": ("Transcriptions", {}),
     "transform": ("MadeImages", {}),
 }
 """The answer of each method for images, and its own options."""
 IMAGE_TYPES: Final = ("image/jpeg", "image/png", "image/webp")
-DRAWN: Final = ("classify", "detect", "segment", "transform")
+DRAWN: Final = ("classify", "detect", "segment", "transcribe", "transform")
 """Methods that answer with a picture, for who accepts that."""
 OTHER_ANSWERS: Final = {"predict": "Predictions", "status": "Status", "status_of_model": "ModelStatus"}
 

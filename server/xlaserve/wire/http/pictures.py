@@ -14,7 +14,7 @@ from xlaserve.images import drawing
 from xlaserve.images.drawing import Box, Line, Pixels
 from xlaserve.images.frame import Frame
 from xlaserve.images.image_output import to_png
-from xlaserve.models.task import Classification, Detection, ImageToImage, Segmentation, Task, reading_of
+from xlaserve.models.task import Classification, ClassSequence, Detection, ImageToImage, Segmentation, Task, reading_of
 from xlaserve.pipeline import Draw, Render
 from xlaserve.wire.shared.objects import in_original, within
 
@@ -47,6 +47,20 @@ class DrawnClasses(NamedTuple):
         def draw(outputs: Outputs, frame: Frame, pixels: Pixels) -> bytes:
             (categories,) = classification.top(outputs, min(self.k, drawing.MAX_LINES))
             return drawing.captioned(pixels, [Line(one.label, f"{one.score:.4g}") for one in categories])
+
+        return draw
+
+
+class DrawnText(NamedTuple):
+    """The text below the image."""
+
+    def drawer(self, task: Task) -> Draw:
+        """Returns what draws it."""
+        sequence = reading_of(task, ClassSequence)
+
+        def draw(outputs: Outputs, frame: Frame, pixels: Pixels) -> bytes:
+            (found,) = sequence.transcripts(outputs)
+            return drawing.captioned(pixels, [Line(found.text, f"{found.score:.4g}")])
 
         return draw
 

@@ -56,6 +56,7 @@ def operations(
         of_task("detect", vision.detect),
         of_task("segment", vision.segment),
         of_task("embed", vision.embed),
+        of_task("transcribe", vision.transcribe),
         of_task("transform", vision.transform),
         of_task("regress", serving.regress),
         Operation("GET", ["/v2/health/live"], "live", one.live, ANYONE, is_probe=True),

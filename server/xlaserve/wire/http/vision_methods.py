@@ -20,7 +20,17 @@ from xlaserve.images import class_map
 from xlaserve.images.drawing import MAX_SIDE
 from xlaserve.images.frame import Frame
 from xlaserve.images.image_output import to_png
-from xlaserve.models.task import Classification, Detection, Embedding, ImageToImage, Segmentation, Task, reading_of
+from xlaserve.models.task import (
+    Classification,
+    ClassSequence,
+    Detection,
+    Embedding,
+    ImageToImage,
+    Segmentation,
+    Task,
+    WithClasses,
+    reading_of,
+)
 from xlaserve.models.version import Served
 from xlaserve.pipeline import Drawn, Render, Rendering, Request
 from xlaserve.wire.http import pictures
@@ -58,6 +68,10 @@ class Vision:
     async def embed(self, request: HttpRequest) -> HttpAnswer:
         """Returns an embedding vector for each image."""
         return await self._run("embed", request, "embeddings", _vectors)
+
+    async def transcribe(self, request: HttpRequest) -> HttpAnswer:
+        """Reads the text, or another sequence of classes, in images."""
+        return await self._run("transcribe", request, "transcriptions", _sequences)
 
     async def transform(self, request: HttpRequest) -> HttpAnswer:
         """Returns the image that the model makes of each image."""
@@ -113,6 +127,8 @@ def _drawn(rendering: Rendering | Drawn, images: int) -> Rendering | Drawn:
             return Drawn(pictures.DrawnObjects(min_score, most), MAX_SIDE)
         case ClassMaps():
             return Drawn(pictures.DrawnMap(), MAX_SIDE)
+        case Transcripts():
+            return Drawn(pictures.DrawnText(), MAX_SIDE)
         case MadeImages(max_bytes):
             return pictures.MadeImage(max_bytes)
     raise InvalidArgument("accept", "application/json, as no picture shows an embedding", pictures.PNG)
@@ -227,5 +243,29 @@ def _vectors(served: Served, form: Form) -> Vectors:
     return Vectors()
 
 
-def _named(task: Classification | Detection, index: int, score: float) -> Json:
-    return {"index": index, "label": task.label(index), "score": score if math.isfinite(score) else None}
+class Transcripts(NamedTuple):
+    """Renders sequences."""
+
+    def renderer(self, task: Task) -> Render:
+        """Returns what gives that of one image in JSON."""
+        sequence = reading_of(task, ClassSequence)
+
+        def render(outputs: Outputs, frame: Frame) -> bytes:
+            (found,) = sequence.transcripts(outputs)
+            categories = [_named(sequence, one.index, one.score) for one in found.categories]
+            return to_json({"text": found.text, "score": _number(found.score), "categories": categories})
+
+        return render
+
+
+def _sequences(served: Served, form: Form) -> Transcripts:
+    task_of(served, ClassSequence)
+    return Transcripts()
+
+
+def _named(task: WithClasses, index: int, score: float) -> Json:
+    return {"index": index, "label": task.label(index), "score": _number(score)}
+
+
+def _number(score: float) -> float | None:
+    return score if math.isfinite(score) else None

@@ -14,6 +14,7 @@ from xlaserve.errors import ImageTooLarge, InvalidArgument
 from xlaserve.images.frame import Frame
 from xlaserve.models.task import (
     Classification,
+    ClassSequence,
     Detection,
     Embedding,
     ImageToImage,
@@ -33,6 +34,7 @@ METHODS: Final[dict[type[Task], str]] = {
     Detection: "Detect",
     Segmentation: "Segment",
     Embedding: "Embed",
+    ClassSequence: "Transcribe",
 }
 """The method of each task that has one of its own."""
 ANY_TASK: Final = "ModelInfer, :predict over HTTP, or xlaserve-client infer"

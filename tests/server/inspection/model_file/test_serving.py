@@ -49,6 +49,7 @@ MODELS = [
     described(output(8, 8, 20)),
     described(output(8, 8, 3, activation="tanh")),
     described(output(8, 8, 3, activation="relu")),
+    described(output(40, 11, activation="softmax")),
 ]
 
 

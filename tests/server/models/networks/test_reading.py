@@ -14,6 +14,7 @@ from xlaserve.models.networks.heads import Head, TensorShape
 from xlaserve.models.networks.reading import Sampled
 from xlaserve.models.task import (
     Classification,
+    ClassSequence,
     Detection,
     Embedding,
     ImageToImage,
@@ -59,6 +60,8 @@ def softmax(*shape: int) -> Any:
         ([None, 8, 6, 3], {"classes": 3}, Segmentation),
         ([None, 2], {"values": {"x": "m", "y": "m"}}, Regression),
         ([None, 2], {"output_names": {"embedding": "it"}}, Embedding),
+        ([None, 30, 3], {"blank": "last"}, ClassSequence),
+        ([None, None, 3], {"blank": "first"}, ClassSequence),
         ([None, 8, 6, 1], {"output_names": {"image": "it"}}, ImageToImage),
         ([None, 8, 6, 3], {"output_range": "0..1"}, ImageToImage),
     ],

@@ -18,6 +18,7 @@ from xlaserve.images.frame import Frame, place, whole
 from xlaserve.models.task import (
     DATATYPES,
     Classification,
+    ClassSequence,
     Datatype,
     Detection,
     Embedding,
@@ -30,7 +31,7 @@ from xlaserve.models.task import (
 )
 from xlaserve.models.version import Served
 from xlaserve.pipeline import Answer, Request
-from xlaserve.wire.grpc import open_inference_tensors, tensor_protos
+from xlaserve.wire.grpc import open_inference_tensors, sequence_messages, tensor_protos
 from xlaserve.wire.grpc import vision_messages as messages
 from xlaserve.wire.grpc.wire_format import LARGE_BYTES
 from xlaserve.wire.shared.objects import METHODS
@@ -43,6 +44,7 @@ TASKS: dict[str, Task] = {
     "Detect": Detection(2, LABELS, max_detections=3),
     "Segment": Segmentation(2, LABELS),
     "Embed": Embedding(4),
+    "Transcribe": ClassSequence(3, ("", *LABELS), steps=4, blank="first"),
 }
 DEADLINE = 9.0
 WIDE = place(50, 100, input_height=64, input_width=64, fit=Fit.LETTERBOX)  # 32 rows from row 16 on, at 0.64
@@ -57,6 +59,7 @@ PARSERS: dict[str, tuple[type[Any], Callable[[Any, Served], Request]]] = {
     "Detect": (pb.DetectRequest, lambda m, served: messages.parse_detect(m, served, DEADLINE)),
     "Segment": (pb.SegmentRequest, lambda m, served: messages.parse_segment(m, served, DEADLINE, 1000)),
     "Embed": (pb.EmbedRequest, lambda m, served: messages.parse_embed(m, served, DEADLINE)),
+    "Transcribe": (pb.TranscribeRequest, lambda m, served: sequence_messages.parse_transcribe(m, served, DEADLINE)),
 }
 
 

@@ -165,6 +165,7 @@ class State:
                 "maps": [{"counts": [{"index": 0, "label": self.label, "pixels": 50}], "height": 10, "width": 10}]
             },
             "embed": {"embeddings": [{"values": [0.6, 0.8]}]},
+            "transcribe": {"transcriptions": [{"text": self.label, "score": 0.5, "categories": []}]},
             "transform": {"images": [{"height": 320, "width": 480, "png": ""}]},
         }
         return {**head, **found[method]}

@@ -5,8 +5,8 @@
   const RATE_S = 10, HISTORY_S = 60; // over how long rates are taken, and how long the curve is
   const MANY = 12; // models from which on there is a filter
   const SHOWN = 20; // findings of a tried image
-  const METHODS = { classification: "classify", detection: "detect", segmentation: "segment", embedding: "embed", image: "transform" };
-  const OPTIONS = { classify: { top_k: "5" }, detect: { min_score: "0.3" }, segment: { pixel_counts: "true" }, embed: {}, transform: {} };
+  const METHODS = { classification: "classify", detection: "detect", segmentation: "segment", embedding: "embed", sequence: "transcribe", image: "transform" };
+  const OPTIONS = { classify: { top_k: "5" }, detect: { min_score: "0.3" }, segment: { pixel_counts: "true" }, embed: {}, transcribe: {}, transform: {} };
   const DRAWN = new Set(["detect", "segment", "transform"]);
   const STAGES = ["decode", "queue", "gather", "execute", "encode"];
   const SERVERS = new Set(["INTERNAL", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"]); // whose fault it was
@@ -500,6 +500,10 @@
     embed: ({ embeddings: [{ values }] }) => [
       `${count(values.length, "number")}, length ${number(Math.hypot(...values))}`,
       [[`${values.slice(0, 8).map((value) => number(value)).join(", ")}${values.length > 8 ? ", …" : ""}`, null, ""]],
+    ],
+    transcribe: ({ transcriptions: [{ text, score, categories }] }) => [
+      categories.length ? `${text}, score ${number(score)}` : "Nothing",
+      categories.map(({ label, score: own }) => [label, own, number(own)]),
     ],
     transform: ({ images: [{ height, width }] }) => [`An image of ${width} × ${height} pixels`, []],
   };
