@@ -20,6 +20,7 @@ from xlaserve_client.results import (
     DetectResult,
     EmbedResult,
     InferResult,
+    LocateResult,
     Model,
     SegmentResult,
     TranscribeResult,
@@ -77,6 +78,19 @@ class AsyncVisionClient(BaseClient):
     ) -> TranscribeResult:
         """Reads the sequence of classes in each of `images`; see `VisionClient.transcribe`."""
         return await self._ask(partial(vision_calls.transcribe, images, model=model, mode=mode), images, deadline_s)
+
+    async def locate(
+        self,
+        images: Images,
+        *,
+        model: str,
+        min_score: float = 0.0,
+        mode: str | None = None,
+        deadline_s: float | None = None,
+    ) -> LocateResult:
+        """Finds the keypoints in `images`; see `VisionClient.locate`."""
+        build = partial(vision_calls.locate, images, model=model, min_score=min_score, mode=mode)
+        return await self._ask(build, images, deadline_s)
 
     async def infer(
         self, images: Images, *, model: str, mode: str | None = None, deadline_s: float | None = None

@@ -1,4 +1,4 @@
-"""The commands that send images: `run`, `classify`, `detect`, `segment`, `embed`, `transcribe` and `infer`."""
+"""The commands that send images: `run`, `infer`, and one for each task."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from xlaserve_client.results import (
     DetectResult,
     EmbedResult,
     InferResult,
+    LocateResult,
     SegmentResult,
     TranscribeResult,
 )
@@ -73,6 +74,9 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     embed.set_defaults(run=partial(_on_images, _embed))
     transcribe = commands.add_parser("transcribe", parents=[images], help="read the text in images")
     transcribe.set_defaults(run=partial(_on_images, _transcribe))
+    locate = commands.add_parser("locate", parents=[images, drawn], help="find the keypoints in images")
+    locate.add_argument("--min-score", type=float, default=0.0, metavar="SCORE", help="leave out less likely keypoints")
+    locate.set_defaults(run=partial(_on_images, _locate))
     infer = commands.add_parser("infer", parents=[images], help="print the output tensors of any model")
     infer.add_argument(
         "--out",
@@ -232,6 +236,24 @@ def _transcribe(client: VisionClient, options: argparse.Namespace) -> int:
     return _ask_each(options, client.transcribe, lines, dataclasses.asdict)
 
 
+def _locate(client: VisionClient, options: argparse.Namespace) -> int:
+    drawn = _files(options, "locate", ".png")
+
+    def lines(path: Path, result: LocateResult) -> list[str]:
+        (found,) = result.results
+        if options.out:
+            from xlaserve_client.drawing import draw_keypoints  # noqa: PLC0415 - needs Pillow
+
+            draw_keypoints(path, found).save(drawn[path])
+        return [
+            f"  {'' if item.score is None else f'{item.score:.4f}':>9}  {item.label}{_number(item.label, item.index)}  "
+            f"x {item.x:.1f}, y {item.y:.1f}"
+            for item in found.keypoints
+        ] or ["  nothing"]
+
+    return _ask_each(options, partial(client.locate, min_score=options.min_score), lines, dataclasses.asdict)
+
+
 def _infer(client: VisionClient, options: argparse.Namespace) -> int:
     written = _files(options, "infer", ".npz")
 
@@ -255,6 +277,7 @@ _BY_TASK: Final[Mapping[str, Command]] = {
     "segmentation": _segment,
     "embedding": _embed,
     "sequence": _transcribe,
+    "keypoints": _locate,
 }
 
 

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
-from xlaserve_client.results import ClassMap, Detections
+from xlaserve_client.results import ClassMap, Detections, Keypoints
 
 _COLOURS: Final = (
     (230, 60, 50),
@@ -39,6 +39,17 @@ def draw_boxes(image: Path, found: Detections) -> Image.Image:
         at = (box.x_min, max(0.0, box.y_min - (bottom - box.y_min) - 2))
         pen.rectangle((at[0], at[1], at[0] + right - left + 4, at[1] + bottom - top + 5), fill=colour)
         pen.text((at[0] + 2, at[1]), text, fill=(255, 255, 255))
+    return drawn
+
+
+def draw_keypoints(image: Path, found: Keypoints) -> Image.Image:
+    """Returns the image, upright, with a dot at each keypoint."""
+    drawn = _upright(image)
+    pen = ImageDraw.Draw(drawn)
+    radius = max(2, round(min(drawn.size) / 80))
+    for item in found.keypoints:
+        colour = _COLOURS[item.index % len(_COLOURS)]
+        pen.ellipse((item.x - radius, item.y - radius, item.x + radius, item.y + radius), fill=colour)
     return drawn
 
 

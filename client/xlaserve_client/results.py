@@ -161,6 +161,39 @@ class TranscribeResult(Answer):
     """One for each image, in the order of the request."""
 
 
+@dataclass(frozen=True, slots=True)
+class Keypoint:
+    """One keypoint, in pixels of the original image; it may lie beyond its edges."""
+
+    index: int
+    """The keypoint's position in the model's output."""
+    label: str
+    """Its name; its index as text where the model has no labels."""
+    score: float | None
+    """None where the model gives none."""
+    x: float
+    y: float
+
+
+@dataclass(frozen=True, slots=True)
+class Keypoints:
+    """The keypoints in one image."""
+
+    keypoints: tuple[Keypoint, ...]
+    """In the order of the model's output."""
+    height: int
+    """Height of the original image, upright; `width` likewise."""
+    width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocateResult(Answer):
+    """The answer of `locate`."""
+
+    results: tuple[Keypoints, ...]
+    """One for each image, in the order of the request."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferResult(Answer):
     """The answer of `infer`."""

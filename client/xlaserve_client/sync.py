@@ -16,6 +16,7 @@ from xlaserve_client.results import (
     DetectResult,
     EmbedResult,
     InferResult,
+    LocateResult,
     Model,
     SegmentResult,
     TranscribeResult,
@@ -90,6 +91,19 @@ class VisionClient(BaseClient):
         """Reads the text, or another sequence of classes, in each of `images`. Takes and raises the same as
         `classify`."""
         return self._answer(vision_calls.transcribe(images, model=model, mode=mode), deadline_s)
+
+    def locate(
+        self,
+        images: Images,
+        *,
+        model: str,
+        min_score: float = 0.0,
+        mode: str | None = None,
+        deadline_s: float | None = None,
+    ) -> LocateResult:
+        """Finds the keypoints in `images`, none below `min_score` where the model gives scores. Takes and raises the
+        same as `classify`."""
+        return self._answer(vision_calls.locate(images, model=model, min_score=min_score, mode=mode), deadline_s)
 
     def infer(
         self, images: Images, *, model: str, mode: str | None = None, deadline_s: float | None = None

@@ -22,6 +22,9 @@ from xlaserve_client.results import (
     Detections,
     DetectResult,
     EmbedResult,
+    Keypoint,
+    Keypoints,
+    LocateResult,
     Model,
     Program,
     SegmentResult,
@@ -80,6 +83,12 @@ def transcribe(images: Images, *, model: str, mode: str | None) -> Call[Transcri
     """Reads the sequences of classes in `images`."""
     request = vision.TranscribeRequest(model=model, mode=mode or "", **_images(images))
     return Call(METHODS["Transcribe"], request, _read_transcribe)
+
+
+def locate(images: Images, *, model: str, min_score: float, mode: str | None) -> Call[LocateResult]:
+    """Finds the keypoints in `images`."""
+    request = vision.LocateRequest(model=model, min_score=min_score, mode=mode or "", **_images(images))
+    return Call(METHODS["Locate"], request, _read_locate)
 
 
 def models() -> Call[tuple[Model, ...]]:
@@ -169,6 +178,19 @@ def _read_transcribe(response: vision.TranscribeResponse) -> TranscribeResult:
         ),
         **_answer(response),
     )
+
+
+def _read_locate(response: vision.LocateResponse) -> LocateResult:
+    return LocateResult(
+        results=tuple(
+            Keypoints(tuple(map(_keypoint, item.keypoints)), item.height, item.width) for item in response.results
+        ),
+        **_answer(response),
+    )
+
+
+def _keypoint(found: vision.Keypoint) -> Keypoint:
+    return Keypoint(found.index, found.label, found.score if found.HasField("score") else None, found.x, found.y)
 
 
 def _read_models(response: vision.ListModelsResponse) -> tuple[Model, ...]:

@@ -740,6 +740,149 @@ class Transcription(_message.Message):
 Global___Transcription: _TypeAlias = Transcription  # noqa: Y015
 
 @_typing.final
+class LocateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
+    PIXELS_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    MIN_SCORE_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """As in ClassifyRequest."""
+    mode: _builtins.str
+    version: _builtins.str
+    min_score: _builtins.float
+    """Leaves out keypoints of a lower score, where the model gives scores."""
+    priority: _builtins.int
+    @_builtins.property
+    def images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def pixels(self) -> Global___Pixels: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        images: _abc.Iterable[_builtins.bytes] | None = ...,
+        pixels: Global___Pixels | None = ...,
+        mode: _builtins.str = ...,
+        version: _builtins.str = ...,
+        min_score: _builtins.float = ...,
+        priority: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pixels", b"pixels"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "min_score", b"min_score", "mode", b"mode", "model", b"model", "pixels", b"pixels", "priority", b"priority", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocateRequest: _TypeAlias = LocateRequest  # noqa: Y015
+
+@_typing.final
+class LocateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    version: _builtins.str
+    mode: _builtins.str
+    """How it was run."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___Keypoints]:
+        """One for each image of the request, in its order."""
+
+    @_builtins.property
+    def timings(self) -> Global___Timings: ...
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___Keypoints] | None = ...,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
+        mode: _builtins.str = ...,
+        timings: Global___Timings | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "model", b"model", "results", b"results", "timings", b"timings", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocateResponse: _TypeAlias = LocateResponse  # noqa: Y015
+
+@_typing.final
+class Keypoints(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYPOINTS_FIELD_NUMBER: _builtins.int
+    HEIGHT_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    height: _builtins.int
+    """Of the original image, upright."""
+    width: _builtins.int
+    @_builtins.property
+    def keypoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___Keypoint]:
+        """In the order of the model's output."""
+
+    def __init__(
+        self,
+        *,
+        keypoints: _abc.Iterable[Global___Keypoint] | None = ...,
+        height: _builtins.int = ...,
+        width: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["height", b"height", "keypoints", b"keypoints", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Keypoints: _TypeAlias = Keypoints  # noqa: Y015
+
+@_typing.final
+class Keypoint(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    X_FIELD_NUMBER: _builtins.int
+    Y_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """The keypoint's position in the model's output."""
+    label: _builtins.str
+    """Its name; its index where the model has no labels."""
+    score: _builtins.float
+    """Not set where the model gives none."""
+    x: _builtins.float
+    """In pixels of the original image. The model may see it beyond the image's edge, and then so is this."""
+    y: _builtins.float
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        label: _builtins.str = ...,
+        score: _builtins.float | None = ...,
+        x: _builtins.float = ...,
+        y: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "index", b"index", "label", b"label", "score", b"score", "x", b"x", "y", b"y"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
+    _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
+
+Global___Keypoint: _TypeAlias = Keypoint  # noqa: Y015
+
+@_typing.final
 class Timings(_message.Message):
     """Where a request's time went, in seconds. A request that was split over several batches counts its longest batch."""
 
@@ -967,7 +1110,9 @@ class Model(_message.Message):
     weights: _builtins.str
     """Where the weights came from; "random" means that the answers mean nothing."""
     task: _builtins.str
-    """"classification", "detection", "segmentation", "embedding", "sequence", "regression", "image" or "tensors"."""
+    """"classification", "detection", "segmentation", "embedding", "sequence", "keypoints", "regression",
+    "image" or "tensors".
+    """
     default_mode: _builtins.str
     programs_total: _builtins.int
     """How many programs there will be."""

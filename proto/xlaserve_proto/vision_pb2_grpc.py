@@ -59,6 +59,11 @@ class VisionStub:
                 request_serializer=xlaserve__proto_dot_vision__pb2.TranscribeRequest.SerializeToString,
                 response_deserializer=xlaserve__proto_dot_vision__pb2.TranscribeResponse.FromString,
                 _registered_method=True)
+        self.Locate = channel.unary_unary(
+                '/xlaserve.v1.Vision/Locate',
+                request_serializer=xlaserve__proto_dot_vision__pb2.LocateRequest.SerializeToString,
+                response_deserializer=xlaserve__proto_dot_vision__pb2.LocateResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/xlaserve.v1.Vision/ListModels',
                 request_serializer=xlaserve__proto_dot_vision__pb2.ListModelsRequest.SerializeToString,
@@ -104,6 +109,13 @@ class VisionServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Locate(self, request, context):
+        """Finds the keypoints in each of one or more images.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Every model with its state, its buckets and what they cost to compile and to run; one that was unloaded stays listed.
         """
@@ -138,6 +150,11 @@ def add_VisionServicer_to_server(servicer, server):
                     servicer.Transcribe,
                     request_deserializer=xlaserve__proto_dot_vision__pb2.TranscribeRequest.FromString,
                     response_serializer=xlaserve__proto_dot_vision__pb2.TranscribeResponse.SerializeToString,
+            ),
+            'Locate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Locate,
+                    request_deserializer=xlaserve__proto_dot_vision__pb2.LocateRequest.FromString,
+                    response_serializer=xlaserve__proto_dot_vision__pb2.LocateResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -280,6 +297,33 @@ class Vision:
             '/xlaserve.v1.Vision/Transcribe',
             xlaserve__proto_dot_vision__pb2.TranscribeRequest.SerializeToString,
             xlaserve__proto_dot_vision__pb2.TranscribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Locate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/xlaserve.v1.Vision/Locate',
+            xlaserve__proto_dot_vision__pb2.LocateRequest.SerializeToString,
+            xlaserve__proto_dot_vision__pb2.LocateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,6 +51,8 @@ class VisionStub:
     """Makes a vector of each of one or more images."""
     Transcribe: _grpc.UnaryUnaryMultiCallable[_vision_pb2.TranscribeRequest, _vision_pb2.TranscribeResponse]
     """Reads the text, or another sequence of classes, in each of one or more images."""
+    Locate: _grpc.UnaryUnaryMultiCallable[_vision_pb2.LocateRequest, _vision_pb2.LocateResponse]
+    """Finds the keypoints in each of one or more images."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_vision_pb2.ListModelsRequest, _vision_pb2.ListModelsResponse]
     """Every model with its state, its buckets and what they cost to compile and to run; one that was unloaded stays listed."""
 
@@ -67,6 +69,8 @@ class VisionAsyncStub(VisionStub):
     """Makes a vector of each of one or more images."""
     Transcribe: _aio.UnaryUnaryMultiCallable[_vision_pb2.TranscribeRequest, _vision_pb2.TranscribeResponse]  # type: ignore[assignment]
     """Reads the text, or another sequence of classes, in each of one or more images."""
+    Locate: _aio.UnaryUnaryMultiCallable[_vision_pb2.LocateRequest, _vision_pb2.LocateResponse]  # type: ignore[assignment]
+    """Finds the keypoints in each of one or more images."""
     ListModels: _aio.UnaryUnaryMultiCallable[_vision_pb2.ListModelsRequest, _vision_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Every model with its state, its buckets and what they cost to compile and to run; one that was unloaded stays listed."""
 
@@ -110,6 +114,14 @@ class VisionServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_vision_pb2.TranscribeResponse, _abc.Awaitable[_vision_pb2.TranscribeResponse]]:
         """Reads the text, or another sequence of classes, in each of one or more images."""
+
+    @_abc_1.abstractmethod
+    def Locate(
+        self,
+        request: _vision_pb2.LocateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_vision_pb2.LocateResponse, _abc.Awaitable[_vision_pb2.LocateResponse]]:
+        """Finds the keypoints in each of one or more images."""
 
     @_abc_1.abstractmethod
     def ListModels(

@@ -32,6 +32,7 @@ METHODS: Final[dict[str, Message]] = {
     f"{VISION}ListModels": vision.ListModelsRequest(),
     f"{VISION}Embed": vision.EmbedRequest(model="digits", images=[b"x"]),
     f"{VISION}Transcribe": vision.TranscribeRequest(model="digits", images=[b"x"]),
+    f"{VISION}Locate": vision.LocateRequest(model="digits", images=[b"x"]),
     f"{VISION}Detect": vision.DetectRequest(model="digits", images=[b"x"]),
     f"{PREDICTION}GetModelMetadata": tensorflow.GetModelMetadataRequest(metadata_field=["signature_def"]),
     f"{PREDICTION}Regress": tensorflow.RegressionRequest(),

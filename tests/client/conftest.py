@@ -204,6 +204,21 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
         ]
         return vision.TranscribeResponse(transcriptions=found, **about(request))
 
+    def Locate(self, request: vision.LocateRequest, context: grpc.ServicerContext) -> vision.LocateResponse:
+        self._enter(request, context)
+        results = [
+            vision.Keypoints(
+                keypoints=[
+                    vision.Keypoint(index=image[0], label=f"class {image[0]}", score=0.5, x=1, y=2),
+                    vision.Keypoint(index=9, label="9", x=-1, y=4),
+                ],
+                height=10,
+                width=20,
+            )
+            for image in images_of(request)
+        ]
+        return vision.LocateResponse(results=results, **about(request))
+
     def ListModels(self, request: vision.ListModelsRequest, context: grpc.ServicerContext) -> vision.ListModelsResponse:
         self._enter(request, context)
         bucket = vision.Bucket(batch=8, height=32, width=32)

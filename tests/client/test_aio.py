@@ -31,6 +31,7 @@ async def test_every_method_answers_as_the_synchronous_one(
     assert (await client.segment(path, model="shapes")).maps[0].classes.max() == 1
     assert (await client.embed(path, model="features")).vectors[0, -1] == 1
     assert (await client.transcribe(path, model="plates")).transcriptions[0].text == "class 1"
+    assert (await client.locate(path, model="faces")).results[0].keypoints[0].index == 1
     assert (await client.infer(path, model="digits")).scores.argmax() == 1
     assert (await client.infer(b"\x02", model="digits", mode="graph")).mode == "graph"
     assert [model.name for model in await client.models()] == ["digits", "broken"]

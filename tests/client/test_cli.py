@@ -22,6 +22,10 @@ DETECTED = {
     "box": {"x_min": 1.0, "y_min": 2.0, "x_max": 4.0, "y_max": 8.0},
 }
 COUNTED = {"index": 0, "label": "nothing"}
+PLACES = [
+    {"index": 2, "label": "class 2", "score": 0.5, "x": 1, "y": 2},
+    {"index": 9, "label": "9", "score": None, "x": -1, "y": 4},
+]
 READ = {"index": 2, "label": "class 2", "score": 0.75}
 DOG = {"index": 2, "label": "dog"}
 
@@ -195,6 +199,7 @@ def test_infer_writes_an_image_as_a_picture(puppet: Puppet, tmp_path: Path, shap
         ("detect", {"results": [{"detections": [DETECTED], "height": 10, "width": 20}]}),
         ("segment", {"height": 2, "width": 3, "counts": [COUNTED | {"pixels": 3}, DOG | {"pixels": 3}]}),
         ("embed", {"vector": [0.5] * 5 + [2.0]}),
+        ("locate", {"results": [{"keypoints": PLACES, "height": 10, "width": 20}]}),
         ("transcribe", {"transcriptions": [{"text": "class 2", "score": 0.5, "categories": [READ]}]}),
     ],
 )

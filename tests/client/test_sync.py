@@ -20,6 +20,8 @@ from xlaserve_client import (
     Detection,
     InvalidReply,
     InvalidRequest,
+    Keypoint,
+    Keypoints,
     ModelFailed,
     ModelNotFound,
     Overloaded,
@@ -136,7 +138,13 @@ def test_a_transcription_is_the_text_and_its_classes(client: VisionClient) -> No
     assert two.text == "class 2"
 
 
-@pytest.mark.parametrize("verb", ["classify", "detect", "segment", "embed", "transcribe"])
+def test_keypoints_have_places_and_perhaps_scores(client: VisionClient, puppet: Puppet) -> None:
+    (found,) = client.locate(b"\x01", model="faces", min_score=0.25).results
+    assert found == Keypoints((Keypoint(1, "class 1", 0.5, 1, 2), Keypoint(9, "9", None, -1, 4)), 10, 20)
+    assert puppet.seen[-1].min_score == 0.25
+
+
+@pytest.mark.parametrize("verb", ["classify", "detect", "segment", "embed", "transcribe", "locate"])
 def test_every_kind_of_inference_is_retried(client: VisionClient, puppet: Puppet, verb: str) -> None:
     puppet.failures = [UNAVAILABLE]
     getattr(client, verb)(b"\x01", model="m")
@@ -289,7 +297,8 @@ def test_a_server_that_never_answers_runs_into_the_deadline(client: VisionClient
 
 def test_inference_has_the_client_s_priority(puppet: Puppet) -> None:
     with VisionClient(puppet.target, priority=3) as client:
-        for ask in (client.classify, client.detect, client.segment, client.embed, client.transcribe):
+        for name in ("classify", "detect", "segment", "embed", "transcribe", "locate"):
+            ask = getattr(client, name)
             ask(b"\x01", model="digits")
             assert puppet.seen[-1].priority == 3
         client.infer(b"\x01", model="digits")

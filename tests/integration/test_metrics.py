@@ -18,7 +18,7 @@ from xlaserve_proto import vision_pb2
 from xlaserve_proto.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from xlaserve_proto.vision_pb2_grpc import VisionStub
 
-VISION = {"Classify", "Detect", "Embed", "Segment", "Transcribe"}
+VISION = {"Classify", "Detect", "Embed", "Locate", "Segment", "Transcribe"}
 RPCS = {
     method.name
     for file in (pb, vision_pb2)

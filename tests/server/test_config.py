@@ -500,7 +500,7 @@ def test_what_is_mistyped_is_named_with_its_line_and_the_nearest_name(write: Wri
         "model a: decode: expected 'exact' or 'fast', got 'fsat', did you mean fast? (line 11)",
         "model a: auto_buckets.max_batches: no such field, did you mean max_batch? (line 12)",
         "model b: output_names.score: expected 'scores', 'boxes', 'classes', 'count', 'class_map', 'embedding',"
-        " 'values' or 'image', got 'score', did you mean scores? (line 15)",
+        " 'values', 'keypoints' or 'image', got 'score', did you mean scores? (line 15)",
         "model b: nothing_like_it: no such field (line 16)",
     }
 

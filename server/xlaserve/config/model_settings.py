@@ -31,6 +31,7 @@ from xlaserve.config.output_settings import (
     Blank,
     BoxFormat,
     ClassNames,
+    KeypointFormat,
     OutputRange,
     OutputRole,
     OutputSettings,
@@ -57,10 +58,10 @@ class ModelSettings(Frozen):
     task: Literal["auto", TaskName] = "auto"
     """The meaning of the outputs. `tensors` reads nothing: clients get the model's own outputs, by their own names, of
     any shape and type but text. `regression` is numbers, such as an age; `sequence` is a class for each step, such as
-    the letters of a text; `image` is an image made of the image, such as one without its noise. `auto` tells by the
-    source, or by the outputs' names, shapes and values, and takes `tensors` where these are of no task for certain; the
-    log and the metadata say what it took, and why. `embedding` makes Keras Applications, KerasCV's backbones and
-    KerasHub's classifiers give their pooled features."""
+    the letters of a text; `keypoints` are places, such as joints; `image` is an image made of the image, such as one
+    without its noise. `auto` tells by the source, or by the outputs' names, shapes and values, and takes `tensors`
+    where these are of no task for certain; the log and the metadata say what it took, and why. `embedding` makes Keras
+    Applications, KerasCV's backbones and KerasHub's classifiers give their pooled features."""
     version: Number = Field("1", examples=[2])
     """The version's number, by which requests may choose it. Models of one name are its versions, which serve at
     the same time."""
@@ -96,8 +97,8 @@ class ModelSettings(Frozen):
     """How encoded images come to have the model's size: `resize` stretches them, `letterbox` keeps their aspect ratio,
     centred on grey, `pad` puts them at the top left on black and never enlarges them, `crop` cuts their middle to the
     model's aspect ratio before it is resized, `center_crop` resizes them to `shorter_side` and cuts the middle of that,
-    `reject` refuses another size. By default `letterbox` for detection, segmentation and image, whose answers are of
-    shapes and places, else `resize`."""
+    `reject` refuses another size. By default `letterbox` for detection, segmentation, keypoints and image, whose
+    answers are of shapes and places, else `resize`."""
     shorter_side: int | None = Field(None, ge=1, le=65_536, examples=[256])
     """For `fit: center_crop`: the pixels of an image's shorter side before its middle is cut out; 256 for each 224 of
     the model's own by default. No less than the model's size."""
@@ -159,6 +160,9 @@ class ModelSettings(Frozen):
     """For `task: sequence`: the class that stands for no class (CTC), `last` by default or `first`; `labels` leave it
     out. Steps of one class in a row are one, and blanks are dropped. With `none` there is no blank, and each step
     counts."""
+    keypoint_format: KeypointFormat | None = None
+    """For `task: keypoints`: what the first two numbers of each keypoint are; `xy`, in pixels of the input, by default.
+    `rel_` is relative to the input's size. Heatmaps need none."""
     output_range: OutputRange | None = None
     """For `task: image`: the values of black and white in the model's output, `0..1` by default, `-1..1` or `0..255`.
     Whole numbers are from 0 to 255 always. Answers are levels from 0 to 255, rounded and clipped."""
@@ -178,7 +182,7 @@ class ModelSettings(Frozen):
     others are in pixels."""
     output_names: Pairs[OutputRole, str] = Field((), examples=[{"scores": "logits"}])
     """For files and SavedModels with several outputs: the model's own name for `scores`, `class_map`, `embedding`,
-    `values`, `image`, or a detector's `boxes`, `scores`, `classes` and `count`."""
+    `values`, `keypoints`, `image`, or a detector's `boxes`, `scores`, `classes` and `count`."""
     input_tensor: str | None = Field(None, examples=["input:0"])
     """For frozen graphs (`.pb`): the name of the tensor that takes the images; the only placeholder that can by
     default. Outputs are those that nothing in the graph reads, or the tensors that `output_names` names."""

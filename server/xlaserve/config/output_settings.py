@@ -14,14 +14,25 @@ BoxFormat = Literal["xyxy", "yxyx", "xywh", "center_xywh", "rel_xyxy", "rel_yxyx
 """How a box is written, as KerasCV names it."""
 
 TaskName = Literal[
-    "classification", "detection", "segmentation", "embedding", "regression", "sequence", "image", "tensors"
+    "classification",
+    "detection",
+    "segmentation",
+    "embedding",
+    "regression",
+    "sequence",
+    "keypoints",
+    "image",
+    "tensors",
 ]
 
-OutputRole = Literal["scores", "boxes", "classes", "count", "class_map", "embedding", "values", "image"]
+OutputRole = Literal["scores", "boxes", "classes", "count", "class_map", "embedding", "values", "keypoints", "image"]
 """Roles of outputs in a task; the names that the protocol shows."""
 
 Activation = Literal["none", "softmax", "sigmoid"]
 """The function that the program applies to scores."""
+
+KeypointFormat = Literal["xy", "yx", "rel_xy", "rel_yx"]
+"""How a keypoint is written: in pixels, or with `rel_` relative to the image's size."""
 
 Blank = Literal["first", "last", "none"]
 """The class of a sequence's steps that stands for no class."""
@@ -44,7 +55,7 @@ ClassNames = Annotated[tuple[str, ...], BeforeValidator(_in_quotes)]
 class OutputSettings(Frozen):
     """The reading of one output; each field as for a model of one output."""
 
-    task: Literal["classification", "segmentation", "embedding", "regression", "sequence"]
+    task: Literal["classification", "segmentation", "embedding", "regression", "sequence", "keypoints"]
     """The meaning of this output."""
     labels: ClassNames | None = None
     """The names of the classes."""
@@ -58,3 +69,5 @@ class OutputSettings(Frozen):
     """For regression: the names of the numbers, in their order, and their units."""
     blank: Blank | None = None
     """For sequences: the class that stands for none."""
+    keypoint_format: KeypointFormat | None = None
+    """For keypoints: what the numbers of each are."""

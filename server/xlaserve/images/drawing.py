@@ -19,6 +19,8 @@ MIN_SIDE: Final = 480
 MAX_SIDE: Final = 1280
 MAX_LABELS: Final = 100
 """Boxes that get a label; there is no room for more."""
+MAX_DOT_LABELS: Final = 25
+"""Keypoints up to which each gets a label; more would hide one another, and the image."""
 MAX_LINES: Final = 12
 """Lines of a caption or a legend."""
 _OPACITY: Final = 0.55
@@ -51,6 +53,16 @@ class Box(NamedTuple):
     label: Line
 
 
+class Dot(NamedTuple):
+    """A keypoint."""
+
+    place: Sequence[float]
+    """x and y as shares of the picture's width and height."""
+    number: int
+    """The number of its class."""
+    label: Line
+
+
 def captioned(pixels: Pixels, lines: Sequence[Line]) -> bytes:
     """Returns a PNG of the image above some lines."""
     return _png(_with_lines(_canvas(pixels), lines))
@@ -68,6 +80,23 @@ def boxed(pixels: Pixels, boxes: Sequence[Box]) -> bytes:
         draw.rectangle(corners, outline=colour, width=width)
         if number < MAX_LABELS:
             _label(picture, font, corners, box.label, colour)
+    return _png(picture)
+
+
+def dotted(pixels: Pixels, dots: Sequence[Dot]) -> bytes:
+    """Returns a PNG of the image with dots; those far beyond its edges are left out."""
+    picture = _canvas(pixels)
+    draw, font = ImageDraw.Draw(picture), _font(picture)
+    radius = max(3, round(max(picture.size) / 160))
+    for dot in dots:
+        if not all(-1 <= share <= 2 for share in dot.place):
+            continue
+        x, y = (round(share * size) for share, size in zip(dot.place, picture.size, strict=True))
+        colour = colour_of(dot.number)
+        draw.ellipse((x - radius - 1, y - radius - 1, x + radius + 1, y + radius + 1), fill=_against(colour))
+        draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=colour)
+        if len(dots) <= MAX_DOT_LABELS:
+            _label(picture, font, (x + radius, y - radius), dot.label, colour)
     return _png(picture)
 
 

@@ -87,10 +87,21 @@ class Frame:
 
         `boxes` are in pixels of the input.
         """
+        corners = self._to_original(boxes.reshape(-1, 2, 2))
+        return np.clip(corners, 0, (self.width, self.height)).reshape(-1, 4).astype(np.float32)
+
+    def points_to_original(self, points: NDArray[Any]) -> NDArray[np.float32]:
+        """Returns points `[k, 2]` of x and y in the image's pixels, those beyond its edge too.
+
+        `points` are in pixels of the input.
+        """
+        return self._to_original(points).astype(np.float32)
+
+    def _to_original(self, points: NDArray[Any]) -> NDArray[np.float64]:
         left, top, right, bottom = self.part
         scale = np.array([(right - left) / self.fitted_width, (bottom - top) / self.fitted_height], np.float64)
-        corners = (boxes.astype(np.float64).reshape(-1, 2, 2) - (self.left, self.top)) * scale + (left, top)
-        return np.clip(corners, 0, (self.width, self.height)).reshape(-1, 4).astype(np.float32)
+        moved: NDArray[np.float64] = (points.astype(np.float64) - (self.left, self.top)) * scale + (left, top)
+        return moved
 
     def part_of(self, height: int, width: int) -> tuple[float, float, float, float]:
         """Returns left, top, right and bottom of the image in a map of the whole input, `[height, width]`.

@@ -16,6 +16,7 @@ from xlaserve.models.task import (
     Detection,
     Embedding,
     ImageToImage,
+    Keypoints,
     Objects,
     Regression,
     Segmentation,
@@ -26,6 +27,9 @@ from xlaserve.telemetry.findings import Likeness
 
 MIN_IOU: Final = 0.5
 """Intersection over union from which on two boxes are of the same object."""
+
+MAX_DISTANCE: Final = 0.05
+"""Distance, as a share of the image's longer side, up to which two keypoints are at the same place."""
 
 Numbers = NDArray[Any]
 
@@ -44,6 +48,8 @@ def can_compare(one: Task, other: Task) -> bool:
     is_same_kind = type(one) is type(other)
     if isinstance(one, Embedding) and isinstance(other, Embedding):
         return one.dimensions == other.dimensions
+    if isinstance(one, Keypoints) and isinstance(other, Keypoints):
+        return one.classes == other.classes
     if isinstance(one, Regression) and isinstance(other, Regression):
         return one.outputs == other.outputs
     if isinstance(one, ImageToImage) and isinstance(other, ImageToImage):
@@ -53,7 +59,7 @@ def can_compare(one: Task, other: Task) -> bool:
     return is_same_kind
 
 
-def likeness(task: Task, wanted: OfImage, got: OfImage) -> Likeness:
+def likeness(task: Task, wanted: OfImage, got: OfImage) -> Likeness:  # noqa: PLR0911 - one each
     """Compares two answers of models with the same task. Classes are the same where their indices are."""
     match task:
         case Classification() | ClassSequence():
@@ -64,6 +70,8 @@ def likeness(task: Task, wanted: OfImage, got: OfImage) -> Likeness:
         case Segmentation():
             ours, theirs = _same_size(wanted, got)
             return Likeness(task.agreement((ours,), (theirs,)), _mean_iou(ours, theirs))
+        case Keypoints():
+            return _of_keypoints(wanted, got)
         case ImageToImage():
             return _of_levels(*_same_size(wanted, got), task.rounding)
         case Embedding():
@@ -101,6 +109,18 @@ def _ious(ours: Numbers, theirs: Numbers) -> NDArray[np.float64]:
     union = areas[0][:, None] + areas[1] - shared
     ious: NDArray[np.float64] = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
     return ious
+
+
+def _of_keypoints(wanted: OfImage, got: OfImage) -> Likeness:
+    """Returns the share of keypoints at the same place, and the largest difference of two scores."""
+    ours, theirs = wanted.outputs[0][0], got.outputs[0][0]
+    places = [one.frame.points_to_original(one.outputs[0][0][:, :2]) for one in (wanted, got)]
+    distances = np.linalg.norm(places[0] - places[1], axis=1)
+    are_same = distances <= MAX_DISTANCE * max(wanted.frame.height, wanted.frame.width)
+    has_scores = ours.shape[1] == theirs.shape[1] == 3
+    return Likeness(
+        float(np.mean(are_same)), difference=_largest_difference(ours[:, 2], theirs[:, 2]) if has_scores else None
+    )
 
 
 def _same_size(wanted: OfImage, got: OfImage) -> tuple[Numbers, Numbers]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from xlaserve.config import Color, Fit
 from xlaserve.engine.program import Outputs, Value
+from xlaserve.models.keypoints import Keypoints
 from xlaserve.models.sequences import ClassSequence
 from xlaserve.models.task_base import (
     DATATYPES,
@@ -35,6 +36,7 @@ __all__ = [
     "Detection",
     "Embedding",
     "ImageToImage",
+    "Keypoints",
     "Objects",
     "Reading",
     "Regression",
@@ -230,7 +232,7 @@ class ImageToImage(BaseTask):
         return (outputs[0].astype(np.float32),)
 
 
-Reading = Classification | Segmentation | Embedding | Regression | ClassSequence
+Reading = Classification | Segmentation | Embedding | Regression | ClassSequence | Keypoints
 """The task of one output."""
 
 
@@ -254,8 +256,9 @@ class Tensors(BaseTask):
         return 1.0 if any(output.is_float for output in self.outputs) else 0.75
 
     def comparable(self, outputs: Outputs) -> Outputs:
-        """Returns the floats; all outputs where none are floats."""
-        floats = tuple(values for values in outputs if values.dtype.kind == "f")
+        """Returns the floats, of keypoints what they say is comparable; all outputs where none are floats."""
+        own = {one.at: one.comparable(outputs)[0] for one in self.readings if isinstance(one, Keypoints)}
+        floats = tuple(own.get(place, values) for place, values in enumerate(outputs) if values.dtype.kind == "f")
         return floats or outputs
 
     def agreement(self, wanted: Outputs, got: Outputs) -> float | None:
@@ -278,9 +281,29 @@ def best(scores: NDArray[Value], k: int) -> NDArray[np.intp]:
     return candidates[np.argsort(negated[candidates], kind="stable")[: max(k, 0)]]
 
 
-Task = Classification | Detection | Segmentation | Embedding | Regression | ClassSequence | ImageToImage | Tensors
+Task = (
+    Classification
+    | Detection
+    | Segmentation
+    | Embedding
+    | Regression
+    | ClassSequence
+    | Keypoints
+    | ImageToImage
+    | Tensors
+)
 
-TaskT = TypeVar("TaskT", Classification, Detection, Segmentation, Embedding, Regression, ClassSequence, ImageToImage)
+TaskT = TypeVar(
+    "TaskT",
+    Classification,
+    Detection,
+    Segmentation,
+    Embedding,
+    Regression,
+    ClassSequence,
+    Keypoints,
+    ImageToImage,
+)
 
 
 def reading_of(task: Task, kind: type[TaskT]) -> TaskT:

@@ -105,6 +105,7 @@ def test_every_operation_of_http_has_a_role_but_health_and_the_files_of_the_page
         "detect",
         "segment",
         "embed",
+        "locate",
         "transcribe",
         "transform",
     }

@@ -14,6 +14,7 @@ from xlaserve.models.task import (
     Detection,
     Embedding,
     ImageToImage,
+    Keypoints,
     Regression,
     Segmentation,
     Tensors,
@@ -58,6 +59,22 @@ def test_sequences_agree_where_their_text_is_the_same() -> None:
     assert can_compare(task, ClassSequence(3, steps=4))
     assert likeness(task, wanted, same) == Likeness(1.0, None, 1.0)
     assert likeness(task, wanted, other) == Likeness(0.0, None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("got", "expected"),
+    [
+        ([[1, 1, 0.5], [6, 6, 0.25]], Likeness(1.0, None, 0.0)),
+        ([[1.25, 1, 0.5], [6, 7, 0.75]], Likeness(0.5, None, 0.5)),
+        ([[1, 1], [6, 6]], Likeness(1.0, None, None)),
+        ([[np.nan, 1, 0.5], [6, 6, 0.25]], Likeness(0.5, None, 0.0)),
+    ],
+)
+def test_keypoints_agree_that_are_at_the_same_place(got: Any, expected: Likeness) -> None:
+    task = Keypoints(2, has_scores=True)
+    assert can_compare(task, Keypoints(2))
+    assert not can_compare(task, Keypoints(3))
+    assert likeness(task, answer([[1, 1, 0.5], [6, 6, 0.25]]), answer(got)) == expected
 
 
 DETECTION = Detection(5, max_detections=3)

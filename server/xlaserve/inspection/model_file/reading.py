@@ -58,6 +58,8 @@ def read(outputs: Sequence[Tensor], image: ImageInput | None, labels: str) -> Re
             return Reading(f"tensors: one {_kind(output)} for each pixel", lines)
         case (_, _, int(classes)) if output.activation == "softmax" and classes > 1:
             return _sequence(classes, labels)
+        case (_, int(count), 2 | 3) | (_, 1, int(count), 2 | 3):
+            return _points(count)
         case (_, *sides, int(channels)) if len(sides) == 2:
             return _map(output, channels, image, labels)
     return Reading("tensors: the model's own outputs")
@@ -103,6 +105,11 @@ def _sequence(classes: int, labels: str) -> Reading:
     blank = Line("blank", "last", "or first: the class of CTC that stands for none; none without CTC", True)
     named = Line(LABELS, labels, f"the names of the {classes - 1} classes without the blank, one a line", True)
     return Reading(f"tensors: {classes} probabilities in each step", (Line("task", "sequence", "", True), blank, named))
+
+
+def _points(count: int) -> Reading:
+    line = Line("keypoint_format", "rel_xy", "if these are keypoints; or xy in pixels, rel_yx, yx", True)
+    return Reading(f"tensors: {count} rows of numbers, perhaps keypoints", (line,))
 
 
 def _as_image(output: Tensor, image: ImageInput | None, comment: str) -> tuple[Line, ...]:

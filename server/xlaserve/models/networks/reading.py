@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from xlaserve.config import ModelSettings, OutputRole, TaskName
 from xlaserve.errors import ModelFailed
 from xlaserve.models import class_names
-from xlaserve.models.networks import heads, sequence_head
+from xlaserve.models.networks import heads, keypoint_head, sequence_head
 from xlaserve.models.networks.heads import Finish, Head, TensorShape
 from xlaserve.models.networks.image_tensor import channels_last, maps_last
 from xlaserve.models.output_facts import IMAGE_CHANNELS, MOST_CLASSES, OUTPUT_NAMES
@@ -44,11 +44,17 @@ _OF_ROLES: Final[Mapping[OutputRole, TaskName]] = {
     "class_map": "segmentation",
     "boxes": "detection",
     "image": "image",
+    "keypoints": "keypoints",
 }
 """Roles of outputs that only one task has."""
 
 
-_OF_SETTINGS: Final[Mapping[str, TaskName]] = {"values": "regression", "blank": "sequence", "output_range": "image"}
+_OF_SETTINGS: Final[Mapping[str, TaskName]] = {
+    "values": "regression",
+    "blank": "sequence",
+    "keypoint_format": "keypoints",
+    "output_range": "image",
+}
 """Settings that only one task has."""
 
 
@@ -96,6 +102,10 @@ def _head(  # noqa: PLR0911 - one each
             return heads.regression(outputs, settings)
         case "sequence":
             return sequence_head.sequence(outputs, settings)
+        case "keypoints":
+            return _of_pixels(
+                keypoint_head.keypoints, outputs, settings, lambda one: is_first(one) and keypoint_head.are_maps(one)
+            )
         case "image":
             return _of_pixels(heads.image, outputs, settings, is_first)
         case "tensors":

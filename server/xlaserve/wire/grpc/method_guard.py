@@ -32,6 +32,7 @@ ROLES: Final[dict[str, dict[str, Sequence[Role]]]] = {
         "Segment": INFER,
         "Embed": INFER,
         "Transcribe": INFER,
+        "Locate": INFER,
         "ListModels": READ,
     },
     "tensorflow.serving.PredictionService": {

@@ -32,10 +32,21 @@ from xlaserve.wire.shared.parts import Part
 from xlaserve_proto import vision_pb2 as pb
 
 FieldsT = TypeVar(
-    "FieldsT", pb.ClassifyRequest, pb.DetectRequest, pb.SegmentRequest, pb.EmbedRequest, pb.TranscribeRequest
+    "FieldsT",
+    pb.ClassifyRequest,
+    pb.DetectRequest,
+    pb.SegmentRequest,
+    pb.EmbedRequest,
+    pb.TranscribeRequest,
+    pb.LocateRequest,
 )
 InferenceResponse = (
-    pb.ClassifyResponse | pb.DetectResponse | pb.SegmentResponse | pb.EmbedResponse | pb.TranscribeResponse
+    pb.ClassifyResponse
+    | pb.DetectResponse
+    | pb.SegmentResponse
+    | pb.EmbedResponse
+    | pb.TranscribeResponse
+    | pb.LocateResponse
 )
 
 IMAGES: Final = "images"

@@ -10,7 +10,7 @@ from xlaserve.admission.caller import CURRENT
 from xlaserve.models.version import Served
 from xlaserve.pipeline import Answer, Request
 from xlaserve.programs.watch.xla_log import XlaCompilation
-from xlaserve.wire.grpc import sequence_messages, vision_models
+from xlaserve.wire.grpc import keypoint_messages, sequence_messages, vision_models
 from xlaserve.wire.grpc import vision_messages as messages
 from xlaserve.wire.grpc.context import Context, deadline
 from xlaserve.wire.grpc.vision_messages import VisionMessage
@@ -50,6 +50,11 @@ class Vision:
         """Reads the sequences of classes in the images."""
         parse, respond = sequence_messages.parse_transcribe, sequence_messages.transcriptions
         return await self._run("Transcribe", request, context, parse, respond)
+
+    async def Locate(self, request: VisionMessage[pb.LocateRequest], context: Context) -> Wire:
+        """Finds the keypoints in the images."""
+        parse, respond = keypoint_messages.parse_locate, keypoint_messages.located
+        return await self._run("Locate", request, context, parse, respond)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         """Lists the models."""

@@ -51,6 +51,9 @@ _BASE64: Final[Json] = {"type": "string", "contentEncoding": "base64"}
 _CATEGORY: Final = _object(["index", "label", "score"], index=INTEGER, label=STRING, score=NUMBER)
 _BOX: Final = _object(**{side: {"type": "number"} for side in ("x_min", "y_min", "x_max", "y_max")})
 _DETECTION: Final = _object(["index", "label", "score", "box"], index=INTEGER, label=STRING, score=NUMBER, box=_BOX)
+_KEYPOINT: Final = _object(
+    ["index", "label", "score", "x", "y"], index=INTEGER, label=STRING, score=NUMBER, x=NUMBER, y=NUMBER
+)
 _PARAMETERS: Final = _object()
 _INPUT: Final = _object(
     ["name", "shape", "datatype"],
@@ -176,6 +179,9 @@ SCHEMAS: Final[dict[str, Json]] = {
         "transcriptions",
         _object(["text", "score", "categories"], text=STRING, score=NUMBER, categories=_list(_CATEGORY)),
     ),
+    "Keypoints": _answered(
+        "results", _object(["keypoints"], keypoints=_list(_KEYPOINT), height=INTEGER, width=INTEGER)
+    ),
     "MadeImages": _answered("images", _object(["png"], png=_BASE64, height=INTEGER, width=INTEGER)),
     "PredictRequest": _object(
         signature_name={"const": "serving_default"},
@@ -198,11 +204,12 @@ OF_TASKS: Final[dict[str, tuple[str, dict[str, Json]]]] = {
     "segment": ("ClassMaps", {"pixel_counts": {"type": "boolean"}}),
     "embed": ("Embeddings", {}),
     "transcribe": ("Transcriptions", {}),
+    "locate": ("Keypoints", {"min_score": {"type": "number"}}),
     "transform": ("MadeImages", {}),
 }
 """The answer of each method for images, and its own options."""
 IMAGE_TYPES: Final = ("image/jpeg", "image/png", "image/webp")
-DRAWN: Final = ("classify", "detect", "segment", "transcribe", "transform")
+DRAWN: Final = ("classify", "detect", "segment", "transcribe", "locate", "transform")
 """Methods that answer with a picture, for who accepts that."""
 OTHER_ANSWERS: Final = {"predict": "Predictions", "status": "Status", "status_of_model": "ModelStatus"}
 

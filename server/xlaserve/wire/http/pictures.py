@@ -11,10 +11,19 @@ import numpy as np
 from xlaserve.engine.program import Outputs
 from xlaserve.errors import InvalidArgument
 from xlaserve.images import drawing
-from xlaserve.images.drawing import Box, Line, Pixels
+from xlaserve.images.drawing import Box, Dot, Line, Pixels
 from xlaserve.images.frame import Frame
 from xlaserve.images.image_output import to_png
-from xlaserve.models.task import Classification, ClassSequence, Detection, ImageToImage, Segmentation, Task, reading_of
+from xlaserve.models.task import (
+    Classification,
+    ClassSequence,
+    Detection,
+    ImageToImage,
+    Keypoints,
+    Segmentation,
+    Task,
+    reading_of,
+)
 from xlaserve.pipeline import Draw, Render
 from xlaserve.wire.shared.objects import in_original, within
 
@@ -82,6 +91,28 @@ class DrawnObjects(NamedTuple):
             rows = zip(shares.tolist(), found.classes.tolist(), found.scores.tolist(), strict=True)
             boxes = [Box(box, index, Line(task.label(index), f"{score:.2f}")) for box, index, score in rows]
             return drawing.boxed(pixels, boxes)
+
+        return draw
+
+
+class DrawnKeypoints(NamedTuple):
+    """Dots with labels and scores."""
+
+    min_score: float
+
+    def drawer(self, task: Task) -> Draw:
+        """Returns what draws them."""
+        keypoints = reading_of(task, Keypoints)
+
+        def draw(outputs: Outputs, frame: Frame, pixels: Pixels) -> bytes:
+            (points,) = keypoints.points(outputs)
+            kept = [row for row in keypoints.above(points, self.min_score) if np.isfinite(points[row, :2]).all()]
+            shares = frame.points_to_original(points[kept, :2]) / (frame.width, frame.height)
+            scores = [f"{score:.2f}" for score in points[kept, 2]] if keypoints.has_scores else [""] * len(kept)
+            rows = zip(shares.tolist(), kept, scores, strict=True)
+            return drawing.dotted(
+                pixels, [Dot(place, int(index), Line(keypoints.label(index), score)) for place, index, score in rows]
+            )
 
         return draw
 

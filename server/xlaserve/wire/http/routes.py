@@ -57,6 +57,7 @@ def operations(
         of_task("segment", vision.segment),
         of_task("embed", vision.embed),
         of_task("transcribe", vision.transcribe),
+        of_task("locate", vision.locate),
         of_task("transform", vision.transform),
         of_task("regress", serving.regress),
         Operation("GET", ["/v2/health/live"], "live", one.live, ANYONE, is_probe=True),

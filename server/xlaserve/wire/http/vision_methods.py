@@ -26,6 +26,7 @@ from xlaserve.models.task import (
     Detection,
     Embedding,
     ImageToImage,
+    Keypoints,
     Segmentation,
     Task,
     WithClasses,
@@ -72,6 +73,10 @@ class Vision:
     async def transcribe(self, request: HttpRequest) -> HttpAnswer:
         """Reads the text, or another sequence of classes, in images."""
         return await self._run("transcribe", request, "transcriptions", _sequences)
+
+    async def locate(self, request: HttpRequest) -> HttpAnswer:
+        """Finds the keypoints in images."""
+        return await self._run("locate", request, "results", _keypoints)
 
     async def transform(self, request: HttpRequest) -> HttpAnswer:
         """Returns the image that the model makes of each image."""
@@ -129,6 +134,8 @@ def _drawn(rendering: Rendering | Drawn, images: int) -> Rendering | Drawn:
             return Drawn(pictures.DrawnMap(), MAX_SIDE)
         case Transcripts():
             return Drawn(pictures.DrawnText(), MAX_SIDE)
+        case LocatedKeypoints(min_score):
+            return Drawn(pictures.DrawnKeypoints(min_score), MAX_SIDE)
         case MadeImages(max_bytes):
             return pictures.MadeImage(max_bytes)
     raise InvalidArgument("accept", "application/json, as no picture shows an embedding", pictures.PNG)
@@ -261,6 +268,33 @@ class Transcripts(NamedTuple):
 def _sequences(served: Served, form: Form) -> Transcripts:
     task_of(served, ClassSequence)
     return Transcripts()
+
+
+class LocatedKeypoints(NamedTuple):
+    """Renders keypoints."""
+
+    min_score: float
+
+    def renderer(self, task: Task) -> Render:
+        """Returns what gives those of one image in JSON."""
+        keypoints = reading_of(task, Keypoints)
+
+        def render(outputs: Outputs, frame: Frame) -> bytes:
+            (points,) = keypoints.points(outputs)
+            kept = keypoints.above(points, self.min_score)
+            scores = points[kept, 2].tolist() if keypoints.has_scores else [math.nan] * len(kept)
+            rows = zip(kept.tolist(), scores, frame.points_to_original(points[kept, :2]).tolist(), strict=True)
+            found = [
+                {**_named(keypoints, index, score), "x": _number(x), "y": _number(y)} for index, score, (x, y) in rows
+            ]
+            return to_json({"keypoints": found, "height": frame.height, "width": frame.width})
+
+        return render
+
+
+def _keypoints(served: Served, form: Form) -> LocatedKeypoints:
+    task_of(served, Keypoints)
+    return LocatedKeypoints(form.number("min_score", 0.0))
 
 
 def _named(task: WithClasses, index: int, score: float) -> Json:

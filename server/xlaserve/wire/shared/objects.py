@@ -18,6 +18,7 @@ from xlaserve.models.task import (
     Detection,
     Embedding,
     ImageToImage,
+    Keypoints,
     Objects,
     Segmentation,
     Task,
@@ -35,6 +36,7 @@ METHODS: Final[dict[type[Task], str]] = {
     Segmentation: "Segment",
     Embedding: "Embed",
     ClassSequence: "Transcribe",
+    Keypoints: "Locate",
 }
 """The method of each task that has one of its own."""
 ANY_TASK: Final = "ModelInfer, :predict over HTTP, or xlaserve-client infer"

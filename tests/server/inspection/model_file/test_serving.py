@@ -50,6 +50,8 @@ MODELS = [
     described(output(8, 8, 3, activation="tanh")),
     described(output(8, 8, 3, activation="relu")),
     described(output(40, 11, activation="softmax")),
+    described(output(17, 3)),
+    described(output(1, 17, 3)),
 ]
 
 

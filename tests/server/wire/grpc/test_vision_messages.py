@@ -23,6 +23,7 @@ from xlaserve.models.task import (
     Detection,
     Embedding,
     ImageToImage,
+    Keypoints,
     Regression,
     Segmentation,
     Task,
@@ -31,7 +32,7 @@ from xlaserve.models.task import (
 )
 from xlaserve.models.version import Served
 from xlaserve.pipeline import Answer, Request
-from xlaserve.wire.grpc import open_inference_tensors, sequence_messages, tensor_protos
+from xlaserve.wire.grpc import keypoint_messages, open_inference_tensors, sequence_messages, tensor_protos
 from xlaserve.wire.grpc import vision_messages as messages
 from xlaserve.wire.grpc.wire_format import LARGE_BYTES
 from xlaserve.wire.shared.objects import METHODS
@@ -44,6 +45,7 @@ TASKS: dict[str, Task] = {
     "Detect": Detection(2, LABELS, max_detections=3),
     "Segment": Segmentation(2, LABELS),
     "Embed": Embedding(4),
+    "Locate": Keypoints(2, LABELS, has_scores=True),
     "Transcribe": ClassSequence(3, ("", *LABELS), steps=4, blank="first"),
 }
 DEADLINE = 9.0
@@ -59,6 +61,7 @@ PARSERS: dict[str, tuple[type[Any], Callable[[Any, Served], Request]]] = {
     "Detect": (pb.DetectRequest, lambda m, served: messages.parse_detect(m, served, DEADLINE)),
     "Segment": (pb.SegmentRequest, lambda m, served: messages.parse_segment(m, served, DEADLINE, 1000)),
     "Embed": (pb.EmbedRequest, lambda m, served: messages.parse_embed(m, served, DEADLINE)),
+    "Locate": (pb.LocateRequest, lambda m, served: keypoint_messages.parse_locate(m, served, DEADLINE)),
     "Transcribe": (pb.TranscribeRequest, lambda m, served: sequence_messages.parse_transcribe(m, served, DEADLINE)),
 }
 
@@ -375,3 +378,48 @@ def test_a_priority_is_taken_as_triton_has_it(method: str) -> None:
     for wrong in (4, -1):
         with pytest.raises(InvalidArgument, match=rf"^priority: .* got {wrong}$"):
             parse(method, images=[b"image"], priority=wrong)
+
+
+@pytest.mark.parametrize("count", [1, 300])
+def test_keypoints_come_back_in_the_originals_pixels(count: int) -> None:
+    points = np.array([[[32, 32, 0.75], [0, 16, 0.25]]] * count, np.float32)
+    served, request = served_with(TASKS["Locate"]), pb.LocateRequest(min_score=0.5)
+    parsed = parse("Locate", images=[b"x"] * count, min_score=0.5)
+    frames, rendered = [WIDE] * count, list[Any]()
+    if parsed.rendering is not None:
+        render = cast(Any, parsed.rendering).renderer(TASKS["Locate"])
+        rendered = [render((points[:1],), WIDE)] * count
+    assert bool(rendered) == (count > 1)
+    found = sent(keypoint_messages.located(request, served, answer((points,), frames, rendered)), pb.LocateResponse)
+    one = pb.Keypoint(index=0, label="cat", score=0.75, x=50, y=25)
+    assert [*found.results] == [pb.Keypoints(keypoints=[one], height=50, width=100)] * count
+
+
+def test_keypoints_without_scores_have_none() -> None:
+    task = Keypoints(2)
+    served, points = served_with(task), np.array([[[32, 32], [-64, 0]]], np.float32)
+    request = pb.LocateRequest(min_score=0.5)
+    found = sent(keypoint_messages.located(request, served, answer((points,), [WIDE])), pb.LocateResponse)
+    first, second = found.results[0].keypoints
+    assert (first.HasField("score"), first.label, first.x, first.y) == (False, "0", 50, 25)
+    assert (second.x, second.y) == (-100, -25), "beyond the image"
+
+
+@pytest.mark.parametrize("min_score", [np.nan, np.inf])
+def test_the_least_score_of_keypoints_is_a_number(min_score: float) -> None:
+    with pytest.raises(InvalidArgument, match="min_score"):
+        parse("Locate", images=[b"x"], min_score=min_score)
+
+
+@pytest.mark.parametrize("count", [1, 300])
+def test_a_sequence_is_its_text_and_classes(count: int) -> None:
+    scores = np.array([[[0, 0.5, 0.25], [0.75, 0, 0], [0, 0.25, 0.5], [0, 0.25, 0.5]]] * count, np.float32)
+    parsed, rendered = parse("Transcribe", images=[b"x"] * count), list[Any]()
+    if parsed.rendering is not None:
+        rendered = [cast(Any, parsed.rendering).renderer(TASKS["Transcribe"])((scores[:1],), WIDE)] * count
+    assert bool(rendered) == (count > 1)
+    given = answer((scores,), [WIDE] * count, rendered)
+    response = sequence_messages.transcriptions(pb.TranscribeRequest(), served_with(TASKS["Transcribe"]), given)
+    categories = [pb.Category(index=1, label="cat", score=0.5), pb.Category(index=2, label="dog", score=0.5)]
+    wanted = pb.Transcription(text="catdog", score=0.09375, categories=categories)
+    assert [*sent(response, pb.TranscribeResponse).transcriptions] == [wanted] * count

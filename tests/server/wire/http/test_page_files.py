@@ -166,6 +166,7 @@ class State:
             },
             "embed": {"embeddings": [{"values": [0.6, 0.8]}]},
             "transcribe": {"transcriptions": [{"text": self.label, "score": 0.5, "categories": []}]},
+            "locate": {"results": [{"keypoints": [{"index": 0, "label": self.label, "score": 0.5, "x": 1.5, "y": 2}]}]},
             "transform": {"images": [{"height": 320, "width": 480, "png": ""}]},
         }
         return {**head, **found[method]}

@@ -11,7 +11,7 @@ from PIL import Image
 from xlaserve.config import Color
 from xlaserve.errors import ImageTooLarge, InvalidArgument
 from xlaserve.images.frame import whole
-from xlaserve.models.task import Classification, ClassSequence, Detection, ImageToImage, Segmentation
+from xlaserve.models.task import Classification, ClassSequence, Detection, ImageToImage, Keypoints, Segmentation
 from xlaserve.pipeline import Drawing, Drawn, Rendering
 from xlaserve.wire.http import pictures, vision_methods
 from xlaserve.wire.http.pictures import DrawnClasses, DrawnMap, DrawnObjects, MadeImage
@@ -63,6 +63,8 @@ def test_each_task_is_drawn() -> None:
         (vision_methods.Likeliest(9), Classification(3), (scores,)),
         (vision_methods.DetectedObjects(0.0, 0), Detection(3, max_detections=3), found),
         (vision_methods.ClassMaps(True, 9), Segmentation(300), (map_,)),
+        (vision_methods.LocatedKeypoints(0.0), Keypoints(3, has_scores=True), (boxes[..., :3],)),
+        (vision_methods.LocatedKeypoints(0.0), Keypoints(3), (boxes[..., :2] * 1e9,)),
         (vision_methods.Transcripts(), ClassSequence(3, steps=5), (np.full((1, 5, 3), np.nan, np.float32),)),
     ):
         png = drawing_of(rendering).drawer(task)(outputs, FRAME, PIXELS)

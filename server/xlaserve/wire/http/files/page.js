@@ -5,9 +5,9 @@
   const RATE_S = 10, HISTORY_S = 60; // over how long rates are taken, and how long the curve is
   const MANY = 12; // models from which on there is a filter
   const SHOWN = 20; // findings of a tried image
-  const METHODS = { classification: "classify", detection: "detect", segmentation: "segment", embedding: "embed", sequence: "transcribe", image: "transform" };
-  const OPTIONS = { classify: { top_k: "5" }, detect: { min_score: "0.3" }, segment: { pixel_counts: "true" }, embed: {}, transcribe: {}, transform: {} };
-  const DRAWN = new Set(["detect", "segment", "transform"]);
+  const METHODS = { classification: "classify", detection: "detect", segmentation: "segment", embedding: "embed", sequence: "transcribe", keypoints: "locate", image: "transform" };
+  const OPTIONS = { classify: { top_k: "5" }, detect: { min_score: "0.3" }, segment: { pixel_counts: "true" }, embed: {}, transcribe: {}, locate: { min_score: "0.3" }, transform: {} };
+  const DRAWN = new Set(["detect", "segment", "locate", "transform"]);
   const STAGES = ["decode", "queue", "gather", "execute", "encode"];
   const SERVERS = new Set(["INTERNAL", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"]); // whose fault it was
   const TONES = { READY: "good", FAILED: "bad", LOADING: "open", COMPILING: "open", DRAINING: "open" };
@@ -504,6 +504,10 @@
     transcribe: ({ transcriptions: [{ text, score, categories }] }) => [
       categories.length ? `${text}, score ${number(score)}` : "Nothing",
       categories.map(({ label, score: own }) => [label, own, number(own)]),
+    ],
+    locate: ({ results: [{ keypoints }] }) => [
+      count(keypoints.length, "keypoint"),
+      keypoints.map(({ label, score, x, y }) => [label, score, `${score === null ? "" : `${number(score)} at `}${number(x)}, ${number(y)}`]),
     ],
     transform: ({ images: [{ height, width }] }) => [`An image of ${width} × ${height} pixels`, []],
   };
