@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from xlaserve.images.image_input import COLORS, DTYPES, axes_of
 from xlaserve.inspection.model_file.description import Tensor
+
+SIGNED: Final = "int8"
+"""The type of levels that quantized networks take; the server makes them of pixels in files that OpenVINO reads."""
 
 
 class ImageInput(NamedTuple):
@@ -33,7 +36,7 @@ class ImageInput(NamedTuple):
 
 def image_input(tensor: Tensor) -> ImageInput | None:
     """Returns the image input that a tensor is; None where it is none."""
-    if tensor.dtype not in ("", *DTYPES):
+    if tensor.dtype not in ("", SIGNED, *DTYPES):
         return None
     batch, *sides = tensor.shape or (None,)
     match axes_of(tensor.shape):

@@ -10,6 +10,7 @@ from typing import Final
 
 from xlaserve.inspection.model_file import keras, packages
 from xlaserve.inspection.model_file.description import Description, Shape, Tensor
+from xlaserve.inspection.model_file.image_input import SIGNED
 from xlaserve.models.sources import file_content
 
 MAGIC: Final = b"TFL3"
@@ -97,17 +98,19 @@ def _described(path: Path, data: bytes) -> Description:
     codes = [max(one.number(CODE, "i"), one.number(OLD_CODE, "b")) for one in model.tables(OPERATOR_CODES)]
     custom = keras.once(filter(None, (one.text(CUSTOM_CODE) for one in model.tables(OPERATOR_CODES))))
     activations = {index: _activation(graph, codes, index) for index in graph.numbers(OUTPUTS)}
+    inputs = tuple(_tensor(tensors[index]) for index in graph.numbers(INPUTS))
+    is_signed = any(one.dtype == SIGNED for one in inputs)
     stored = {index for index, one in enumerate(buffers) if one.length(DATA)}
     return Description(
         path=path,
         format="TFLite",
         written_by=model.text(DESCRIPTION),
-        inputs=tuple(_tensor(tensors[index]) for index in graph.numbers(INPUTS)),
+        inputs=inputs,
         outputs=tuple(_tensor(tensors[index], activations[index]) for index in graph.numbers(OUTPUTS)),
         layers=custom,
         parameters=sum(math.prod(one.numbers(SHAPE)) for one in tensors if one.number(BUFFER, "I") in stored),
         size_bytes=len(data),
-        notes=(packages.read_by("openvino"),),
+        notes=(packages.read_by("openvino"), *(("pixels from 0 to 255 become its levels -128 to 127",) * is_signed)),
     )
 
 

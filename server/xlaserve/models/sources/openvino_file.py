@@ -14,7 +14,7 @@ from xlaserve.config import ModelSettings
 from xlaserve.engine.causes import telling_line
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks.network import Network
-from xlaserve.models.sources import functions, saved_model
+from xlaserve.models.sources import functions, openvino_quantization, saved_model
 from xlaserve.models.sources.openvino_graph import Translator
 from xlaserve.models.sources.openvino_values import UntranslatableError
 from xlaserve.programs.openvino.openvino_program import fold_constants, load
@@ -47,6 +47,8 @@ def openvino_file(file: Path, settings: ModelSettings) -> Network:
     if len(model.inputs) != 1:
         known = ", ".join(one.any_name for one in model.inputs)
         raise ModelFailed(f"source: expected a model of one input, the image, got {file.name}, which takes {known}")
+    openvino_quantization.take_pixels(model)
+    openvino_quantization.give_numbers(model)
     try:
         translator = Translator(model)
         function = tf.function(translator.run, autograph=False).get_concrete_function(translator.pixels)

@@ -99,6 +99,16 @@ def _prelu(operation: Operation) -> list[Value]:
     return [Value(tf.where(tensor < 0, tensor * steep, tensor), one.order)]
 
 
+def _quantized(operation: Operation) -> list[Value]:
+    """The nearest of `levels` numbers from a lowest to a highest one, which are then mapped to another range."""
+    one = operation.inputs[0]
+    low, high, to_low, to_high = (_aligned(operation, each, one.order) for each in operation.inputs[1:])
+    steps = float(operation.attributes["levels"] - 1)
+    tensor = tf.clip_by_value(operation.tensor(one, one.order), tf.minimum(low, high), tf.maximum(low, high))
+    level = tf.round((tensor - low) / (high - low) * steps)
+    return [Value(level / steps * (to_high - to_low) + to_low, one.order)]
+
+
 def _division(one: Any, other: Any) -> Any:
     return one / other if one.dtype.is_floating else tf.math.floordiv(one, other)
 
@@ -245,6 +255,7 @@ TABLE: Final[Mapping[str, Translate]] = {
     "Convert": _convert,
     "Einsum": _einsum,
     "Elu": _unary(lambda x, own: tf.where(x < 0, own["alpha"] * tf.math.expm1(tf.minimum(x, 0.0)), x)),
+    "FakeQuantize": _quantized,
     "Gelu": _unary(lambda x, own: tf.nn.gelu(x, approximate=GELU[str(own["approximation_mode"]).upper()])),
     "HardSigmoid": _with_scalars(lambda x, alpha, beta: tf.clip_by_value(x * alpha + beta, 0.0, 1.0)),
     "LogSoftmax": _along(tf.nn.log_softmax),

@@ -139,18 +139,27 @@ def _average_pool(operation: Operation) -> list[Value]:
 def _resized(operation: Operation) -> list[Value]:
     own, one = operation.attributes, operation.inputs[0]
     target = operation.node.output(0).get_partial_shape()
-    axes = [axis for axis in range(one.rank) if axis not in (0, 1)]
+    axes = _resized_axes(operation)
     old, new = [operation.side(axis) for axis in axes], [target[axis] for axis in axes]
     if one.rank != IMAGES or None in old or any(side.is_dynamic for side in new):
         raise UntranslatableError(f"{operation.kind} of images of any size")
     if any(map(any, (own["pads_begin"], own["pads_end"]))) or own["antialias"]:
         raise UntranslatableError(f"{operation.kind} with padding or antialiasing")
-    images = _image(operation)
+    images = operation.tensor(one, one.order)
     how, mode, nearest = (str(own[name]).lower() for name in ("coordinate_transformation_mode", "mode", "nearest_mode"))
-    for axis, side, to in zip((1, 2), old, new, strict=True):
+    for axis, side, to in zip(axes, old, new, strict=True):
         assert side is not None
-        images = _resized_along(images, axis, side, to.get_length(), how=how, mode=mode, nearest=nearest)
-    return [Value(images, LAST)]
+        place = one.order[axis]
+        images = _resized_along(images, place, side, to.get_length(), how=how, mode=mode, nearest=nearest)
+    return [Value(images, one.order)]
+
+
+def _resized_axes(operation: Operation) -> list[int]:
+    """Returns the axes that are resized: the last input, by default all but batch and channels."""
+    has_scales = operation.node.get_type_info().version_id == "opset4"  # beside the sizes
+    if len(operation.inputs) > (3 if has_scales else 2):
+        return operation.axes(len(operation.inputs) - 1)
+    return [*range(2, operation.inputs[0].rank)]
 
 
 def _resized_along(images: Any, axis: int, side: int, to: int, *, how: str, mode: str, nearest: str) -> Any:

@@ -125,8 +125,9 @@ def test_several_heads_are_read_each_by_its_activation() -> None:
 
 
 def test_no_scale_is_asked_where_the_model_scales_or_takes_whole_numbers() -> None:
-    levels = described(output(2), inputs=(Tensor("photo", (None, 8, 8, 3), "uint8"),))
-    for found in (MODELS[3], levels):
+    levels = [described(output(2), inputs=(Tensor("photo", (None, 8, 8, 3), kind),)) for kind in ("uint8", "int8")]
+    for found in (MODELS[3], *levels):
+        assert not plan(found).refusal
         assert "preprocess" not in {line.field for line in plan(found).lines}
 
 

@@ -103,7 +103,13 @@ CASES: dict[str, Build] = {
     "resize-nearest": lambda x: resized(x, "nearest", "asymmetric", "floor"),
     "resize-nearest-half": lambda x: resized(x, "nearest", "half_pixel", "round_prefer_floor"),
     "resize-linear": lambda x: resized(x, "linear_onnx", "half_pixel"),
+    "resize-of-channels-last": lambda x: ops.interpolate(
+        ops.transpose(x, [0, 2, 3, 1]), [9, 4], "linear_onnx", "sizes", axes=[1, 2]
+    ),
     "resize-corners": lambda x: resized(x, "linear_onnx", "align_corners"),
+    "levels": lambda x: ops.fake_quantize(
+        x, np.float32(-0.5), weights(1, 4, 1, 1) + 2, np.float32(0), np.float32(255), 256
+    ),
     "narrow": lambda x: ops.convert(ops.multiply(ops.convert(x, "f16"), np.float16(0.5)), "f32"),
 }
 
@@ -148,6 +154,39 @@ def test_a_tflite_file_runs_in_every_mode_and_batch(flowers: tuple[Path, Any], m
     file, kept = flowers
     expected = np.concatenate([kept(one[None].astype(np.float32)) for one in PIXELS])
     np.testing.assert_allclose(run(settings(file), mode), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Statistics for quantized inputs", "ignore:.*tf.lite.Interpreter")
+@pytest.mark.parametrize("levels", [tf.int8, tf.uint8, tf.float32])
+def test_a_quantized_tflite_file_takes_pixels_and_gives_numbers(
+    tmp_path: Path, flowers: tuple[Path, Any], levels: tf.DType
+) -> None:
+    _, kept = flowers
+    spec = tf.TensorSpec((1, SIDE, SIDE, 3), tf.float32)
+    function = tf.function(kept.call, autograph=False).get_concrete_function(spec)
+    constant = convert_to_constants.convert_variables_to_constants_v2(function)
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([constant], kept)
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+    noise = RANDOM.uniform(0, 255, (20, 1, SIDE, SIDE, 3)).astype(np.float32)
+    noise[0, ..., 0], noise[1, ..., 0] = 0, 255
+    converter.representative_dataset = lambda: ([one] for one in noise)
+    converter.inference_input_type = converter.inference_output_type = levels
+    file = tmp_path / "levels.tflite"
+    file.write_bytes(converter.convert())
+    interpreter = tf.lite.Interpreter(str(file))
+    interpreter.allocate_tensors()
+    (taken,), (given,) = interpreter.get_input_details(), interpreter.get_output_details()
+    expected = []
+    for one in PIXELS:
+        pixels = (one.astype(np.float32) - 128 if levels is tf.int8 else one)[None].astype(taken["dtype"])
+        interpreter.set_tensor(taken["index"], pixels)
+        interpreter.invoke()
+        scale, zero = given["quantization"] if levels is not tf.float32 else (1.0, 0)
+        expected.append((interpreter.get_tensor(given["index"])[0].astype(np.float32) - zero) * scale)
+    answer = run(settings(file), Mode.XLA)
+    assert answer.dtype == np.float32
+    np.testing.assert_allclose(answer, expected, atol=4 / 256)  # TFLite's kernels round whole numbers
 
 
 @pytest.mark.parametrize("mode", [Mode.XLA, Mode.GRAPH, Mode.OPENVINO])
