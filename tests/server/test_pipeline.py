@@ -17,7 +17,6 @@ from tests.fakes import Clock
 from xlaserve import pipeline
 from xlaserve.admission.shared_counts import SharedCounts
 from xlaserve.config import Bucket, Decoding, Fit, Grey16, Mode, ModelSettings, PixelRange, Settings, Window
-from xlaserve.engine import inputs
 from xlaserve.engine.inputs import Images, Rows
 from xlaserve.engine.program import Outputs
 from xlaserve.engine.request import BatchRows, EncodedRequest, EngineRequest, Result, check_row_shapes
