@@ -84,7 +84,7 @@ def whole_loadtest(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Loadtes
     def run(*arguments: str, quick: Sequence[str] = QUICK) -> Ran:
         folder = tmp_path / "results"
         before = set(folder.glob("*.run.jsonl.gz"))
-        status = cli.main([*quick, "--out", str(folder), *arguments])
+        status = cli.main([*quick, "--details", "--out", str(folder), *arguments])
         made = set(folder.glob("*.run.jsonl.gz")) - before
         return Ran(status, *capfd.readouterr(), read_run(made.pop()) if made else None)
 

@@ -86,6 +86,11 @@ def parser() -> argparse.ArgumentParser:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `publish` reads."""
     group = parser.add_argument_group("reports")
+    group.add_argument(
+        "--details",
+        action="store_true",
+        help="print intervals, stages, resources and notes, not only the result",
+    )
     group.add_argument("--html", type=file_to_write, metavar="FILE", help="a page that needs nothing else")
     group.add_argument("--csv", type=file_to_write, metavar="FILE", help="a row for each arm and load")
     group.add_argument("--json", type=file_to_write, metavar="FILE", help="everything, for programs")
@@ -149,7 +154,7 @@ def publish(
     for place, summary in enumerate(summaries):
         if place:
             console.rule()
-        show(summary, console)
+        show(summary, console, has_details=options.details)
     is_incomplete = report_missing(summaries)
     status = report_met(chain.from_iterable(judged))
     if failures:

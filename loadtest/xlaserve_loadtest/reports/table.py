@@ -51,7 +51,7 @@ class Table:
         columns = {heading: [row.get(heading) for row in cells] for heading in dict.fromkeys(chain(*cells))}
         filled = {heading: column for heading, column in columns.items() if any(cell is not None for cell in column)}
         if len(set(filled.get("load", ()))) == 1:
-            title = f"{title}; load: {filled.pop('load')[0]}"
+            title = "; ".join(filter(None, (title, f"load: {filled.pop('load')[0]}")))
         return cls(title, filled)
 
     def rows(self) -> Iterator[tuple[Cell, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from xlaserve_loadtest.analysis.compare import Comparison
@@ -18,6 +19,39 @@ Rows = Iterator[Mapping[str, Cell]]
 
 def _titled(title: str) -> Callable[[Callable[[Summary], Rows]], Callable[[Summary], Table]]:
     return lambda rows: lambda summary: Table.of(rows(summary), title)
+
+
+@_titled("")
+def overview(summary: Summary) -> Rows:
+    """Returns what a reader wants to know first of every arm and load: rates, latency, and how it compares."""
+    compared = {(each.arm, each.label): each for each in summary.comparisons}
+    for point in _points(summary):
+        latencies = {
+            each.percentile: _percentile(replace(each, low_ms=None, high_ms=None)) for each in point.percentiles
+        }
+        comparison = compared.get((point.arm, point.label))
+        yield {
+            **_place(point),
+            "images/s": None if point.images_per_s is None else point.images_per_s.value,
+            "p50 ms": latencies.get(50),
+            "p99 ms": latencies.get(99),
+            "errors": sum(point.errors.values()) or None,
+            "compared": None if comparison is None else against(comparison),
+        }
+
+
+def against(comparison: Comparison) -> str:
+    """Returns a comparison in a few words: `1.17 times graph (1.12 to 1.22), p50 0.87`."""
+    decided = comparison.ratio
+    if comparison.is_control or decided is None:
+        return _verdict(comparison)
+    name = "" if comparison.decides == "images_per_s" else f"{MEASURE_NAMES[comparison.decides]} "
+    has_bounds = decided.low is not None and decided.high is not None
+    bounds = f" ({decided.low:.2f} to {decided.high:.2f})" if has_bounds else ""
+    p50 = comparison.ratios["p50"] if comparison.decides == "images_per_s" else None
+    more = "" if p50 is None else f", p50 {p50.value:.2f}"
+    doubt = ", inconclusive" if comparison.verdict == "inconclusive" else ""
+    return f"{name}{decided.value:.2f} times {comparison.baseline}{bounds}{more}{doubt}"
 
 
 @_titled("Throughput, with 95% intervals; * generator-limited")
@@ -273,15 +307,28 @@ def arms(summary: Summary) -> Rows:
         }
 
 
-_SHORT: Final = (
+_ALL: Final = (
     *(throughput, latency, by_model, by_target, by_generator, ratios),
     *(highest_rates, scenario, equality, prices, stages, use),
 )
 
 
+_FOUND: Final = (highest_rates, scenario)
+"""Tables of results that no sentence has."""
+
+
+def first(summary: Summary) -> Iterator[Table]:
+    """Yields what a reader wants to know first: a row for each arm and load, and what was searched for."""
+    if len(_points(summary)) > 1:
+        yield overview(summary)
+    for table in _FOUND:
+        if (shown := table(summary)).columns:
+            yield shown
+
+
 def tables(summary: Summary) -> Iterator[Table]:
-    """Yields the tables of a short report, most important first; only those that have rows."""
-    for table in _SHORT:
+    """Yields the tables of a full report, most important first; only those that have rows."""
+    for table in _ALL:
         if (shown := table(summary)).columns:
             yield shown
 

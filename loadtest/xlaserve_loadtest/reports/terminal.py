@@ -15,11 +15,12 @@ from rich.text import Text
 from xlaserve_loadtest.analysis.summary import Summary
 from xlaserve_loadtest.printable import one_line
 from xlaserve_loadtest.reports.table import Table, narrow
-from xlaserve_loadtest.reports.tables import tables
+from xlaserve_loadtest.reports.tables import first, tables
 
 WIDTH: Final = 100
 """Width of the tables, in characters, where the output is not a terminal."""
 
+MORE: Final = "--details prints intervals, stages, resources and the price of compiling; --html FILE draws them."
 _NAMES: Final = ("arm", "load", "model", "mode")
 """Headings of columns that name a row together with the first."""
 _GAP: Final = 2
@@ -27,12 +28,19 @@ _WORD: Final = 40
 """Characters after which a word is broken."""
 
 
-def show(summary: Summary, console: Console) -> None:
-    """Prints a run: the verdict, warnings, the figures, notes on how to read them."""
+def show(summary: Summary, console: Console, *, has_details: bool = False) -> None:
+    """Prints a run: the verdict, a row for each arm and load, warnings; with details all figures and notes."""
     widen(console)
     console.print(Text(one_line(summary.verdict), "bold"))
+    if not has_details:
+        for table in first(summary):
+            show_table(table, console)
     for warning in summary.warnings:
         console.print(Text.assemble(("warning: ", "yellow"), one_line(warning)))
+    if not has_details:
+        if summary.points or summary.curve:
+            console.print(Text(MORE, "dim"))
+        return
     for table in tables(summary):
         show_table(table, console)
     for note in summary.notes:
@@ -49,7 +57,8 @@ def show_table(table: Table, console: Console) -> None:
     """Prints a table below its title. A table that is too wide is printed in parts, each with the columns that name
     rows."""
     console.print()
-    console.print(Text(one_line(table.title), "underline"))
+    if table.title:
+        console.print(Text(one_line(table.title), "underline"))
     columns = [
         _Column(one_line(heading), is_numeric, [one_line(narrow(cell)) for cell in cells])
         for (heading, cells), is_numeric in zip(table.columns.items(), table.numeric(), strict=True)

@@ -31,7 +31,7 @@ def test_the_terminal_says_the_verdict_first_and_keeps_to_a_hundred_columns(
     compared: NewRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     equal = Equality("xla", "graph", 64, 1e-6, 1e-5, 1.0, 1e-4, 1e-3, is_equal=True)
-    assert report.main([str(compared(control_ms=20).write(equal))]) == 0
+    assert report.main([str(compared(control_ms=20).write(equal)), "--details"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("xla is faster than graph at 4 at a time: ")
     assert max(map(len, lines)) <= 100

@@ -14,8 +14,8 @@ from tests.loadtest.study.conftest import make_entry, make_sweep
 from xlaserve_loadtest.analysis.changes import changes, differences
 from xlaserve_loadtest.record.run_file import read_run
 from xlaserve_loadtest.reports import compare_cli
-from xlaserve_loadtest.reports.table import Table, narrow
-from xlaserve_loadtest.reports.tables import tables
+from xlaserve_loadtest.reports.table import NOTHING, Table, narrow
+from xlaserve_loadtest.reports.tables import first, overview, tables
 from xlaserve_loadtest.reports.terminal import show, show_table
 from xlaserve_loadtest.study import html as zoo_html
 
@@ -41,9 +41,42 @@ def all_there(text: str, width: int, *shown: Table) -> None:
 @pytest.mark.parametrize("name", [name for name in samples.SAMPLES if name != "hostile"])
 def test_every_figure_of_a_run_is_whole_in_a_terminal_of_any_width(name: str, width: int) -> None:
     summary = samples.summary(name)
-    console, file = terminal(width)
-    show(summary, console)
-    all_there(file.getvalue(), width, *tables(summary))
+    for has_details, shown in ((False, first(summary)), (True, tables(summary))):
+        console, file = terminal(width)
+        show(summary, console, has_details=has_details)
+        all_there(file.getvalue(), width, *shown)
+
+
+def test_a_run_is_a_sentence_and_a_row_for_each_arm() -> None:
+    console, file = terminal(100)
+    show(samples.summary("compared"), console)
+    lines = file.getvalue().splitlines()
+    assert lines[0].startswith("xla is faster than graph")
+    rows = [line.split() for line in lines if line.startswith((" xla", " graph", " autocluster"))]
+    assert rows == [
+        ["xla", "120.5", "130.0", "208.6", *["1.34", "times", "graph", "(1.31", "to", "1.37),", "p50", "0.75"]],
+        ["graph", "90.1", "173.1", "275.5", NOTHING],
+        ["graph", "(again)", "87.9", "177.9", "288.1", "A/A", "passed"],
+        ["autocluster", "57.0", "274.2", "430.0", *["0.63", "times", "graph", "(0.61", "to", "0.66),", "p50", "1.58"]],
+    ]
+    assert lines[-1].startswith("--details")
+    assert len(lines) < 16
+
+
+def test_a_run_of_one_arm_under_one_load_is_a_sentence() -> None:
+    console, file = terminal(100)
+    show(samples.summary("alone"), console)
+    assert len(file.getvalue().splitlines()) == 2
+
+
+def test_a_ratio_without_a_verdict_says_so() -> None:
+    (row,) = [row for row in overview(samples.summary("starved")).rows() if row[0] == "xla"]
+    assert str(row[-1]).endswith("1.41), p50 0.73, inconclusive")
+
+
+def test_a_comparison_of_an_open_loop_is_of_its_latency() -> None:
+    rows = [row for row in overview(samples.summary("mixed")).rows() if row[:2] == ("xla", "50/s poisson")]
+    assert rows[0][-1] == "p50 0.73 times graph (0.72 to 0.74)"
 
 
 @pytest.mark.parametrize("width", WIDTHS)
