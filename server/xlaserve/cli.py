@@ -30,6 +30,7 @@ COMMANDS: Final[Mapping[str, tuple[ListedCommand, ...]]] = {
     ),
     "look at models": (
         ListedCommand("inspect", "inspect", "say what is in a model file, and print a configuration for it"),
+        ListedCommand("match", "match", "find the settings with which a model gives the outputs of a notebook"),
         ListedCommand("check", "check", "compile models in several modes, time them and compare them with eager"),
         ListedCommand("explain", "explain", "show what XLA or OpenVINO made of a model, and what it costs"),
         ListedCommand("profile", "profile", "record a trace for TensorBoard"),

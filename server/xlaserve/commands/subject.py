@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from xlaserve.config import BUILTIN_MODELS, Bucket, BucketSettings, Mode, ModelSettings, Settings
-from xlaserve.config.sources import kind_of_name, model_name
+from xlaserve.config.sources import kind_of_name, name_of
 from xlaserve.config.versions import grouped
 from xlaserve.engine.program import Compilation
 from xlaserve.errors import ConfigError, ModelFailed, XlaserveError
@@ -73,7 +73,7 @@ def model_settings(settings: Settings, name: str) -> ModelSettings:
             f"model: expected a configured model ({', '.join(configured)}) or a source such as "
             f"keras.applications:MobileNetV2, got {name}{hint}"
         )
-    return ModelSettings(name=model_name(name), source=name, weights="random" if _is_downloaded(name) else None)
+    return ModelSettings(name=name_of(name), source=name, weights="random" if _is_downloaded(name) else None)
 
 
 def _is_downloaded(source: str) -> bool:

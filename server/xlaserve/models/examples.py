@@ -16,10 +16,11 @@ from xlaserve.engine.warmup.auto_buckets import Programs
 from xlaserve.engine.warmup.difference import Difference, by_row
 from xlaserve.engine.warmup.sample import joined, rows_of
 from xlaserve.errors import ModelFailed, RequestError
-from xlaserve.images.decoder import Decoded, ImageLimits, decode
-from xlaserve.images.frame import Frame, best_input, place
+from xlaserve.images.decoder import Decoded, ImageLimits
+from xlaserve.images.frame import Frame, best_input
 from xlaserve.models import example_files
 from xlaserve.models.catalog import Model
+from xlaserve.models.encoded_images import decode_for
 from xlaserve.models.example_files import Examples
 from xlaserve.models.likeness import OfImage, likeness
 from xlaserve.models.task import Classification, Detection, Task
@@ -160,19 +161,10 @@ def _decoded(model: Model, examples: Examples, row: int, sizes: list[tuple[int, 
     """Returns an image as the model takes it. Raises ModelFailed."""
 
     def where(height: int, width: int) -> Frame:
-        size = best_input(height, width, sizes)
-        return place(height, width, input_height=size[0], input_width=size[1], fit=model.fit)
+        return model.place(best_input(height, width, sizes), height, width)
 
-    settings = model.settings
     try:
-        return decode(
-            read_image(examples, row, limits),
-            where,
-            limits,
-            decoding=settings.decode,
-            color=model.color,
-            grey16=settings.grey16,
-        )
+        return decode_for(model, read_image(examples, row, limits), where, limits)
     except RequestError as error:
         raise ModelFailed(f"{examples.names[row]}: {error}") from None
 

@@ -21,10 +21,11 @@ from xlaserve.engine.inputs import Images, Inputs, shapes
 from xlaserve.engine.program import Outputs
 from xlaserve.engine.warmup.compiler import noise
 from xlaserve.errors import ConfigError, ModelFailed, RequestError
-from xlaserve.images.decoder import Decoded, ImageLimits, decode
+from xlaserve.images.decoder import Decoded, ImageLimits
 from xlaserve.images.frame import Frame
 from xlaserve.models import verification
 from xlaserve.models.catalog import Model
+from xlaserve.models.encoded_images import decode_for
 from xlaserve.models.likeness import OfImage, likeness
 from xlaserve.models.task import Detection
 from xlaserve.programs.openvino.calibration import Size
@@ -122,16 +123,7 @@ class ImageFolder:
         where = partial(self._model.place, size)
         with file.open("rb") as opened:  # no more than is refused already: it may be a film
             data = opened.read(self._limits.max_image_bytes + 1)
-        model, settings = self._model, self._model.settings
-        return decode(
-            data,
-            where,
-            self._limits,
-            decoding=settings.decode,
-            color=model.color,
-            grey16=settings.grey16,
-            resize=model.resize,
-        )
+        return decode_for(self._model, data, where, self._limits)
 
 
 def make(model: Model, folder: ImageFolder) -> Iterator[Int8]:

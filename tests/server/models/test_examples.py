@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from xlaserve.config import Bucket, ExampleSettings, Fit, Mode, ModelSettings
+from xlaserve.config import Bucket, ExampleSettings, Mode, ModelSettings
 from xlaserve.engine.inputs import Images
-from xlaserve.engine.program import Outputs
+from xlaserve.engine.program import Outputs, Program
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.errors import ModelFailed
 from xlaserve.images.decoder import ImageLimits
 from xlaserve.images.frame import whole
-from xlaserve.images.image_input import RGB
 from xlaserve.models.catalog import Model
 from xlaserve.models.examples import check, compare
 from xlaserve.models.task import Classification, Detection, Embedding, Segmentation
@@ -59,11 +58,10 @@ def checked(
     **limits: Any,
 ) -> dict[Mode, Difference]:
     settings = ModelSettings(name="a", source="a.keras", examples=ExampleSettings(folder=folder, **limits))
-    model = SimpleNamespace(
-        fit=Fit.RESIZE, task=Classification(2, ("dark", "light")), image=RGB, color=RGB.color, settings=settings
-    )
+    task, buckets = Classification(2, ("dark", "light")), tuple(bucket for _, bucket in programs)
+    model = Model(cast(Program, None), (None, None), task, "built in", settings=settings, buckets=buckets)
     made: Any = {key: SimpleNamespace(executable=program) for key, program in programs.items()}
-    return check(cast(Model, model), made, LIMITS, narrow or {})
+    return check(model, made, LIMITS, narrow or {})
 
 
 def test_answers_are_compared_in_every_mode_that_runs(folder: Path) -> None:

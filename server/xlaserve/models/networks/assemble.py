@@ -48,14 +48,18 @@ def assemble(
     _check_preprocessing(preprocessing, pixels)
     batch = pixels.batch
 
-    def forward(images: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        values = _preprocessed(images, pixels, preprocessing)
+    def bare(values: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        given = tf.cast(values, pixels.dtype)
         if batch is not None:  # an export for one batch size refuses a tensor of an unknown one
-            values = tf.ensure_shape(values, (batch, *values.shape[1:]))
-        return head.finish(call(values), images)
+            given = tf.ensure_shape(given, (batch, *given.shape[1:]))
+        return head.finish(call(given), values)
+
+    def forward(images: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return bare(_preprocessed(images, pixels, preprocessing))
 
     calibrated = None if calibration is None else read(calibration)
     program = TensorFlowProgram(forward, lower, openvino_precision, calibrated, inputs=inputs(pixels.image.channels))
+    program.bare = bare
     return Network(
         program,
         pixels.size,

@@ -81,6 +81,8 @@ class TensorFlowProgram:
         self._variables: list[tf.Variable] = []
         self.assigns_variables = False
         """Whether a traced function changes variables as it runs."""
+        self.bare: Forward | None = None
+        """The computation without preprocessing, of float32 `[n, height, width, channels]`; None where it is sealed."""
 
     def compile(self, mode: Mode, bucket: Bucket) -> Compilation:
         """Makes the executable for `mode` and `bucket` and runs it. Raises what TensorFlow raises.
@@ -236,7 +238,7 @@ class TensorFlowProgram:
         self._converted.clear()
         self._any_batch.clear()
         self._lowered.clear()
-        self._forward, self._lower = _sealed, None
+        self._forward, self._lower, self.bare = _sealed, None, None
 
     def dismantle(self) -> None:
         """Undoes the cycles in Python's half of each graph, which are half of a model's; none can run any more."""

@@ -1,0 +1,147 @@
+"""The settings that are tried: a registry of functions from a model to the values of one setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+from typing import Any, Final
+
+from xlaserve.config import Color, Decoding, Fit, ResizeFilter, ResizeLibrary, ResizeSettings, sources
+from xlaserve.config.image_settings import CUTS
+from xlaserve.config.resize_settings import FILTERS
+from xlaserve.models.catalog import Model
+from xlaserve.models.task import Classification, ImageToImage, Segmentation, readings_of
+
+Changes = Mapping[str, Any]
+"""Values of settings by their names."""
+
+
+class Part(StrEnum):
+    """The part of the way from a file to an answer that a setting is about."""
+
+    PLACE = "place"
+    """Which of the file's pixels the model gets, and how they are resized."""
+    COLOR = "color"
+    """What the channels of the pixels are."""
+    SCALE = "scale"
+    """Which numbers the levels of the pixels become."""
+    OUTPUT = "output"
+    """What becomes of the network's outputs."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting, and the values to try."""
+
+    field: str
+    part: Part
+    own: Any
+    """The value that the model has as it is configured."""
+    values: tuple[Any, ...]
+    """The values to try: the model's own first, where it is one of them, then the most usual ones."""
+
+
+TENSORFLOW, PILLOW = ResizeLibrary.TENSORFLOW, ResizeLibrary.PILLOW
+_USUAL: Final = (
+    (TENSORFLOW, ResizeFilter.BILINEAR, False),  # tf.image.resize, image_dataset_from_directory
+    (PILLOW, ResizeFilter.NEAREST, False),  # load_img, ImageDataGenerator
+    (PILLOW, ResizeFilter.BILINEAR, True),  # torchvision
+    (PILLOW, ResizeFilter.BICUBIC, True),
+    (TENSORFLOW, ResizeFilter.NEAREST, False),
+    (TENSORFLOW, ResizeFilter.AREA, True),
+    (TENSORFLOW, ResizeFilter.BILINEAR, True),
+    (PILLOW, ResizeFilter.LANCZOS, True),
+)
+"""Libraries, filters and antialiasing that notebooks use most."""
+
+
+def _resizings() -> Iterator[ResizeSettings]:
+    """Yields every way to resize, the most usual first."""
+    for library, name, antialias in _USUAL:
+        yield _resizing(library, name, antialias=antialias)
+    for library, names in FILTERS.items():
+        for name in names:
+            for antialias in (False, True):
+                yield _resizing(library, name, antialias=antialias)
+
+
+def _resizing(library: ResizeLibrary, name: ResizeFilter, *, antialias: bool) -> ResizeSettings:
+    """Returns a way to resize; of filters that always or never antialias, the one that there is."""
+    own = ResizeSettings(library=library, filter=name)
+    is_free = library is TENSORFLOW and name not in (ResizeFilter.NEAREST, ResizeFilter.AREA)
+    return ResizeSettings(library=library, filter=name, antialias=True) if is_free and antialias else own
+
+
+RESIZINGS: Final = tuple(dict.fromkeys(_resizings()))
+"""Every way to resize, the most usual first."""
+
+
+def choices_of(model: Model) -> tuple[Choice, ...]:
+    """Returns what there is to choose for a model: settings with more than one value that it can have."""
+    found = (choice(model) for choice in CHOICES)
+    return tuple(choice for choice in found if len(choice.values) > 1)
+
+
+def combinations(choices: tuple[Choice, ...]) -> Iterator[Changes]:
+    """Yields every combination of the values of some choices that a model can have; the first values first."""
+    for values in product(*(choice.values for choice in choices)):
+        changes = {choice.field: value for choice, value in zip(choices, values, strict=True)}
+        if is_possible(changes):
+            yield changes
+
+
+def is_possible(changes: Changes) -> bool:
+    """Returns whether settings go together: the means of `torch` and `caffe` are for RGB alone."""
+    return changes.get("preprocess") not in ("torch", "caffe") or changes.get("color", Color.RGB) is Color.RGB
+
+
+def _choice(field: str, part: Part, own: object, *values: object) -> Choice:
+    """Returns a choice whose first value is the model's own, where it has one."""
+    return Choice(field, part, own, tuple(dict.fromkeys((own, *values) if own in values else values)))
+
+
+def _preprocess(model: Model) -> Choice:
+    own = model.settings.preprocess
+    if not model.is_unscaled:  # it takes whole numbers, which are not scaled
+        return Choice("preprocess", Part.SCALE, own, ("none",))
+    has_means = model.image.color in (Color.RGB, Color.BGR)
+    means = ("torch", "caffe") if has_means else ()
+    return _choice("preprocess", Part.SCALE, own, "unit", "none", "tf", *means)
+
+
+def _color(model: Model) -> Choice:
+    own = model.settings.color or model.color
+    fitting = [color for color in (Color.RGB, Color.BGR, *Color) if color.channels == model.image.channels]
+    return _choice("color", Part.COLOR, own, *fitting)
+
+
+def _fit(model: Model) -> Choice:
+    has_pixels = any(isinstance(one, ImageToImage | Segmentation) for one in (model.task, *readings_of(model.task)))
+    cuts = () if has_pixels else CUTS  # as `check_fit` has it
+    return _choice("fit", Part.PLACE, model.fit, Fit.RESIZE, *cuts, Fit.LETTERBOX, Fit.PAD)
+
+
+def _resize(model: Model) -> Choice:
+    return _choice("resize", Part.PLACE, model.resize, *RESIZINGS)
+
+
+def _decode(model: Model) -> Choice:
+    """No notebook decodes as `fast` does, so that this is tried only where the model has it."""
+    own = model.settings.decode
+    return _choice("decode", Part.PLACE, own, own, Decoding.EXACT)
+
+
+def _activation(model: Model) -> Choice:
+    """What notebooks do to logits. A model whose settings name an activation has it in its program already."""
+    kind = sources.kind_of(model.settings.source)
+    takes = kind is not None and "activation" in (sources.PARTICULAR if kind.value.takes is None else kind.value.takes)
+    if not takes or model.settings.activation is not None or not isinstance(model.task, Classification):
+        return Choice("activation", Part.OUTPUT, model.settings.activation, (model.settings.activation,))
+    of_several = () if model.task.threshold is not None else ("softmax",)
+    return Choice("activation", Part.OUTPUT, None, (None, *of_several, "sigmoid"))
+
+
+CHOICES: Final[tuple[Callable[[Model], Choice], ...]] = (_preprocess, _color, _activation, _fit, _resize, _decode)
+"""The settings that are tried, in the order in which they are printed."""
