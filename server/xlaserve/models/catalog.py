@@ -198,7 +198,8 @@ def _lowered(settings: ModelSettings, conversions: Conversions) -> Network:
     lowerings = network.program.lowerings(first) if isinstance(network.program, IsLowered) else ""
     if lowerings:
         _log.info("model %s: lowered for XLA on a CPU: %s", settings.name, lowerings)
-    is_narrow = isinstance(network.program, MayBeNarrow) and network.program.is_narrow(first)
+    program = network.program
+    is_narrow = network.is_narrow or (isinstance(program, MayBeNarrow) and program.is_narrow(first))
     return replace(network, lowerings=lowerings, is_narrow=is_narrow)
 
 

@@ -40,8 +40,8 @@ class Network:
     is_unscaled: bool = False
     """Whether it takes floats, and gets pixels from 0 to 255 as they are."""
     is_narrow: bool = False
-    """Whether it computes in bfloat16 or float16 anywhere, as a model that was trained in mixed precision; each mode
-    then rounds in a way of its own."""
+    """Whether it computes in bfloat16 or float16 anywhere, as a model that was trained in mixed precision, or rounds to
+    levels of 8 bits; each mode then rounds in a way of its own."""
     reference: Executable | None = None
     """Computes the outputs slowly, operation by operation, in float32 where only `precision` says less; must not be
     called while the model serves. None where there is none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,8 +22,11 @@ from xlaserve.programs.openvino.openvino_program import fold_constants, load
 
 TOLERANCE: Final = 1e-3
 """Largest difference of the translation's answers from OpenVINO's, as a share of the largest answer."""
+QUANTIZED_TOLERANCE: Final = 0.05
+"""The same for quantized networks, where a sum that differs in its last bit may be rounded to another level."""
 SIDE: Final = 64
 """Height and width of the image of the comparison, where the model does not fix them."""
+_CUSTOM: Final = re.compile(r"No translator found for (\S+) node")
 _EXTERNAL: Final = re.compile(r"invalid external data: ExternalDataInfo\(data_full_path: ([^,]*),")
 
 
@@ -57,9 +61,12 @@ def openvino_file(file: Path, settings: ModelSettings) -> Network:
             f"source: {file.name} holds what is not translated: {error}; make a SavedModel of it elsewhere:"
             f" pip install onnx2tf && onnx2tf -osd -i {file.name}"
         ) from error
-    _compare(core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}), function, translator)
+    is_quantized = openvino_quantization.is_quantized(model)
+    compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    _compare(compiled, function, translator, QUANTIZED_TOLERANCE if is_quantized else TOLERANCE)
     found = functions.found(translator, function, file.name)
-    return saved_model.network(found.call, found.pixels, found.outputs, settings, weights=file.name)
+    network = saved_model.network(found.call, found.pixels, found.outputs, settings, weights=file.name)
+    return replace(network, is_narrow=is_quantized)
 
 
 def _remedy(error: RuntimeError, file: Path) -> str:
@@ -67,6 +74,11 @@ def _remedy(error: RuntimeError, file: Path) -> str:
     if missing := _EXTERNAL.search(str(error)):
         name = missing[1].rpartition("/")[2]
         return f"its weights are in another file, {name}, which can't be read; copy that beside {file.name}"
+    if custom := _CUSTOM.search(str(error)):
+        return (
+            f"its operation {custom[1]} is of TensorFlow Lite alone; serve what the file was converted from, such as a"
+            " SavedModel or frozen graph"
+        )
     return f"{_cause(error)}; copy it once more, and compare both: sha256sum {file.name}"
 
 
@@ -75,8 +87,8 @@ def _cause(error: RuntimeError) -> str:
     return telling_line(([*filter(str.strip, str(error).splitlines())] or ["it gives no reason"])[-1])
 
 
-def _compare(expected: Any, function: Any, translator: Translator) -> None:
-    """Raises ModelFailed where a translation answers otherwise than OpenVINO."""
+def _compare(expected: Any, function: Any, translator: Translator, tolerance: float) -> None:
+    """Raises ModelFailed where a translation answers otherwise than OpenVINO; `tolerance` as in `TOLERANCE`."""
     batch, *sides = translator.pixels.shape
     is_whole = translator.pixels.dtype.is_integer
     noise = np.random.default_rng(0).uniform(0, 255 if is_whole else 1, (batch or 2, *(side or SIDE for side in sides)))
@@ -84,7 +96,7 @@ def _compare(expected: Any, function: Any, translator: Translator) -> None:
     wanted, answers = expected(images), function(tf.constant(images))
     for index, name in enumerate(translator.outputs):
         other, one = (np.asarray(values, np.float64) for values in (wanted[index], answers[name]))
-        limit = TOLERANCE * max(1.0, np.abs(other).max(initial=0.0))
+        limit = tolerance * max(1.0, np.abs(other).max(initial=0.0))
         if one.shape != other.shape or not np.allclose(one, other, rtol=0, atol=limit, equal_nan=True):
             how = "has another shape" if one.shape != other.shape else f"is off by {np.abs(one - other).max():.2g}"
             raise ModelFailed(f"source: output {name} {how} once the model is translated; it is not served")

@@ -1,4 +1,4 @@
-"""Quantized networks (TFLite, ONNX): pixels from 0 to 255 in and numbers out, in place of levels of 8 bits."""
+"""Quantized networks: pixels from 0 to 255 in and numbers out, in place of levels of 8 bits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,14 @@ from xlaserve.programs.openvino.openvino_program import load
 SIGNED: Final = "i8"
 LEVELS: Final = frozenset({"i8", "u8"})
 """Types of levels, by OpenVINO's names."""
+QUANTIZATION: Final = "FakeQuantize"
 BLACK: Final = -128.0
 """The signed level of pixels of 0: the lowest one, as images are quantized over the whole of their range."""
+
+
+def is_quantized(model: Any) -> bool:
+    """Returns whether a model rounds numbers to levels."""
+    return any(node.get_type_name() == QUANTIZATION for node in model.get_ops())
 
 
 def take_pixels(model: Any) -> None:
@@ -38,7 +44,7 @@ def give_numbers(model: Any) -> None:
         if last.get_type_name() != "Convert" or last.get_element_type().get_type_name() not in LEVELS:
             continue
         quantization = last.input(0).get_source_output().get_node()
-        if quantization.get_type_name() == "FakeQuantize":
+        if quantization.get_type_name() == QUANTIZATION:
             numbers = quantization.input(0).get_source_output()
             numbers.set_names(output.get_names())
             end.replace_source_output(numbers)

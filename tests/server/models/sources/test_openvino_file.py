@@ -186,6 +186,7 @@ def test_a_quantized_tflite_file_takes_pixels_and_gives_numbers(
         expected.append((interpreter.get_tensor(given["index"])[0].astype(np.float32) - zero) * scale)
     answer = run(settings(file), Mode.XLA)
     assert answer.dtype == np.float32
+    assert catalog.load(settings(file)).is_narrow
     np.testing.assert_allclose(answer, expected, atol=4 / 256)  # TFLite's kernels round whole numbers
 
 
@@ -237,6 +238,19 @@ def test_weights_that_are_missing_beside_an_onnx_file_are_named(tmp_path: Path) 
     matrix = weights(3, 2)
     (tmp_path / "scores.data").write_bytes(matrix.tobytes())
     np.testing.assert_allclose(run(settings(file), Mode.XLA), PIXELS.mean(axis=(1, 2)) @ matrix, rtol=1e-4)
+
+
+def test_an_operation_of_tflite_alone_is_named(tmp_path: Path) -> None:
+    @tf.function(input_signature=[tf.TensorSpec((1, SIDE, SIDE, 3), tf.float32)], autograph=False)
+    def call(pixels: tf.Tensor) -> tf.Tensor:
+        return tf.math.igamma(pixels + 1.0, pixels)
+
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([call.get_concrete_function()], tf.Module())
+    converter.allow_custom_ops = True
+    file = tmp_path / "gamma.tflite"
+    file.write_bytes(converter.convert())
+    with pytest.raises(ModelFailed, match=r"its operation Igamma is of TensorFlow Lite alone; serve"):
+        catalog.load(settings(file))
 
 
 def test_what_can_not_be_read_or_translated_is_refused_with_what_to_do(
