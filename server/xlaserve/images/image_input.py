@@ -105,12 +105,21 @@ def _is_long(side: int | None) -> bool:
     return side is None or side > max(COLORS)
 
 
-OF_TEXT: Final = (
-    "text, such as encoded images, which the server decodes itself; where the model is, export it from the pixels on:"
-    " tf.saved_model.save(model, folder,"
+EXPORT: Final = (
+    "tf.saved_model.save(model, folder,"
     " signatures=tf.function(model).get_concrete_function(tf.TensorSpec([None, HEIGHT, WIDTH, 3])))"
 )
+"""The line that exports a model from its pixels on."""
+OF_TEXT: Final = (
+    "text, such as encoded images, which the server decodes itself; where the model is, export it from the pixels on:"
+    f" {EXPORT}"
+)
 """Words for an input of strings, and the export with which the model can be served."""
+WITHOUT_FUNCTION: Final = (
+    "expected a signature, or a function of one image input, got a SavedModel of neither; where the model is, write it"
+    f" with a signature: {EXPORT}"
+)
+"""Words for a SavedModel that can't be called, and the export with which the model can be served."""
 
 RGB: Final = ImageInput()
 """The image input of most models."""

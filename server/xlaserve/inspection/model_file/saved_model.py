@@ -11,9 +11,11 @@ from typing import Any, Final
 
 from xlaserve.config import ModelSettings, versions
 from xlaserve.errors import ModelFailed
+from xlaserve.images.image_input import WITHOUT_FUNCTION
 from xlaserve.inspection.model_file import graph, keras, keras_layers
 from xlaserve.inspection.model_file.description import Description, Tensor
 from xlaserve.inspection.model_file.messages import parsed, unfit
+from xlaserve.models.sources import file_content
 from xlaserve_proto import model_files_pb2 as pb
 from xlaserve_proto import tensorflow_messages_pb2 as tensorflow
 
@@ -48,6 +50,8 @@ def version(folder: Path) -> Path:
 def describe(path: Path, folder: Path) -> Description:
     """Describes a SavedModel. Raises ModelFailed."""
     meta = _serving(folder)
+    if any(one.HasField("variable") for one in meta.object_graph_def.nodes) and not file_content.has_variables(folder):
+        raise file_content.without_variables(folder)
     functions = {name: one for name, one in meta.signature_def.items() if name != INITIALIZER}
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     model, layers = _keras(meta.object_graph_def, folder)
@@ -71,6 +75,7 @@ def describe(path: Path, folder: Path) -> Description:
         family=network.family if network is not None else "",
         parameters=_parameters(meta, name),
         size_bytes=size,
+        refusal="" if inputs or functions else f"source: {WITHOUT_FUNCTION}",
         settings=_settings(
             name, signatures=functions.keys(), functions=[one for one, _ in _functions(meta.object_graph_def)]
         ),

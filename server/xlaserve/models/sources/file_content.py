@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +17,23 @@ HDF5: Final = b"\x89HDF\r\n\x1a\n"
 ZIP: Final = b"PK\x03\x04"
 GZIP: Final = b"\x1f\x8b"
 HTML: Final = re.compile(rb"\s*(<!--.*?-->\s*)*<(!doctype\s+html|html|head)\b", re.IGNORECASE | re.DOTALL)
+SAVED_MODEL: Final = "saved_model.pb"
+VARIABLES: Final = "variables"
+"""The name of the folder of a SavedModel's weights, and of the files in it."""
 _SIZE: Final = re.compile(rb"^size (\d+)$", re.MULTILINE)
 
 
 def check(path: Path) -> None:
     """Raises ModelFailed where the file at `path`, or one in the SavedModel there, is no model but stands for one.
 
-    That is: a pointer of Git LFS, a web page, an empty file, or a zip archive that was cut off. Raises OSError.
+    That is: a pointer of Git LFS, a web page, an empty file, a zip archive that was cut off, or a SavedModel whose
+    variables are not in their folder. Raises OSError.
     """
+    if (path / SAVED_MODEL).is_file() and not has_variables(path) and (path / f"{VARIABLES}.index").is_file():
+        raise ModelFailed(
+            f"source: the weights of {path.name} lie beside {SAVED_MODEL}, and TensorFlow looks for them in a folder"
+            f" {VARIABLES}: cd {shlex.quote(path.name)} && mkdir {VARIABLES} && mv {VARIABLES}.* {VARIABLES}/"
+        )
     for file in _files(path):
         size = file.stat().st_size
         with file.open("rb") as opened:
@@ -54,6 +64,19 @@ def cut_off(file: Path) -> ModelFailed:
     return ModelFailed(f"source: {file.name} has been cut off at {file.stat().st_size:,} bytes; {_again(file)}")
 
 
+def has_variables(folder: Path) -> bool:
+    """Returns whether a SavedModel has its weights where TensorFlow looks for them."""
+    return (folder / VARIABLES / f"{VARIABLES}.index").is_file()
+
+
+def without_variables(folder: Path) -> ModelFailed:
+    """Returns the error of a SavedModel that was copied without its weights."""
+    return ModelFailed(
+        f"source: {folder.name} has no folder {VARIABLES}, which has its weights: {VARIABLES}.index and"
+        f" {VARIABLES}.data-*; copy it too, from where {SAVED_MODEL} is from"
+    )
+
+
 def is_hdf5(file: Path) -> bool:
     """Returns whether a file begins as HDF5 does. Raises OSError."""
     with file.open("rb") as opened:
@@ -69,5 +92,5 @@ def _files(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
     elif path.is_dir():
-        for pattern in ("saved_model.pb", "variables/variables*"):
+        for pattern in (SAVED_MODEL, f"{VARIABLES}/{VARIABLES}*"):
             yield from sorted(path.glob(pattern))

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import tensorflow as tf
 
 from xlaserve.errors import ModelFailed
+from xlaserve.images.image_input import WITHOUT_FUNCTION
 from xlaserve.models.networks import any_batch, heads
 from xlaserve.models.networks.heads import TensorShape
 from xlaserve.models.networks.image_tensor import Call
@@ -70,11 +71,7 @@ def choose(loaded: Any, wanted: str | None) -> tuple[str, Any]:
             f"function: the SavedModel has no signatures; expected one of its functions {known}, got"
             f" {wanted or 'nothing'}; write function: {next(iter(functions))}"
         )
-    raise ModelFailed(
-        "source: expected a signature, or a function of one image input, got a SavedModel of neither; where the model"
-        " is, write it with a signature: tf.saved_model.save(model, folder,"
-        " signatures=tf.function(model).get_concrete_function(tf.TensorSpec([None, HEIGHT, WIDTH, 3])))"
-    )
+    raise ModelFailed(f"source: {WITHOUT_FUNCTION}")
 
 
 def _of_images(loaded: Any) -> Iterator[tuple[str, Any]]:

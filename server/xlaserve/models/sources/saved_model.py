@@ -19,7 +19,7 @@ from xlaserve.models.networks.heads import TensorShape
 from xlaserve.models.networks.image_tensor import Call, ImageTensor, image_tensor
 from xlaserve.models.networks.network import Network
 from xlaserve.models.networks.preprocess import Preprocess
-from xlaserve.models.sources import functions
+from xlaserve.models.sources import file_content, functions
 from xlaserve.models.sources.functions import Found
 
 DEFAULT_SIGNATURE: Final = "serving_default"
@@ -69,6 +69,10 @@ def load(folder: Path, settings: ModelSettings) -> Found:
             f"source: {folder.name} is of TensorFlow 1, and only its sessions load it: {cause(error)}; write its graph"
             " there with tf.graph_util.convert_variables_to_constants, and serve that .pb file"
         ) from error
+    except (OSError, tf.errors.OpError) as error:
+        if "Failed to find any matching files" in str(error) and not file_content.has_variables(folder):
+            raise file_content.without_variables(folder) from error
+        raise
     if settings.function is not None or not loaded.signatures:
         if settings.signature is not None:
             known = ", ".join(sorted(loaded.signatures)) or "none"

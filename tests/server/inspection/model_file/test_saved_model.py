@@ -54,6 +54,11 @@ def test_of_several_signatures_without_the_default_one_is_set(tmp_path: Path) ->
     assert formats.describe(save(tmp_path / "two", ("a", "serving_default"))).settings == ()
 
 
+def test_a_savedmodel_of_neither_signatures_nor_functions_is_refused(tmp_path: Path) -> None:
+    tf.saved_model.save(tf.Module(), str(tmp_path / "net"))
+    assert "got a SavedModel of neither; where the model is, write it" in formats.describe(tmp_path / "net").refusal
+
+
 def test_without_signatures_a_function_of_one_input_is_described(tmp_path: Path) -> None:
     found = formats.describe(save(tmp_path / "net", ()))
     assert [one.shape for one in found.inputs] == [(None, 6, 5, 3)]

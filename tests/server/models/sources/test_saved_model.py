@@ -12,6 +12,7 @@ from tensorflow.python.saved_model import revived_types
 
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.errors import ModelFailed
+from xlaserve.inspection.model_file import formats
 from xlaserve.models import catalog
 from xlaserve.models.task import Classification, Detection, Embedding, Segmentation
 
@@ -199,6 +200,28 @@ def test_a_broken_saved_model_fails_with_its_name_and_not_its_folder(tmp_path: P
         catalog.load(settings(str(folder)))
     assert str(failure.value).startswith("source: broken can't be loaded: ")
     assert str(tmp_path) not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("is_beside", "said"), [(True, "&& mkdir variables && mv"), (False, "has no folder variables")]
+)
+def test_weights_that_are_not_in_their_folder_are_missed(tmp_path: Path, is_beside: bool, said: str) -> None:
+    class Scaled(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = tf.Variable(tf.ones(3))
+
+        @tf.function(input_signature=[FLOAT32])
+        def scores(self, images: tf.Tensor) -> tf.Tensor:
+            return tf.reduce_sum(images * self.scale, axis=(1, 2))
+
+    folder, module = tmp_path / "net", Scaled()
+    tf.saved_model.save(module, str(folder), module.scores)
+    for file in (folder / "variables").iterdir():
+        file.rename((folder if is_beside else tmp_path) / file.name)
+    for read in (lambda: catalog.load(settings(str(folder))), lambda: formats.describe(folder)):
+        with pytest.raises(ModelFailed, match=said):
+            read()
 
 
 def test_a_signature_is_taken_by_its_name_or_because_it_is_the_only_one(tmp_path: Path) -> None:
