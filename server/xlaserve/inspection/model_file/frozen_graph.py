@@ -10,7 +10,7 @@ from xlaserve.inspection.model_file import graph, keras
 from xlaserve.inspection.model_file.description import Description, Tensor
 from xlaserve.inspection.model_file.messages import parsed, unfit
 from xlaserve.inspection.model_file.saved_model import FILE
-from xlaserve.models.sources.graph_operations import PLACEHOLDERS, WITHOUT_USE
+from xlaserve.models.sources.graph_operations import ITERATOR, PLACEHOLDERS, WITHOUT_USE
 from xlaserve_proto import model_files_pb2 as pb
 
 SHOWN: Final = "a frozen graph"
@@ -27,7 +27,10 @@ def describe(path: Path, file: Path) -> Description:
     if not found.node:
         raise unfit(file, SHOWN)
     placeholders = [node for node in found.node if node.op in PLACEHOLDERS]
-    images = [one for one in placeholders if not _is_scalar(one)] or placeholders
+    photos = [one for one in placeholders if not _is_scalar(one)]
+    batches = [] if photos else _batches(found)
+    images = photos or ([] if batches else placeholders)
+    starts = images or batches
     read = {name.lstrip("^").partition(":")[0] for node in found.node for name in node.input}
     ends = [node for node in found.node if node.name not in read and node.op not in WITHOUT_USE]
     return Description(
@@ -41,8 +44,15 @@ def describe(path: Path, file: Path) -> Description:
         layers=keras.once(graph.noted(found)),
         parameters=graph.constants(found),
         size_bytes=file.stat().st_size,
-        settings=(("input_tensor", f"{images[0].name}:0"),) if len(images) > 1 else (),
+        settings=(("input_tensor", f"{starts[0].name}:0"),) if batches or len(images) > 1 else (),
     )
+
+
+def _batches(found: pb.Graph) -> list[pb.Node]:
+    """Returns the nodes that shape images of the data that a graph without placeholders was frozen with."""
+    given = {node.name for node in found.node if node.op == ITERATOR}
+    reads = [node for node in found.node if given & {name.partition(":")[0] for name in node.input}]
+    return [node for node in reads if node.op == "Reshape"]
 
 
 def _is_scalar(placeholder: pb.Node) -> bool:

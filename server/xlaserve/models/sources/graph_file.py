@@ -13,7 +13,7 @@ from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks.network import Network
 from xlaserve.models.sources import functions, saved_model
-from xlaserve.models.sources.graph_operations import PLACEHOLDERS, WITHOUT_USE
+from xlaserve.models.sources.graph_operations import ITERATOR, PLACEHOLDERS, WITHOUT_USE
 
 VARIABLES: Final = frozenset({"VarHandleOp", "Variable", "VariableV2"})
 FOR_INFERENCE: Final[Mapping[tuple[str, str], object]] = {
@@ -23,6 +23,10 @@ FOR_INFERENCE: Final[Mapping[tuple[str, str], object]] = {
 }
 """Values for inference of scalars that a graph may ask for, by the end of their names and their types."""
 MOST_SHOWN: Final = 8
+START: Final = "xlaserve_pixels"
+"""The placeholder of a graph that has none."""
+IMAGES_WITHOUT_CHANNELS: Final = 3
+"""Axes of the images of the fewest."""
 
 
 def graph_file(file: Path, settings: ModelSettings) -> Network:
@@ -39,6 +43,10 @@ def graph_file(file: Path, settings: ModelSettings) -> Network:
         graph, pixels, [*(name for _, name in settings.output_names), *(name for name, _ in settings.outputs)]
     )
     constants = _constants(graph, pixels, outputs.values())
+    start = pixels.name
+    if pixels.op.type not in PLACEHOLDERS:
+        _cut(definition, pixels, outputs.values())
+        start = f"{START}:0"
 
     def imported() -> None:
         values = {name: tf.constant(value) for name, value in constants.items()}
@@ -46,7 +54,7 @@ def graph_file(file: Path, settings: ModelSettings) -> Network:
 
     wrapped = tf.compat.v1.wrap_function(imported, [])
     tensors = {name: wrapped.graph.as_graph_element(tensor.name) for name, tensor in outputs.items()}
-    function = wrapped.prune(wrapped.graph.as_graph_element(pixels.name), tensors)
+    function = wrapped.prune(wrapped.graph.as_graph_element(start), tensors)
     found = functions.found(wrapped, function, file.name)
     return saved_model.network(found.call, found.pixels, found.outputs, settings, weights=file.name)
 
@@ -77,11 +85,30 @@ def _input(graph: Any, wanted: str | None) -> Any:
     images = [one for one in placeholders if one.shape.rank is None or one.shape.rank > 1]
     if len(images) == 1:
         return images[0]
-    remedy = f"; write input_tensor: {(images or placeholders)[0].name}" if placeholders else ""
+    known = images or _batches(graph) or placeholders
+    remedy = f"; write input_tensor: {known[0].name}" if known else ""
     raise ModelFailed(
-        "input_tensor: expected the name of the tensor that takes the images, one of"
-        f" {_shown(images or placeholders)}{remedy}"
+        f"input_tensor: expected the name of the tensor that takes the images, one of {_shown(known)}{remedy}"
     )
+
+
+def _cut(definition: Any, pixels: Any, outputs: Iterable[Any]) -> None:
+    """Puts a placeholder in the place of a tensor that the graph computes, and leaves out what only that needs."""
+    with tf.Graph().as_default() as graph:
+        tf.compat.v1.placeholder(pixels.dtype, pixels.shape, name=START)
+    name = pixels.op.name if pixels.value_index == 0 else pixels.name
+    for node in definition.node:
+        node.input[:] = [START if one.removesuffix(":0") == name else one for one in node.input]
+    definition.MergeFrom(graph.as_graph_def())
+    ends = [START, *(output.op.name for output in outputs)]
+    definition.CopyFrom(tf.compat.v1.graph_util.extract_sub_graph(definition, ends))
+
+
+def _batches(graph: Any) -> list[Any]:
+    """Returns the tensors of images that a graph without placeholders makes of its own data."""
+    given = [output for one in graph.get_operations() if one.type == ITERATOR for output in one.outputs]
+    made = [output for one in given for consumer in one.consumers() for output in consumer.outputs]
+    return [one for one in (*given, *made) if (one.shape.rank or 0) >= IMAGES_WITHOUT_CHANNELS]
 
 
 def _outputs(graph: Any, pixels: Any, wanted: list[str]) -> dict[str, Any]:

@@ -7,3 +7,5 @@ from typing import Final
 PLACEHOLDERS: Final = frozenset({"Placeholder", "PlaceholderV2"})
 WITHOUT_USE: Final = frozenset({"Assert", "Const", "NoOp", "Placeholder", "PlaceholderV2", "PlaceholderWithDefault"})
 """Operations that are no outputs, though nothing reads them."""
+ITERATOR: Final = "IteratorGetNext"
+"""The operation that gives a batch of the data that a graph was frozen with, as those of Estimators are."""

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.errors import ModelFailed
+from xlaserve.inspection.model_file import formats
 from xlaserve.models import catalog
 
 v1 = tf.compat.v1
@@ -65,6 +66,18 @@ def test_switches_of_training_are_set_for_inference(tmp_path: Path) -> None:
         tf.identity(sums(photo) * kept * (1.0 - tf.cast(training, tf.float32)), name="scores")
 
     np.testing.assert_allclose(run(settings(write(tmp_path / "old.pb", build)), Mode.XLA), SUMS, rtol=1e-4)
+
+
+def test_a_graph_that_reads_its_own_data_is_served_from_the_images_of_that(tmp_path: Path) -> None:
+    with v1.Graph().as_default() as graph:
+        data = tf.data.Dataset.from_tensors((tf.zeros((2, 90)), tf.zeros(2, tf.int32)))
+        values, _ = v1.data.make_one_shot_iterator(data).get_next()
+        sums(tf.reshape(values, (-1, 6, 5, 3), name="images"))
+    source = tmp_path / "estimator.pb"
+    source.write_bytes(graph.as_graph_def().SerializeToString())
+    assert reason(settings(source)).endswith("write input_tensor: images:0")
+    assert formats.describe(source).settings == (("input_tensor", "images:0"),)
+    np.testing.assert_allclose(run(settings(source, input_tensor="images:0"), Mode.XLA), SUMS, rtol=1e-4)
 
 
 def test_tensors_are_taken_by_their_names(tmp_path: Path) -> None:
