@@ -33,11 +33,12 @@ def draw_boxes(image: Path, found: Detections) -> Image.Image:
     for item in found.detections:
         colour = _COLOURS[item.index % len(_COLOURS)]
         box = item.box
-        pen.rectangle((box.x_min, box.y_min, box.x_max - 1, box.y_max - 1), outline=colour, width=thickness)
+        right, bottom = max(box.x_min, box.x_max - 1), max(box.y_min, box.y_max - 1)  # of less than a pixel too
+        pen.rectangle((box.x_min, box.y_min, right, bottom), outline=colour, width=thickness)
         text = f"{item.label} {item.score:.2f}"
-        left, top, right, bottom = pen.textbbox((box.x_min, box.y_min), text)
-        at = (box.x_min, max(0.0, box.y_min - (bottom - box.y_min) - 2))
-        pen.rectangle((at[0], at[1], at[0] + right - left + 4, at[1] + bottom - top + 5), fill=colour)
+        left, top, end, low = pen.textbbox((box.x_min, box.y_min), text)
+        at = (box.x_min, max(0.0, box.y_min - (low - box.y_min) - 2))
+        pen.rectangle((at[0], at[1], at[0] + end - left + 4, at[1] + low - top + 5), fill=colour)
         pen.text((at[0] + 2, at[1]), text, fill=(255, 255, 255))
     return drawn
 

@@ -12,7 +12,9 @@ import pytest
 from PIL import Image
 from tests.client.conftest import Puppet
 
+from xlaserve_client import drawing
 from xlaserve_client.cli import main
+from xlaserve_client.results import Box, Detection, Detections
 
 FIRST_OF_PNG = 0x89
 DETECTED = {
@@ -122,6 +124,12 @@ def test_detect_prints_boxes_and_draws_them(
     with Image.open(out / "wide-detect.png") as drawn:
         assert drawn.size == (20, 10)
         assert np.asarray(drawn).max() > 10
+
+
+def test_boxes_of_less_than_a_pixel_are_drawn(picture: Path) -> None:
+    thin = Detection(0, "line", 0.5, Box(4.2, 3.4, 9.0, 3.9))
+    drawn = drawing.draw_boxes(picture, Detections((thin,), 10, 20))
+    assert np.asarray(drawn).max() > 10
 
 
 def test_detect_says_where_nothing_was_found(

@@ -11,6 +11,7 @@ from xlaserve.errors import ModelFailed
 from xlaserve.models.task_base import WithClasses
 
 IMAGENET_CLASSES: Final = 1000
+BACKGROUND: Final = "background"
 FETCH_TIMEOUT_S: Final = 10.0
 
 _log = logging.getLogger(__name__)
@@ -28,6 +29,12 @@ def named(labels: tuple[str, ...] | Path, classes: int | None = None, each: str 
     if classes is not None and len(labels) != classes:
         raise ModelFailed(f"labels: expected {classes} names, one for each {each}, got {len(labels)}")
     return labels
+
+
+def has_background(labels: tuple[str, ...] | Path | None) -> bool:
+    """Returns whether the first class of a detector is no object, by its configured name. Raises ModelFailed."""
+    first, *_ = (*(named(labels) if labels else ()), "")
+    return first.strip("_").lower() == BACKGROUND
 
 
 def from_file(file: Path, classes: int | None = None, each: str = "class") -> tuple[str, ...]:

@@ -19,6 +19,14 @@ def test_labels_are_one_a_line(tmp_path: Path) -> None:
     assert class_names.from_file(file, 3) == ("rose", "daisy", "Ähre")
 
 
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [(("background", "face"), True), (("__Background__", "car"), True), (("face", "background"), False), (None, False)],
+)
+def test_the_first_class_may_be_the_background(labels: tuple[str, ...] | None, expected: bool) -> None:
+    assert class_names.has_background(labels) is expected
+
+
 def test_a_wrong_number_of_labels_is_refused_with_both_numbers(tmp_path: Path) -> None:
     file = tmp_path / "labels.txt"
     file.write_text("rose\ndaisy\n")

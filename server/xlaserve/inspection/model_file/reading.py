@@ -41,7 +41,8 @@ def read(outputs: Sequence[Tensor], image: ImageInput | None, labels: str) -> Re
     has_boxes = any((named.get(name) or ())[2:] == (4,) for name in OUTPUT_NAMES["boxes"])
     if has_boxes and named.keys() & set(OUTPUT_NAMES["scores"]):
         line = Line("bounding_box_format", "rel_yxyx", "or xyxy and others: as the model gives boxes", True)
-        return Reading("detection", (line, Line(LABELS, labels, "the names of the classes, one a line", True)))
+        names = Line(LABELS, labels, "the names of the classes, one a line; `background` first where it is one", True)
+        return Reading("detection", (line, names))
     if len(outputs) > 1:
         return _several(outputs)
     (output,) = outputs

@@ -271,10 +271,15 @@ def candidates(
 ) -> Head:
     """Returns the head for boxes `[n, k, 4]` and probabilities `[n, k, classes]` that are still to be suppressed."""
 
+    has_background = class_names.has_background(settings.labels)
+
     def finish(raw: Raw, images: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        scores = activated(raw[scores_name], settings)
+        if has_background:
+            scores = tf.concat([tf.zeros_like(scores[..., :1]), scores[..., 1:]], axis=-1)
         return boxes.suppress(
             boxes.to_xyxy(raw[boxes_name], settings.bounding_box_format, images),
-            activated(raw[scores_name], settings),
+            scores,
             images,
             max_detections=task.max_detections,
             score_threshold=settings.score_threshold,

@@ -303,6 +303,9 @@ def test_boxes_and_scores_make_detections(keras_file: SaveKeras) -> None:
     for found in loaded.task.objects(run(loaded, Mode.XLA)):
         assert found.boxes[0].tolist() == [1, 2, 4, 6]
         assert len(set(found.classes.tolist())) == len(found.classes)
+    without = catalog.load(source.model_copy(update={"labels": ("background", "cup", "box")}))
+    for found in without.task.objects(run(without, Mode.XLA)):
+        assert set(found.classes.tolist()) == {1, 2}
 
 
 def test_a_detector_of_kerascv_is_one_from_a_file_too(keras_file: SaveKeras) -> None:
