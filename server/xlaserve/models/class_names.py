@@ -38,7 +38,10 @@ def has_background(labels: tuple[str, ...] | Path | None) -> bool:
 
 
 def from_file(file: Path, classes: int | None = None, each: str = "class") -> tuple[str, ...]:
-    """Reads one name a line, UTF-8. Raises ModelFailed where there is not one for each of `classes`, if given."""
+    """Reads one name a line, UTF-8, each after its number or none, as Teachable Machine writes them: `0 rose`.
+
+    Raises ModelFailed where there is not one for each of `classes`, if given.
+    """
     try:
         names = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines())
     except (OSError, UnicodeDecodeError) as error:
@@ -46,6 +49,8 @@ def from_file(file: Path, classes: int | None = None, each: str = "class") -> tu
         raise ModelFailed(f"labels: {file.name} can't be read: {reason}") from error
     if classes is not None and len(names) != classes:
         raise ModelFailed(f"labels: expected {classes} lines, one for each {each}, got {len(names)} in {file.name}")
+    if all(name.startswith(f"{number} ") for number, name in enumerate(names)):
+        return tuple(name.partition(" ")[2].strip() for name in names)
     return names
 
 

@@ -19,6 +19,14 @@ def test_labels_are_one_a_line(tmp_path: Path) -> None:
     assert class_names.from_file(file, 3) == ("rose", "daisy", "Ähre")
 
 
+def test_numbers_before_labels_are_left_out_where_each_has_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "labels.txt"
+    file.write_text("0 rose\n1 2 daisies\n")
+    assert class_names.from_file(file, 2) == ("rose", "2 daisies")
+    file.write_text("0 rose\n2 daisies\n")
+    assert class_names.from_file(file, 2) == ("0 rose", "2 daisies")
+
+
 @pytest.mark.parametrize(
     ("labels", "expected"),
     [(("background", "face"), True), (("__Background__", "car"), True), (("face", "background"), False), (None, False)],

@@ -100,8 +100,15 @@ def _cut(definition: Any, pixels: Any, outputs: Iterable[Any]) -> None:
     for node in definition.node:
         node.input[:] = [START if one.removesuffix(":0") == name else one for one in node.input]
     definition.MergeFrom(graph.as_graph_def())
-    ends = [START, *(output.op.name for output in outputs)]
-    definition.CopyFrom(tf.compat.v1.graph_util.extract_sub_graph(definition, ends))
+    nodes = {node.name: node for node in definition.node}
+    needed, pending = set(), [START, *(output.op.name for output in outputs)]
+    while pending:
+        if (one := pending.pop()) not in needed:
+            needed.add(one)
+            pending += [source.removeprefix("^").partition(":")[0] for source in nodes[one].input]
+    kept = [node for node in definition.node if node.name in needed]
+    del definition.node[:]
+    definition.node.extend(kept)
 
 
 def _batches(graph: Any) -> list[Any]:
