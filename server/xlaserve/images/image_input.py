@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -17,6 +18,10 @@ Axes = Literal["NHWC", "NCHW", "NHW"]
 
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64", "uint8", "uint16", "int32")
 """Types that pixels have in models."""
+MIN_FLAT: Final = 64
+"""Pixels of the smallest images that are taken for such where they are flattened: 8x8."""
+FLAT_CHANNELS: Final = (1, 3)
+"""Channels that flattened images commonly have."""
 COLORS: Final = {color.channels: color for color in (Color.GREY, Color.RGB, Color.RGBA)}
 """The colours of models by their channels, unless the settings say otherwise."""
 FIRST_TO_LAST: Final = (0, 2, 3, 1)
@@ -98,6 +103,20 @@ def axes_of(shape: Sequence[int | None] | None, layout: Layout | None = None) ->
         case (_, _, _):
             return "NHW"
     return None
+
+
+def of_flattened(shape: Sequence[int | None] | None) -> str:
+    """Returns the next step for an input of flattened square images, after a semicolon; empty for other inputs."""
+    match shape:
+        case (_, int(count)) if count >= MIN_FLAT:
+            for channels in FLAT_CHANNELS:
+                side = math.isqrt(count // channels)
+                if side**2 * channels == count:
+                    return (
+                        "; if these are the pixels of images, flatten them in the model: keras.Sequential([keras.Input("
+                        f'({side}, {side}, {channels})), keras.layers.Flatten(), model]).save("model.keras")'
+                    )
+    return ""
 
 
 def _is_long(side: int | None) -> bool:

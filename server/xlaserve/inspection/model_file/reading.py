@@ -11,7 +11,7 @@ from xlaserve.inspection.model_file.image_input import ImageInput
 from xlaserve.models.output_facts import IMAGE_CHANNELS, MOST_CLASSES, OUTPUT_NAMES
 
 PROBABILITIES: Final = ("softmax", "sigmoid")
-IMAGE_ACTIVATIONS: Final = ("sigmoid", "tanh", "")
+IMAGE_ACTIVATIONS: Final = ("sigmoid", "tanh", "relu", "")
 """Activations of outputs that may be images; empty where none is known."""
 LABELS: Final = "labels"
 
@@ -52,7 +52,9 @@ def read(outputs: Sequence[Tensor], image: ImageInput | None, labels: str) -> Re
         case (_, 1) | (_,):
             return _number(output)
         case (_, int(channels), *sides) if image is not None and sides == [image.height, image.width]:
-            return Reading(f"tensors: a map of {channels} channels, channels first")
+            as_image = Line("task", "image", "if it is one", True)
+            lines = (as_image,) if channels in COLORS and output.activation in IMAGE_ACTIVATIONS else ()
+            return Reading(f"tensors: a map of {channels} channels, channels first", lines)
         case (_, *sides, 1) if len(sides) == 2:
             mask = Line(LABELS, ["background", "object"], "if its numbers are a mask: below and from 0.5 on", True)
             lines = (mask, *_as_image(output, image, "if it is a grey image"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from xlaserve.config import sources
-from xlaserve.images.image_input import OF_TEXT
+from xlaserve.images.image_input import DTYPES, OF_TEXT, axes_of, of_flattened
 from xlaserve.inspection.model_file import reading
 from xlaserve.inspection.model_file.description import Description, Tensor
 from xlaserve.inspection.model_file.image_input import ImageInput, image_input
@@ -76,7 +76,9 @@ def _unfit(found: Description) -> str:
     if inputs and inputs[0].dtype == "string":
         return f"source: expected pixels, got {_listed(inputs)}: {OF_TEXT}"
     if inputs and image_input(inputs[0]) is None:
-        return f"source: expected images [n, height, width, channels], got {_listed(inputs)}"
+        kinds = f" of {' or '.join(DTYPES)}" if axes_of(inputs[0].shape) else ""
+        found = f"{_listed(inputs)}{of_flattened(inputs[0].shape)}"
+        return f"source: expected images [n, height, width, channels]{kinds}, got {found}"
     return ""
 
 

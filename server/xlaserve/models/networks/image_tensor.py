@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from xlaserve.config import Color, Layout
 from xlaserve.errors import ModelFailed
-from xlaserve.images.image_input import COLORS, DTYPES, FIRST_TO_LAST, OF_TEXT, Axes, ImageInput, axes_of
+from xlaserve.images.image_input import COLORS, DTYPES, FIRST_TO_LAST, OF_TEXT, Axes, ImageInput, axes_of, of_flattened
 from xlaserve.models.networks.heads import Raw, TensorShape
 from xlaserve.models.networks.network import Size
 
@@ -102,7 +102,7 @@ def _axes(declared: TensorShape, layout: Layout | None) -> Axes:
         raise ModelFailed(f"source: expected pixels, got {declared}: {OF_TEXT}")
     raise ModelFailed(
         "source: expected an input of images, such as [None, height, width, channels], of"
-        f" {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {declared}"
+        f" {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {declared}{of_flattened(declared.shape)}"
     )
 
 

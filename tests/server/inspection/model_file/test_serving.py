@@ -100,7 +100,12 @@ def test_an_open_question_is_answered_by_removing_its_hash(found: Description) -
         (MODELS[5], "tensors: one probability for each pixel", {"labels": ["background", "object"], "task": "image"}),
         (MODELS[6], "tensors: an image, or a map, of 3 channels", {"task": "image"}),
         (MODELS[15], "tensors: an image, or a map, of 3 channels", {"task": "image", "output_range": "-1..1"}),
-        (MODELS[16], "tensors: an image, or a map, of 3 channels", {"task": "segmentation"}),
+        (MODELS[16], "tensors: an image, or a map, of 3 channels", {"task": "image"}),
+        (
+            described(output(3, 8, 8), inputs=(Tensor("photo", (None, 3, 8, 8)),)),
+            "tensors: a map of 3 channels, channels first",
+            {"task": "image"},
+        ),
         (MODELS[7], "segmentation of 9 classes", {"labels": "nets/net.labels.txt"}),
         (MODELS[8], "tensors: features of 300 channels", {}),
         (MODELS[14], "segmentation of 20 classes", {"labels": "nets/net.labels.txt"}),
@@ -129,6 +134,13 @@ def test_no_scale_is_asked_where_the_model_scales_or_takes_whole_numbers() -> No
     for found in (MODELS[3], *levels):
         assert not plan(found).refusal
         assert "preprocess" not in {line.field for line in plan(found).lines}
+
+
+@pytest.mark.parametrize(("count", "shape"), [(784, "28, 28, 1"), (3072, "32, 32, 3")])
+def test_flattened_images_are_refused_with_the_layer_that_flattens_them(count: int, shape: str) -> None:
+    refusal = plan(described(output(2), inputs=(Tensor("pixels", (None, count)),))).refusal
+    assert f"keras.Input(({shape})), keras.layers.Flatten(), model]" in refusal
+    assert "Flatten" not in plan(described(output(2), inputs=(Tensor("ages", (None, 9)),))).refusal
 
 
 def test_no_order_of_colours_is_asked_where_the_usual_preprocessing_has_one() -> None:
