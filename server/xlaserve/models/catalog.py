@@ -42,7 +42,7 @@ class Model(Network):
     @property
     def fit(self) -> Fit:
         """The fit of encoded images to the model's size."""
-        return self.settings.fit or self.task.default_fit
+        return self.settings.fit or self.default_fit or self.task.default_fit
 
     def place(self, size: tuple[int, int], height: int, width: int) -> Frame:
         """Returns where an image of `height` x `width` pixels goes in an input of `size`. Raises what `frame.place`

@@ -16,6 +16,7 @@ from xlaserve.inspection.model_file import graph, keras, keras_layers
 from xlaserve.inspection.model_file.description import Description, Tensor
 from xlaserve.inspection.model_file.messages import parsed, unfit
 from xlaserve.models.sources import file_content
+from xlaserve.models.sources.graph_operations import DECODERS
 from xlaserve_proto import model_files_pb2 as pb
 from xlaserve_proto import tensorflow_messages_pb2 as tensorflow
 
@@ -101,6 +102,8 @@ def _signature(
     meta: pb.MetaGraph, signatures: dict[str, tensorflow.SignatureDef]
 ) -> tuple[str, tuple[Tensor, ...], tuple[Tensor, ...]]:
     name = DEFAULT if DEFAULT in signatures else min(signatures)
+    if _takes_text(signatures[name]) and DECODERS.isdisjoint(graph.noted(meta.graph_def)):
+        name = next((one for one in sorted(signatures) if not _takes_text(signatures[one])), name)
     chosen = signatures[name]
     return (
         name,
@@ -109,6 +112,10 @@ def _signature(
             _tensor(key, one, graph.activation(meta.graph_def, one.name)) for key, one in sorted(chosen.outputs.items())
         ),
     )
+
+
+def _takes_text(signature: tensorflow.SignatureDef) -> bool:
+    return any(graph.dtype(one.dtype) == "string" for one in signature.inputs.values())
 
 
 def _tensor(name: str, info: tensorflow.TensorInfo, activation: str = "") -> Tensor:

@@ -14,6 +14,7 @@ from xlaserve.inspection.model_file import reading
 from xlaserve.inspection.model_file.description import Description, Tensor
 from xlaserve.inspection.model_file.image_input import ImageInput, image_input
 from xlaserve.inspection.model_file.reading import Line
+from xlaserve.models.sources.graph_operations import DECODERS
 
 SUFFIXES: Final = {"zip archive": ".keras", "HDF5": ".h5", "TFLite": ".tflite"}
 """Suffixes by words in the names of formats."""
@@ -73,6 +74,8 @@ def _unfit(found: Description) -> str:
             f"source: expected a model of one input, the image, got {_listed(inputs)}; where the model is, export one"
             " that takes the image alone"
         )
+    if _takes_encoded(found):
+        return ""
     if inputs and inputs[0].dtype == "string":
         return f"source: expected pixels, got {_listed(inputs)}: {OF_TEXT}"
     if inputs and image_input(inputs[0]) is None:
@@ -80,6 +83,12 @@ def _unfit(found: Description) -> str:
         found = f"{_listed(inputs)}{of_flattened(inputs[0].shape)}"
         return f"source: expected images [n, height, width, channels]{kinds}, got {found}"
     return ""
+
+
+def _takes_encoded(found: Description) -> bool:
+    """Whether a model takes text that its graph decodes as images."""
+    is_text = bool(found.inputs) and found.inputs[0].dtype == "string"
+    return is_text and not DECODERS.isdisjoint(found.layers)
 
 
 def _next_step(found: Description) -> str:
@@ -111,7 +120,7 @@ def _needed(found: Description, image: ImageInput | None) -> Iterator[Line]:
 
 
 def _preprocessing(found: Description) -> Iterator[Line]:
-    if found.scaling or (found.inputs and "float" not in (found.inputs[0].dtype or "float32")):
+    if found.scaling or _takes_encoded(found) or (found.inputs and "float" not in (found.inputs[0].dtype or "float32")):
         return
     family = found.family.lower()
     usual = max((one for one in FAMILY_PREPROCESS if family.startswith(one)), key=len, default="")
@@ -132,6 +141,8 @@ def _colors(image: ImageInput | None) -> Iterator[Line]:
 
 
 def _facts(found: Description, image: ImageInput | None) -> Iterator[tuple[str, str]]:
+    if _takes_encoded(found):
+        yield "images", "encoded: the server decodes and resizes them in the graph's place, or says why it can't"
     if image is None:
         return
     scaled = f"; the model scales them itself: {', '.join(found.scaling)}" if found.scaling else ""

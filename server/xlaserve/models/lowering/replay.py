@@ -245,18 +245,30 @@ def _replay(
     is_wide: bool,
     keeps_shapes: bool,
 ) -> list[GraphTensor] | None:
-    operations = graph.get_operations()
+    operations = _needed(graph)
     if any(operation.type in OLD_CONTROL_FLOW for operation in operations):
         return None
     values = {tensor.ref(): value for tensor, value in zip(graph.inputs, arguments, strict=True)}
     for operation in operations:
-        if not operation.outputs or operation.outputs[0].ref() in values:  # nothing to give, or an argument
+        if operation.outputs[0].ref() in values:  # an argument
             continue
         inputs = [values[tensor.ref()] for tensor in operation.inputs]
         node = Node(operation, inputs, scope + operation.name, is_wide, keeps_shapes)
         outputs = _outputs(node, substitute)
         values |= {tensor.ref(): value for tensor, value in zip(operation.outputs, outputs, strict=False)}
     return [values[tensor.ref()] for tensor in graph.outputs]
+
+
+def _needed(graph: Any) -> list[Any]:
+    """Returns the operations that the outputs of a graph depend on, in their order."""
+    needed = {tensor.op for tensor in graph.inputs}
+    pending = [tensor.op for tensor in graph.outputs]
+    while pending:
+        operation = pending.pop()
+        if operation not in needed:
+            needed.add(operation)
+            pending += [tensor.op for tensor in operation.inputs]
+    return [operation for operation in graph.get_operations() if operation in needed]
 
 
 def _outputs(node: Node, substitute: Substitute) -> Sequence[GraphTensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from xlaserve.config import Fit
 from xlaserve.engine.inputs import Inputs, pixels
 from xlaserve.engine.program import Executable, Program
 from xlaserve.images.image_input import RGB, ImageInput
@@ -37,6 +38,8 @@ class Network:
     """For a model that takes several sizes, the one that it was designed for, where that is known."""
     multiple: int = 1
     """Height and width have to be multiples of this."""
+    default_fit: Fit | None = None
+    """The fit of encoded images that its own code had; None where the task decides."""
     is_unscaled: bool = False
     """Whether it takes floats, and gets pixels from 0 to 255 as they are."""
     is_narrow: bool = False

@@ -8,10 +8,12 @@ from typing import Any, Final, NamedTuple
 import tensorflow as tf
 
 from xlaserve.errors import ModelFailed
-from xlaserve.images.image_input import WITHOUT_FUNCTION
+from xlaserve.images.image_input import DTYPES, OF_TEXT, WITHOUT_FUNCTION
 from xlaserve.models.networks import any_batch, heads
 from xlaserve.models.networks.heads import TensorShape
 from xlaserve.models.networks.image_tensor import Call
+from xlaserve.models.sources import encoded_input
+from xlaserve.models.sources.reference_variables import ReferenceVariables
 
 CALL: Final = "__call__"
 
@@ -22,13 +24,20 @@ class Found(NamedTuple):
     call: Call
     pixels: TensorShape
     outputs: Mapping[str, TensorShape]
+    resize: str | None = None
+    """The operation, in words, with which its graph resized encoded images, which the server decodes and resizes in its
+    place; empty where it did not resize them. None where it takes pixels."""
+
+
+class TextInputError(ModelFailed):
+    """A function takes text that can't be replaced by pixels."""
 
 
 def found(owner: Any, function: Any, name: str) -> Found:
     """Returns a concrete function for use; of any batch size, where it was made for one and can run so.
 
     `owner` holds the variables that it refers to weakly, `name` is its name in messages. Raises ModelFailed where it
-    takes several inputs.
+    takes several inputs, TextInputError where it takes text other than images whose decoding can be cut off.
     """
     tensors = _tensors(function)
     if len(tensors) != 1:
@@ -36,6 +45,15 @@ def found(owner: Any, function: Any, name: str) -> Found:
         raise ModelFailed(f"source: expected a signature of one input, the image, but {name} takes {known}")
     (spec,) = tensors
     pixels = _shape(spec)
+    variables = ReferenceVariables(function)
+    if spec.dtype == tf.string:
+        try:
+            of_pixels, resize = encoded_input.cut(function, variables)
+        except ValueError as error:
+            raise TextInputError(f"source: expected pixels, got {pixels} ({error}): {OF_TEXT}") from error
+        return found((owner, variables), of_pixels, name)._replace(resize=resize)
+    if variables:
+        return found((owner, variables), variables.replaced(function), name)
     structure = function.structured_outputs
     named = any_batch.named(structure, structure)
     # The order of a mapping differs from one loading to the next.
@@ -72,6 +90,17 @@ def choose(loaded: Any, wanted: str | None) -> tuple[str, Any]:
             f" {wanted or 'nothing'}; write function: {next(iter(functions))}"
         )
     raise ModelFailed(f"source: {WITHOUT_FUNCTION}")
+
+
+def of_pixels(loaded: Any) -> list[str]:
+    """Returns the names of a module's functions of one tensor of pixels, for inference."""
+    return [name for name, function in _of_images(loaded) if takes_pixels(function)]
+
+
+def takes_pixels(function: Any) -> bool:
+    """Returns whether a concrete function takes one tensor that images may be."""
+    tensors = _tensors(function)
+    return len(tensors) == 1 and tensors[0].dtype.name in DTYPES and tensors[0].shape.rank in (3, 4)
 
 
 def _of_images(loaded: Any) -> Iterator[tuple[str, Any]]:

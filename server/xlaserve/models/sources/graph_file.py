@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks.network import Network
-from xlaserve.models.sources import functions, saved_model
+from xlaserve.models.sources import functions, graph_decoding, saved_model
 from xlaserve.models.sources.graph_operations import ITERATOR, PLACEHOLDERS, WITHOUT_USE
 
 VARIABLES: Final = frozenset({"VarHandleOp", "Variable", "VariableV2"})
@@ -55,8 +55,7 @@ def graph_file(file: Path, settings: ModelSettings) -> Network:
     wrapped = tf.compat.v1.wrap_function(imported, [])
     tensors = {name: wrapped.graph.as_graph_element(tensor.name) for name, tensor in outputs.items()}
     function = wrapped.prune(wrapped.graph.as_graph_element(start), tensors)
-    found = functions.found(wrapped, function, file.name)
-    return saved_model.network(found.call, found.pixels, found.outputs, settings, weights=file.name)
+    return saved_model.of_function(functions.found(wrapped, function, file.name), settings, weights=file.name)
 
 
 def _read(file: Path) -> Any:
@@ -83,6 +82,7 @@ def _input(graph: Any, wanted: str | None) -> Any:
         return _tensor(graph, wanted, "input_tensor")
     placeholders = [operation.outputs[0] for operation in graph.get_operations() if operation.type in PLACEHOLDERS]
     images = [one for one in placeholders if one.shape.rank is None or one.shape.rank > 1]
+    images = images or graph_decoding.encoded(graph)
     if len(images) == 1:
         return images[0]
     known = images or _batches(graph) or placeholders

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import tensorflow as tf
 from tensorflow.python.saved_model import loader_impl, revived_types
 
-from xlaserve.config import Mode, ModelSettings
+from xlaserve.config import Fit, Mode, ModelSettings
 from xlaserve.engine.causes import cause
 from xlaserve.errors import ModelFailed
 from xlaserve.models import lowering
@@ -27,6 +29,8 @@ SERVING: Final = "serve"
 """The tag of graphs for serving."""
 OPTIMIZER: Final = "optimizer"
 """Keras 2's name of the type of its optimizers in a SavedModel."""
+
+_log = logging.getLogger(__name__)
 
 
 class Optimizer(tf.Module):  # type: ignore[misc]
@@ -52,8 +56,17 @@ def saved_model(folder: Path, settings: ModelSettings, weights: str | None = Non
     `weights` is the name of what it was made of, by default its own. The function runs as it was exported: in the mode
     eager too, as a graph. Raises ModelFailed.
     """
-    call, pixels, outputs = load(folder, settings)
-    return network(call, pixels, outputs, settings, weights=weights or folder.name)
+    return of_function(load(folder, settings), settings, weights=weights or folder.name)
+
+
+def of_function(found: Found, settings: ModelSettings, *, weights: str) -> Network:
+    """Returns the network of a function that was found in a graph. Raises ModelFailed."""
+    made = network(found.call, found.pixels, found.outputs, settings, weights=weights)
+    if found.resize is None:
+        return made
+    how = f", which the graph does with {found.resize}," if found.resize else ""
+    _log.info("model %s: its graph decodes images; the server decodes and resizes%s in its place", settings.title, how)
+    return replace(made, default_fit=Fit.RESIZE) if found.resize else made
 
 
 def load(folder: Path, settings: ModelSettings) -> Found:
@@ -81,7 +94,15 @@ def load(folder: Path, settings: ModelSettings) -> Found:
     else:
         name = _signature(loaded.signatures, settings.signature)
         function = loaded.signatures[name]
-    return functions.found(loaded, function, name)
+    try:
+        return functions.found(loaded, function, name)
+    except functions.TextInputError as error:
+        signatures = [one for one, other in loaded.signatures.items() if functions.takes_pixels(other)]
+        others = [f"signature: {one}" for one in sorted(signatures)]
+        others += [f"function: {one}" for one in functions.of_pixels(loaded)]
+        if not others or settings.function is not None or settings.signature is not None:
+            raise
+        raise ModelFailed(f"source: expected pixels, but {name} takes text; write {' or '.join(others)}") from error
 
 
 def _tags(folder: Path) -> list[str] | None:

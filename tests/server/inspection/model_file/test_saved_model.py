@@ -110,6 +110,16 @@ def test_decoding_within_the_graph_is_named(tmp_path: Path) -> None:
     assert found.layers == ("DecodeJpeg",)
 
 
+def test_a_signature_of_pixels_is_preferred_to_one_of_text_that_is_not_decoded(tmp_path: Path) -> None:
+    module = tf.Module()
+    texts = tf.function(tf.strings.length).get_concrete_function(tf.TensorSpec([None], tf.string))
+    photos = tf.function(lambda photo: photo).get_concrete_function(tf.TensorSpec([None, 8, 8, 3], name="photo"))
+    tf.saved_model.save(module, str(tmp_path / "net"), {"serving_default": texts, "of_pixels": photos})
+    found = formats.describe(tmp_path / "net")
+    assert found.inputs == (Tensor("photo", (None, 8, 8, 3), "float32"),)
+    assert found.settings == (("signature", "of_pixels"),)
+
+
 @pytest.mark.parametrize("content", [b"", b"\n\x03", b"version https://git-lfs.github.com/spec/v1\nsize 12\n"])
 def test_a_damaged_graph_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "saved_model.pb").write_bytes(content)

@@ -169,6 +169,13 @@ def test_what_takes_no_image_alone_is_refused(inputs: tuple[Tensor, ...], said: 
     assert planned.lines == ()
 
 
+def test_text_that_the_graph_decodes_is_served_as_images() -> None:
+    planned = plan(described(output(2), inputs=(Tensor("files", (None,), "string"),), layers=("DecodeJpeg",)))
+    assert not planned.refusal
+    assert "preprocess" not in {line.field for line in planned.lines}
+    assert "images" in dict(planned.facts)
+
+
 @pytest.mark.parametrize(
     ("path", "form", "said"),
     [
