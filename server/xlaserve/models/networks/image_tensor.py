@@ -17,6 +17,8 @@ Call = Callable[[tf.Tensor], Raw]
 """Maps pixels, as the network takes them, to its outputs."""
 
 _LAST_TO_FIRST: Final = (0, 3, 1, 2)
+_MANY: Final = 16
+"""Channels from which on a layout is doubted that takes as many, where the other one has those of a colour."""
 
 
 class ImageTensor(NamedTuple):
@@ -97,6 +99,8 @@ def _axes(declared: TensorShape, layout: Layout | None) -> Axes:
     if axes == "NHW" and layout is not None:
         raise ModelFailed(f"layout: expected none, as the model's input has no channels: {declared}")
     if axes is not None:
+        if layout is not None:
+            _check_layout(declared, layout)
         return axes
     if declared.dtype == "string":
         raise ModelFailed(f"source: expected pixels, got {declared}: {OF_TEXT}")
@@ -104,6 +108,18 @@ def _axes(declared: TensorShape, layout: Layout | None) -> Axes:
         "source: expected an input of images, such as [None, height, width, channels], of"
         f" {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {declared}{of_flattened(declared.shape)}"
     )
+
+
+def _check_layout(declared: TensorShape, layout: Layout) -> None:
+    """Raises ModelFailed where the channels would be a side of the image, and the other layout has those of a colour."""
+    _, first, *_, last = declared.shape or ()
+    channels, others = (first, last) if layout is Layout.CHANNELS_FIRST else (last, first)
+    if others in COLORS and channels is not None and channels >= _MANY:
+        other = Layout.CHANNELS_LAST if layout is Layout.CHANNELS_FIRST else Layout.CHANNELS_FIRST
+        raise ModelFailed(
+            f"layout: expected {other} for the model's input {declared}, of which {layout} takes {channels} for the"
+            f" channels; write layout: {other}, or leave it out"
+        )
 
 
 def _plural(channels: int | None) -> str:

@@ -21,6 +21,8 @@ from xlaserve.models.sources import file_content, keras_config
 from xlaserve.models.sources.keras_config import Json
 
 CONFIG: Final = "config.json"
+MODEL_CONFIG: Final = "model_config"
+"""The attribute of `.h5` files with what `.keras` files have in CONFIG."""
 METADATA: Final = "metadata.json"
 WEIGHTS: Final = "model.weights.h5"
 LEFT_RANDOM: Final = r".*will retain their freshly-initialized weights"
@@ -29,6 +31,8 @@ LAYER_WEIGHTS: Final = "model_weights"
 """Name of the group of a whole model's weights in `.h5` files."""
 OLD_LAYERS: Final = "_layer_checkpoint_dependencies"
 """Name of the group of a model's layers in `.keras` files of Keras 2.13 and 2.14."""
+SHOWN: Final = 20
+"""Letters at the end of a damaged configuration that an error shows."""
 LAYERS: Final = "layers"
 """Name of that group in files that Keras 2.15 reads."""
 
@@ -94,7 +98,7 @@ class KerasContent:
     def _write_hdf5(self, to: Path, config: Json | None) -> None:
         shutil.copyfile(self.file, to)
         with h5py.File(to, "r+") as opened:
-            opened.attrs["model_config"] = json.dumps(config).encode()
+            opened.attrs[MODEL_CONFIG] = json.dumps(config).encode()
             if LAYER_WEIGHTS not in opened:
                 weights = opened.create_group(LAYER_WEIGHTS)
                 for name in [*opened.keys() - {LAYER_WEIGHTS}]:
@@ -128,12 +132,14 @@ def read(file: Path) -> KerasContent:
     if file_content.is_hdf5(file):
         try:
             with h5py.File(file) as opened:
-                config, version = (_text(opened.attrs.get(name)) for name in ("model_config", "keras_version"))
+                config, version = opened.attrs.get(MODEL_CONFIG), _text(opened.attrs.get("keras_version"))
                 weights = opened.get(LAYER_WEIGHTS, opened)
                 is_old = any(name.startswith("layer_names") for name in weights.attrs)  # in parts, if there are many
         except OSError as error:
             raise file_content.cut_off(file) from error
-        return KerasContent(file, False, version, json.loads(config) if config else None, is_old)
+        return KerasContent(
+            file, False, version, None if config is None else _config(config, MODEL_CONFIG, file), is_old
+        )
     raise ModelFailed(
         f"source: expected a .keras file, which is a zip archive, or a .h5 file, which is HDF5, got {file.name} of"
         f' {file.stat().st_size:,} bytes, which is neither; write it once more with model.save("{file.stem}.keras")'
@@ -150,14 +156,40 @@ def _of_zip(file: Path) -> KerasContent:
                 f" unpack it and name the model in it: unzip {file.name}"
             )
         try:
-            config = json.loads(archive.read(CONFIG))
+            config = archive.read(CONFIG)
             metadata = json.loads(archive.read(METADATA)) if METADATA in names else {}
-        except (ValueError, zipfile.BadZipFile) as error:
-            raise ModelFailed(
-                f"source: {file.name} is damaged: its {CONFIG} can't be read; copy it once more, and compare both:"
-                f" sha256sum {file.name}"
-            ) from error
-    return KerasContent(file, True, str(metadata.get("keras_version", "")), config)
+            version = str(metadata.get("keras_version", ""))
+        except (ValueError, AttributeError, zipfile.BadZipFile) as error:
+            raise _damaged(file, f"its {CONFIG} or {METADATA} can't be read") from error
+    return KerasContent(file, True, version, _config(config, CONFIG, file))
+
+
+def _config(written: object, name: str, file: Path) -> Json:
+    """Returns a model's configuration, read from what a file has under `name`. Raises ModelFailed where it is none."""
+    if not isinstance(written, str | bytes):
+        raise _damaged(file, f"its {name} is {type(written).__name__}, expected text")
+    try:
+        config = json.loads(written)
+    except RecursionError as error:
+        raise _damaged(file, f"its {name} is nested too deeply") from error
+    except ValueError as error:
+        text = written if isinstance(written, str) else written.decode(errors="replace")
+        where = f", which is cut off or no JSON: it ends with {text[-SHOWN:]!r}" if text else ", which is empty"
+        raise _damaged(file, f"its {name} can't be read{where}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("class_name"), str) or not _has_config(config):
+        raise _damaged(file, f"its {name} is no model's: expected an object with class_name and config")
+    return config
+
+
+def _has_config(config: Json) -> bool:
+    return isinstance(config.get("config"), dict | list)  # a Sequential of Keras 1 has the list of its layers
+
+
+def _damaged(file: Path, found: str) -> ModelFailed:
+    return ModelFailed(
+        f"source: {file.name} is damaged: {found}; copy it once more, and compare both: sha256sum {file.name}; or where"
+        f' the model is, write it again: model.save("{file.stem}.keras")'
+    )
 
 
 def without_model(content: KerasContent) -> ModelFailed:

@@ -76,6 +76,24 @@ def test_other_inputs_are_refused_with_the_setting_to_change(
     assert str(refused.value).partition(":")[0] == field
 
 
+@pytest.mark.parametrize(
+    ("shape", "layout", "other"),
+    [
+        ((None, 224, 398, 3), Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST),
+        ((None, 3, 224, 398), Layout.CHANNELS_LAST, Layout.CHANNELS_FIRST),
+    ],
+)
+def test_a_layout_that_takes_a_side_for_the_channels_is_refused(
+    shape: tuple[int | None, ...], layout: Layout, other: Layout
+) -> None:
+    with pytest.raises(ModelFailed) as refused:
+        image_tensor(declared(*shape), layout=layout)
+    said = str(refused.value)
+    assert said.startswith("layout: ")
+    assert str(list(shape)) in said
+    assert f"write layout: {other}" in said
+
+
 def test_an_input_of_encoded_images_is_refused_with_another_export() -> None:
     with pytest.raises(ModelFailed) as refused:
         image_tensor(declared(None, dtype="string"))
