@@ -98,7 +98,8 @@ class ModelSettings(Frozen):
     centred on grey, `pad` puts them at the top left on black and never enlarges them, `crop` cuts their middle to the
     model's aspect ratio before it is resized, `center_crop` resizes them to `shorter_side` and cuts the middle of that,
     `reject` refuses another size. By default `letterbox` for detection, segmentation, keypoints and image, whose
-    answers are of shapes and places, else `resize`."""
+    answers are of shapes and places, else what the training did, where the source tells it (a preset of KerasHub,
+    Teachable Machine, the published weights of Keras Applications), or `resize`."""
     shorter_side: int | None = Field(None, ge=1, le=65_536, examples=[256])
     """For `fit: center_crop`: the pixels of an image's shorter side before its middle is cut out; 256 for each 224 of
     the model's own by default. No less than the model's size."""
@@ -107,7 +108,9 @@ class ModelSettings(Frozen):
     for `letterbox` and 0 for `pad` by default."""
     resize: ResizeSettings | None = Field(None, examples=[{"library": "tensorflow", "filter": "bilinear"}])
     """How encoded images are resized: `library`, `filter` and `antialias`. Write what resized the images in training:
-    a model that has seen sharp pixels answers worse to smoothed ones. Pillow's `bilinear` by default."""
+    a model that has seen sharp pixels answers worse to smoothed ones. By default what the source tells of its training:
+    TensorFlow's `bilinear` for models that Keras has saved, a preset's own for KerasHub's, else Pillow's `bilinear`.
+    The log says which, and why."""
     decode: Decoding = Decoding.EXACT
     """How JPEG images are decoded. `exact` decodes every pixel. `fast` has the decoder halve the sides of large ones as
     long as they are at least twice what `fit` brings them to, which takes less time and memory; pixels then differ by a

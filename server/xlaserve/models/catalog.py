@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 
-from xlaserve.config import PILLOW_BILINEAR, Bucket, Color, Fit, ModelSettings, ResizeLibrary, ResizeSettings
+from xlaserve.config import Bucket, Color, Fit, ModelSettings, ResizeLibrary, ResizeSettings
 from xlaserve.config import sources as kinds
 from xlaserve.config.sources import Source
 from xlaserve.engine.causes import cause, telling_line
@@ -42,7 +42,13 @@ class Model(Network):
     @property
     def fit(self) -> Fit:
         """The fit of encoded images to the model's size."""
-        return self.settings.fit or self.default_fit or self.task.default_fit
+        usual, trained = self.task.default_fit, self.preparation.fit
+        if trained is None or Fit.RESIZE not in (
+            usual,
+            trained,
+        ):  # answers for every pixel are not for a part of an image
+            trained = usual
+        return self.settings.fit or trained
 
     def place(self, size: tuple[int, int], height: int, width: int) -> Frame:
         """Returns where an image of `height` x `width` pixels goes in an input of `size`. Raises what `frame.place`
@@ -61,7 +67,13 @@ class Model(Network):
     @property
     def resize(self) -> ResizeSettings:
         """The resizing of encoded images."""
-        return self.settings.resize or PILLOW_BILINEAR
+        return self.settings.resize or self.preparation.resize
+
+    @property
+    def resize_reason(self) -> str:
+        """The reason for the resizing, and for a fit that is not the task's usual one; empty where the settings, or
+        nothing, say it."""
+        return "" if self.settings.resize else self.preparation.reason
 
     @property
     def pixels(self) -> str:
@@ -136,7 +148,18 @@ def load(
         )
     if network.weights == "random":
         _log.warning("model %s has random weights: its answers mean nothing", settings.title)
-    return Model(**{**vars(network), "task": task}, settings=settings, buckets=buckets)
+    model = Model(**{**vars(network), "task": task}, settings=settings, buckets=buckets)
+    if model.resize_reason and model.image.color is not None:
+        _log.info("model %s: %s", settings.title, preparation(model))
+    return model
+
+
+def preparation(model: Model) -> str:
+    """Returns in words how encoded images are fitted and resized by default, why, and how to have another."""
+    return (
+        f"encoded images are fitted by {model.fit} and resized as {model.resize}, as {model.resize_reason}; set fit and"
+        " resize if its training did otherwise"
+    )
 
 
 def reading(task: Task, reason: str) -> str:

@@ -21,8 +21,6 @@ NOT_WEIGHTS: Final = re.compile(r"optimizer.*|metrics|_?compile_metrics|seed_gen
 """Groups of HDF5 that hold the state of training."""
 FAMILIES: Final = re.compile(r"(mobilenet|resnet|vgg|xception|inception|nasnet|densenet|efficientnet|convnext)", re.I)
 """Beginnings of the names that Keras Applications gives its networks."""
-TEACHABLE_LAYER: Final = "dense_Dense1"
-"""The name of a layer in every model that Teachable Machine writes."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def once(names: Iterable[str]) -> tuple[str, ...]:
 
 def _family(found: list[Json]) -> str:
     """Returns the name of the first model that is of a known family."""
-    if any(keras_layers.name(one) == TEACHABLE_LAYER for one in found):
+    if any(keras_layers.name(one) == keras_config.TEACHABLE_LAYER for one in found):
         return "Teachable Machine"
     models = (keras_layers.name(one) for one in found if one["class_name"] in keras_layers.MODELS)
     return next((name for name in models if FAMILIES.match(name)), "")

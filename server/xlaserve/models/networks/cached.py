@@ -100,7 +100,13 @@ def has(cache: CompileCache, device: Device, settings: ModelSettings) -> bool:
 def _description(network: Network) -> dict[str, Any]:
     """Returns all that is known of a network, except its program, as JSON types."""
     facts = {each.name: getattr(network, each.name) for each in fields(network) if each.name not in _APART}
-    return {**facts, "task": _task_facts(network.task), "image": asdict(network.image)}
+    preparation = network.preparation
+    return {
+        **facts,
+        "task": _task_facts(network.task),
+        "image": asdict(network.image),
+        "preparation": [preparation.resize.model_dump(mode="json"), *preparation[1:]],
+    }
 
 
 def _task_facts(task: Task) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xlaserve.config import Fit
 from xlaserve.engine.inputs import Inputs, pixels
 from xlaserve.engine.program import Executable, Program
 from xlaserve.images.image_input import RGB, ImageInput
+from xlaserve.models.networks.preparation import UNKNOWN, Preparation
 from xlaserve.models.task import Task
 
 Size = tuple[int | None, int | None]
@@ -38,13 +38,13 @@ class Network:
     """For a model that takes several sizes, the one that it was designed for, where that is known."""
     multiple: int = 1
     """Height and width have to be multiples of this."""
-    default_fit: Fit | None = None
-    """The fit of encoded images that its own code had; None where the task decides."""
     is_unscaled: bool = False
     """Whether it takes floats, and gets pixels from 0 to 255 as they are."""
     is_narrow: bool = False
     """Whether it computes in bfloat16 or float16 anywhere, as a model that was trained in mixed precision, or rounds to
     levels of 8 bits; each mode then rounds in a way of its own."""
+    preparation: Preparation = UNKNOWN
+    """How images became the pixels that it was trained on."""
     reference: Executable | None = None
     """Computes the outputs slowly, operation by operation, in float32 where only `precision` says less; must not be
     called while the model serves. None where there is none."""

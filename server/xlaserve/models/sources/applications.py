@@ -17,6 +17,7 @@ from xlaserve.models import class_names
 from xlaserve.models.networks import preprocess
 from xlaserve.models.networks.keras_runtime import keras
 from xlaserve.models.networks.network import Network
+from xlaserve.models.networks.preparation import IMAGENET, KERAS
 from xlaserve.models.networks.preprocess import Preprocess
 from xlaserve.models.sources import keras_models, random_weights
 from xlaserve.models.task import Classification
@@ -56,6 +57,7 @@ def application(name: str, settings: ModelSettings) -> Network:
         model = keras_models.features(model)
     stated = weights if weights in ("imagenet", "random") else Path(weights).name
     network = keras_models.network(model, settings, preprocessing=how, weights=stated)
+    network = replace(network, preparation=IMAGENET if weights == "imagenet" else KERAS)
     if weights != "imagenet" or network.task != Classification(class_names.IMAGENET_CLASSES):
         return network
     known = class_names.imagenet()

@@ -27,6 +27,8 @@ class Found(NamedTuple):
     resize: str | None = None
     """The operation, in words, with which its graph resized encoded images, which the server decodes and resizes in its
     place; empty where it did not resize them. None where it takes pixels."""
+    is_keras: bool = False
+    """Whether Keras wrote it."""
 
 
 class TextInputError(ModelFailed):

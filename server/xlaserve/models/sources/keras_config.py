@@ -18,6 +18,8 @@ CLASSES: Final[Mapping[str, str]] = {
     "Policy": "DTypePolicy",
 }
 """Names of classes that Keras has dropped, and their names now; for inference they compute the same."""
+TEACHABLE_LAYER: Final = "dense_Dense1"
+"""The name of a layer in every model that Teachable Machine writes."""
 
 
 def _is(*values: object) -> Callable[[object], bool]:
@@ -119,6 +121,11 @@ def registered(name: str, config: Json) -> set[str]:
 def objects(config: Json) -> Iterator[Json]:
     """Yields every object of a configuration that has a class and a configuration of its own, outer ones first."""
     return (one for one in _named(config) if isinstance(one.get("config"), dict))
+
+
+def is_of_teachable_machine(config: Json) -> bool:
+    """Returns whether Teachable Machine wrote a model."""
+    return any(one["config"].get("name") == TEACHABLE_LAYER for one in objects(config))
 
 
 def _named(value: Any) -> Iterator[Json]:

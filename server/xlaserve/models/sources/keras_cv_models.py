@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import xlaserve.models.networks.keras_runtime  # noqa: F401 - chooses the backend before KerasCV imports Keras
@@ -14,6 +15,7 @@ from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.models import class_names
 from xlaserve.models.networks.network import Network
+from xlaserve.models.networks.preparation import KERAS
 from xlaserve.models.sources import keras_detectors, keras_library, random_weights
 from xlaserve.models.sources.applications import advise, check_file
 from xlaserve.models.sources.keras_cv_table import BACKBONES, HEADS, KerasCvHead, names
@@ -54,7 +56,8 @@ def keras_cv_model(name: str, settings: ModelSettings) -> Network:
     stated = keras_library.give_weights(model, settings.weights, size, how)
     if head is not None:
         settings = settings.model_copy(update={"task": head.task})
-    return keras_library.network(model, settings, preprocessing=how, weights=stated, size=size, multiple=multiple)
+    built = keras_library.network(model, settings, preprocessing=how, weights=stated, size=size, multiple=multiple)
+    return replace(built, preparation=KERAS)
 
 
 def find(name: str) -> tuple[KerasCvHead | None, str]:

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from xlaserve.engine.causes import cause
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks.keras_runtime import keras
 from xlaserve.models.networks.network import Network
+from xlaserve.models.networks.preparation import KERAS, TEACHABLE_MACHINE
 from xlaserve.models.sources import (
     keras2,
     keras_architecture,
@@ -26,6 +28,7 @@ from xlaserve.models.sources import (
     saved_model,
 )
 from xlaserve.models.sources.conversions import Conversions
+from xlaserve.models.sources.keras_config import is_of_teachable_machine
 from xlaserve.models.sources.keras_content import KerasContent, complete
 
 LIBRARY: Final = re.compile(r'"registered_name": "(keras_cv|keras_hub)\b')
@@ -37,12 +40,22 @@ PACKAGES: Final = ("tensorflow", "tensorflow-cpu", "tf_keras")
 
 
 def keras_file(file: Path, settings: ModelSettings, conversions: Conversions) -> Network:
+    """Returns the network of a `.keras` or `.h5` file, with the preparation of images in its training."""
+    content = keras_content.read(file)
+    own = _read(content, settings, conversions)
+    if own.preparation.reason:  # a preset's
+        return own
+    is_machine = content.config is not None and is_of_teachable_machine(content.config)
+    return replace(own, preparation=TEACHABLE_MACHINE if is_machine else KERAS)
+
+
+def _read(content: KerasContent, settings: ModelSettings, conversions: Conversions) -> Network:
     """Reads a `.keras` or `.h5` file; in Keras's safe mode, which the settings may turn off, nothing in it is run as
     code.
 
     A file that only Keras 2 reads becomes a SavedModel. Raises ModelFailed, or what Keras raises.
     """
-    content = keras_content.read(file)
+    file = content.file
     if settings.architecture is not None and is_architecture_path(settings.architecture):
         content = keras_architecture.with_config(content, Path(settings.architecture))
     elif settings.architecture is not None:
@@ -78,8 +91,10 @@ def keras_file(file: Path, settings: ModelSettings, conversions: Conversions) ->
 def _network(model: Any, settings: ModelSettings, file: Path) -> Network:
     how = keras_library.own_preprocess(model) if settings.preprocess == "auto" else settings.preprocess
     if keras_detectors.is_detector(model):
-        return keras_detectors.detector(model, settings, preprocessing=how, weights=file.name)
-    return keras_models.network(model, settings, preprocessing=how, weights=file.name)
+        built = keras_detectors.detector(model, settings, preprocessing=how, weights=file.name)
+    else:
+        built = keras_models.network(model, settings, preprocessing=how, weights=file.name)
+    return replace(built, preparation=keras_library.own_preparation(model))
 
 
 def _of_keras_2(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from xlaserve.config import ModelSettings, sources
 from xlaserve.engine.causes import cause
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks.network import Network
+from xlaserve.models.networks.preparation import KERAS
 from xlaserve.models.networks.preprocess import Preprocess
 from xlaserve.models.sources import kaggle, keras_library, random_weights
 from xlaserve.models.sources.applications import advise, check_file
@@ -38,7 +40,9 @@ def keras_hub_model(name: str, settings: ModelSettings) -> Network:
         model, size, own = _preset(name, row, settings, weights)
         stated = weights if sources.is_handle(weights) else Path(weights).name
         how = own if settings.preprocess == "auto" else settings.preprocess
+        prepared = keras_library.own_preparation(model)
     else:
+        prepared = KERAS
         if weights != "random":
             check_file(weights, expected=WEIGHTS)
         size = keras_library.input_size(settings, row.side, row.multiple)
@@ -48,7 +52,7 @@ def keras_hub_model(name: str, settings: ModelSettings) -> Network:
         stated = keras_library.give_weights(model, weights, size, how)
     if settings.task != "embedding":
         model = _with_answers(model, row)
-    return keras_library.network(
+    built = keras_library.network(
         model,
         settings.model_copy(update={"task": row.task}) if settings.task == "auto" else settings,
         preprocessing=how,
@@ -56,6 +60,7 @@ def keras_hub_model(name: str, settings: ModelSettings) -> Network:
         size=size,
         multiple=row.multiple,
     )
+    return replace(built, preparation=prepared if prepared.reason else KERAS)
 
 
 def find(name: str) -> HubClass:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import tensorflow as tf
 from tensorflow.python.saved_model import loader_impl, revived_types
 
-from xlaserve.config import Fit, Mode, ModelSettings
+from xlaserve.config import Mode, ModelSettings
 from xlaserve.engine.causes import cause
 from xlaserve.errors import ModelFailed
 from xlaserve.models import lowering
@@ -20,6 +20,7 @@ from xlaserve.models.networks.assemble import assemble, probe
 from xlaserve.models.networks.heads import TensorShape
 from xlaserve.models.networks.image_tensor import Call, ImageTensor, image_tensor
 from xlaserve.models.networks.network import Network
+from xlaserve.models.networks.preparation import KERAS, OF_GRAPH
 from xlaserve.models.networks.preprocess import Preprocess
 from xlaserve.models.sources import file_content, functions
 from xlaserve.models.sources.functions import Found
@@ -31,6 +32,10 @@ OPTIMIZER: Final = "optimizer"
 """Keras 2's name of the type of its optimizers in a SavedModel."""
 
 _log = logging.getLogger(__name__)
+
+
+KERAS_MARKS: Final = ("keras_api", "_inbound_nodes", "_misc_assets")
+"""Names that Keras 2, Keras 3 and the archives that Keras 3 exports give to parts of a model in a SavedModel."""
 
 
 class Optimizer(tf.Module):  # type: ignore[misc]
@@ -63,10 +68,10 @@ def of_function(found: Found, settings: ModelSettings, *, weights: str) -> Netwo
     """Returns the network of a function that was found in a graph. Raises ModelFailed."""
     made = network(found.call, found.pixels, found.outputs, settings, weights=weights)
     if found.resize is None:
-        return made
+        return replace(made, preparation=KERAS) if found.is_keras else made
     how = f", which the graph does with {found.resize}," if found.resize else ""
     _log.info("model %s: its graph decodes images; the server decodes and resizes%s in its place", settings.title, how)
-    return replace(made, default_fit=Fit.RESIZE) if found.resize else made
+    return replace(made, preparation=OF_GRAPH) if found.resize else made
 
 
 def load(folder: Path, settings: ModelSettings) -> Found:
@@ -94,8 +99,9 @@ def load(folder: Path, settings: ModelSettings) -> Found:
     else:
         name = _signature(loaded.signatures, settings.signature)
         function = loaded.signatures[name]
+    is_keras = any(hasattr(loaded, mark) for mark in KERAS_MARKS)
     try:
-        return functions.found(loaded, function, name)
+        return functions.found(loaded, function, name)._replace(is_keras=is_keras)
     except functions.TextInputError as error:
         signatures = [one for one, other in loaded.signatures.items() if functions.takes_pixels(other)]
         others = [f"signature: {one}" for one in sorted(signatures)]

@@ -180,6 +180,8 @@ class Models:
             "inputs": PIXELS if served.model.image.color is None else f"{PIXELS},{IMAGE}",
             "pixels": served.model.pixels,
             "fit": served.model.fit,
+            "resize": str(served.model.resize),
+            **({"resize_reason": served.model.resize_reason} if served.model.resize_reason else {}),
             "decode": served.version.decode_text,
             **({"examples": found} if (found := served.version.examples_text) else {}),
             "pixel_range": served.settings.pixel_range,

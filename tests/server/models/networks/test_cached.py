@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -28,6 +29,7 @@ from xlaserve.config import Bucket, Mode, ModelSettings
 from xlaserve.errors import ConfigError, ModelFailed
 from xlaserve.models.networks import cached, model_identity
 from xlaserve.models.networks.network import Network
+from xlaserve.models.networks.preparation import TEACHABLE_MACHINE
 from xlaserve.models.task import Classification, Detection, Regression, Task, Tensors, TensorSpec
 from xlaserve.programs.cache.compile_cache import CompileCache
 from xlaserve.programs.cache.environment import digest
@@ -51,6 +53,14 @@ HEADS = Tensors(
     (TensorSpec("sex", "FP32", (-1, 2)), TensorSpec("age", "FP32", (-1, 1)), TensorSpec("kept", "BOOL", (-1, -1))),
     (Classification(2, ("f", "m"), threshold=0.4), Regression(1, (("age", "years"),), at=1)),
 )
+
+
+def test_the_preparation_of_images_comes_back(open_cache: Callable[..., CompileCache]) -> None:
+    def build() -> Network:
+        return replace(Source()(), preparation=TEACHABLE_MACHINE)
+
+    for _ in range(2):
+        assert cached.network(open_cache(), DEVICE, SETTINGS, build).preparation == TEACHABLE_MACHINE
 
 
 @pytest.mark.parametrize("task", [Classification(7), Detection(3, ("a", "b", "c"), max_detections=9), HEADS])

@@ -132,7 +132,7 @@ def test_outputs_that_count_the_images_still_do(tmp_path: Path) -> None:
 
 def test_images_keep_the_graph_s_fit_whatever_the_task(tmp_path: Path) -> None:
     source = export(tmp_path / "mapped", "mapped")
-    assert catalog.load(settings(source)).default_fit is Fit.RESIZE
+    assert catalog.load(settings(source)).preparation.fit is Fit.RESIZE
     assert catalog.load(settings(source, fit="pad")).fit is Fit.PAD
 
 

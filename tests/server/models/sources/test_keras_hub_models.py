@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -14,11 +16,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from numpy.typing import NDArray
+from PIL import Image
+from tests.server.images.encoded import LIMITS
 from tests.server.models.sources.keras_hub_classes import STATED, TINY
 
-from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
+from xlaserve.config import Bucket, BucketSettings, Fit, Mode, ModelSettings
 from xlaserve.engine.program import Outputs
 from xlaserve.errors import ModelFailed
+from xlaserve.images.decoder import decode
 from xlaserve.models import catalog, sources
 from xlaserve.models.networks import preprocess
 from xlaserve.models.networks.keras_runtime import keras
@@ -213,6 +218,17 @@ def test_a_classifiers_preset_answers_as_kerashubs_predict(resnet: Preset) -> No
     model = catalog.load(settings("ResNetImageClassifier", weights=str(resnet.folder), input_size=None))
     assert model.weights == resnet.folder.name and model.buckets == (Bucket(BATCH, SIDE, SIDE),)
     np.testing.assert_allclose(run(model, Mode.GRAPH)[0], tf.nn.softmax(resnet.predicted), atol=1e-5)
+
+
+def test_a_classifiers_preset_gets_the_pixels_of_its_own_converter(resnet: Preset) -> None:
+    model = catalog.load(settings("ResNetImageClassifier", weights=str(resnet.folder), input_size=None))
+    photograph = np.random.default_rng(0).integers(0, 256, (91, 130, 3), dtype=np.uint8)
+    converter = resnet.task.preprocessor.image_converter
+    file = io.BytesIO()
+    Image.fromarray(photograph).save(file, "PNG")
+    pixels = decode(file.getvalue(), partial(model.place, (SIDE, SIDE)), LIMITS, resize=model.resize).pixels
+    np.testing.assert_array_equal(pixels, np.asarray(converter.resizing(photograph)))
+    assert model.preparation.reason and model.fit is Fit.CROP
 
 
 @pytest.mark.slow

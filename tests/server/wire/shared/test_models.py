@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from xlaserve.config import Bucket, Color, Fit, Mode, ModelSettings
+from xlaserve.config import PILLOW_BILINEAR, Bucket, Color, Fit, Mode, ModelSettings
 from xlaserve.images.image_input import RGB, ImageInput
 from xlaserve.models.task import Classification
 from xlaserve.models.version import Served, State
@@ -34,6 +34,8 @@ def served(*buckets: Bucket, image: ImageInput = RGB) -> Served:
         image=image,
         pixels="[n, height, width, 3] rgb",
         fit=Fit.PAD,
+        resize=PILLOW_BILINEAR,
+        resize_reason="",
         weights="cats.keras",
     )
     sizes = frozenset((bucket.height, bucket.width) for bucket in buckets)

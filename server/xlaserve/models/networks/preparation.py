@@ -1,0 +1,59 @@
+"""The preparation of images in training: how they became pixels, as far as a network's source says it."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from xlaserve.config import (
+    PILLOW_BILINEAR,
+    TENSORFLOW_BILINEAR,
+    Decoding,
+    Fit,
+    ResizeFilter,
+    ResizeLibrary,
+    ResizeSettings,
+)
+
+
+class Preparation(NamedTuple):
+    """What a source knows of its training; defaults of the settings of the same names."""
+
+    resize: ResizeSettings = PILLOW_BILINEAR
+    fit: Fit | None = None
+    """None where the task decides."""
+    decode: Decoding = Decoding.EXACT
+    reason: str = ""
+    """The reason for all of them; empty where nothing is known."""
+
+
+UNKNOWN: Final = Preparation()
+"""The defaults where a source says nothing."""
+
+KERAS: Final = Preparation(TENSORFLOW_BILINEAR, reason="Keras's image_dataset_from_directory and Resizing layer do")
+"""The defaults of Keras, which most models are trained with that are saved by it."""
+
+TEACHABLE_MACHINE: Final = Preparation(
+    ResizeSettings(library=ResizeLibrary.PILLOW, filter=ResizeFilter.LANCZOS),
+    Fit.CROP,
+    reason="the code that Teachable Machine gives with its models does",
+)
+"""Teachable Machine's own: the middle of each image."""
+
+IMAGENET: Final = Preparation(
+    PILLOW_BILINEAR, Fit.CENTER_CROP, reason="the published accuracy of Keras Applications is that of a centre crop"
+)
+"""The evaluation of the weights that Keras Applications publish. Of its filter nothing is published."""
+
+
+OF_GRAPH: Final = Preparation(TENSORFLOW_BILINEAR, Fit.RESIZE, reason="its own graph resized encoded images")
+"""The resizing of a graph that decoded images itself, by the filter that most have."""
+
+
+def of_keras_layer(interpolation: str, *, antialias: bool, crops: bool, reason: str) -> Preparation:
+    """Returns the preparation of a `Resizing` layer of Keras with these arguments."""
+    filter_ = ResizeFilter(interpolation)
+    has_choice = filter_ not in (ResizeFilter.NEAREST, ResizeFilter.AREA)
+    how = ResizeSettings(
+        library=ResizeLibrary.TENSORFLOW, filter=filter_, antialias=antialias if has_choice and antialias else None
+    )
+    return Preparation(how, Fit.CROP if crops else None, reason=reason)
