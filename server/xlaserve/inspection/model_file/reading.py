@@ -53,8 +53,8 @@ def read(outputs: Sequence[Tensor], image: ImageInput | None, labels: str) -> Re
             return _number(output)
         case (_, int(channels), *sides) if image is not None and sides == [image.height, image.width]:
             as_image = Line("task", "image", "if it is one", True)
-            lines = (as_image,) if channels in COLORS and output.activation in IMAGE_ACTIVATIONS else ()
-            return Reading(f"tensors: a map of {channels} channels, channels first", lines)
+            is_image = channels in COLORS and output.activation in IMAGE_ACTIVATIONS
+            return Reading(f"tensors: a map of {channels} channels, channels first", (as_image,) if is_image else ())
         case (_, *sides, 1) if len(sides) == 2:
             mask = Line(LABELS, ["background", "object"], "if its numbers are a mask: below and from 0.5 on", True)
             lines = (mask, *_as_image(output, image, "if it is a grey image"))

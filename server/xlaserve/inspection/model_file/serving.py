@@ -80,8 +80,8 @@ def _unfit(found: Description) -> str:
         return f"source: expected pixels, got {_listed(inputs)}: {OF_TEXT}"
     if inputs and image_input(inputs[0]) is None:
         kinds = f" of {' or '.join(DTYPES)}" if axes_of(inputs[0].shape) else ""
-        found = f"{_listed(inputs)}{of_flattened(inputs[0].shape)}"
-        return f"source: expected images [n, height, width, channels]{kinds}, got {found}"
+        got = f"{_listed(inputs)}{of_flattened(inputs[0].shape)}"
+        return f"source: expected images [n, height, width, channels]{kinds}, got {got}"
     return ""
 
 
