@@ -39,6 +39,7 @@ def test_check_names_pages_that_are_stale_or_missing(
 def test_every_field_of_the_settings_is_documented(pages: dict[str, str]) -> None:
     from xlaserve.config import (
         AutoBuckets,
+        BoxDecoding,
         ExampleSettings,
         ModelSettings,
         OutputSettings,
@@ -55,6 +56,7 @@ def test_every_field_of_the_settings_is_documented(pages: dict[str, str]) -> Non
         *(f"models.{name}" for name in ModelSettings.model_fields),
         *(f"models.outputs.{name}" for name in OutputSettings.model_fields),
         *(f"models.examples.{name}" for name in ExampleSettings.model_fields),
+        *(f"models.box_decoding.{name}" for name in BoxDecoding.model_fields),
         *(f"models.auto_buckets.{name}" for name in AutoBuckets.model_fields),
         *(f"models.shadow.{name}" for name in ShadowSettings.model_fields),
         *(f"models.resize.{name}" for name in ResizeSettings.model_fields),

@@ -7,6 +7,7 @@ its documentation; the command's help prints it, and `xlaserve config --show` th
 
 from __future__ import annotations
 
+from xlaserve.config.box_decoding_settings import BoxDecoding
 from xlaserve.config.bucket_settings import AutoBuckets, Bucket, BucketSettings
 from xlaserve.config.built_in_models import BUILTIN_MODELS
 from xlaserve.config.example_settings import ExampleSettings
@@ -47,6 +48,7 @@ __all__ = [
     "AutoBuckets",
     "Blank",
     "Border",
+    "BoxDecoding",
     "BoxFormat",
     "Bucket",
     "BucketSettings",

@@ -181,6 +181,8 @@ def _files(model: ModelSettings) -> Iterator[tuple[str, Path]]:
         yield "architecture", Path(model.architecture)
     if isinstance(model.labels, Path):
         yield "labels", model.labels
+    if model.box_decoding is not None and model.box_decoding.anchors is not None:
+        yield "box_decoding.anchors", model.box_decoding.anchors
     if model.has_auto_buckets and model.auto_buckets.demand is not None:
         yield "auto_buckets.demand", model.auto_buckets.demand
 

@@ -16,7 +16,8 @@ File = tuple[str, Stamp]
 def named_paths(settings: ModelSettings) -> list[Path]:
     """Returns the paths that settings name. There may be nothing at them: sources and weights also have names."""
     labels = settings.labels if isinstance(settings.labels, Path) else None
-    named = (settings.source, settings.weights, settings.architecture, labels, settings.calibration)
+    anchors = settings.box_decoding.anchors if settings.box_decoding else None
+    named = (settings.source, settings.weights, settings.architecture, labels, settings.calibration, anchors)
     paths = [Path(path) for path in named if path]
     source = Path(settings.source)
     # Weights of ONNX models may be in files beside them, such as model.onnx.data.

@@ -11,6 +11,7 @@ from pydantic import Field, field_serializer, field_validator, model_validator
 
 from xlaserve.config import sources
 from xlaserve.config.base import Frozen, OrPath, Pairs
+from xlaserve.config.box_decoding_settings import BoxDecoding
 from xlaserve.config.bucket_settings import AutoBuckets, BucketSettings, shown
 from xlaserve.config.example_settings import ExampleSettings
 from xlaserve.config.image_settings import (
@@ -183,6 +184,9 @@ class ModelSettings(Frozen):
     bounding_box_format: BoxFormat = "xyxy"
     """For detectors from files and SavedModels: what their boxes are. `rel_` is relative to the image's size, the
     others are in pixels."""
+    box_decoding: BoxDecoding | None = Field(None, examples=["yolo", {"kind": "ssd", "order": "xywh"}])
+    """For detectors from files and SavedModels that give all boxes before suppression, relative to anchors or as
+    distributions: how the program decodes them, in place of `bounding_box_format`."""
     output_names: Pairs[OutputRole, str] = Field((), examples=[{"scores": "logits"}])
     """For files and SavedModels with several outputs: the model's own name for `scores`, `class_map`, `embedding`,
     `values`, `keypoints`, `image`, or a detector's `boxes`, `scores`, `classes` and `count`."""

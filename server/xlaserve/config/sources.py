@@ -36,6 +36,7 @@ _STORED: Final = _ADAPTED | {
     "activation",
     "blank",
     "bounding_box_format",
+    "box_decoding",
     "keypoint_format",
     "output_names",
     "outputs",

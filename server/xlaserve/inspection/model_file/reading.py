@@ -8,7 +8,9 @@ from typing import Final, NamedTuple
 from xlaserve.images.image_input import COLORS
 from xlaserve.inspection.model_file.description import Tensor
 from xlaserve.inspection.model_file.image_input import ImageInput
+from xlaserve.models import raw_boxes
 from xlaserve.models.output_facts import IMAGE_CHANNELS, MOST_CLASSES, OUTPUT_NAMES
+from xlaserve.models.raw_boxes import RawBoxes
 
 PROBABILITIES: Final = ("softmax", "sigmoid")
 IMAGE_ACTIVATIONS: Final = ("sigmoid", "tanh", "relu", "")
@@ -43,6 +45,8 @@ def read(outputs: Sequence[Tensor], image: ImageInput | None, labels: str) -> Re
         line = Line("bounding_box_format", "rel_yxyx", "or xyxy and others: as the model gives boxes", True)
         names = Line(LABELS, labels, "the names of the classes, one a line; `background` first where it is one", True)
         return Reading("detection", (line, names))
+    if (raw := raw_boxes.suggested(named, _size(image))) is not None:
+        return _raw_boxes(raw, outputs, labels)
     if len(outputs) > 1:
         return _several(outputs)
     (output,) = outputs
@@ -66,6 +70,21 @@ def read(outputs: Sequence[Tensor], image: ImageInput | None, labels: str) -> Re
         case (_, *sides, int(channels)) if len(sides) == 2:
             return _map(output, channels, image, labels)
     return Reading("tensors: the model's own outputs")
+
+
+def _size(image: ImageInput | None) -> tuple[int, int] | None:
+    if image is None or image.height is None or image.width is None:
+        return None
+    return image.height, image.width
+
+
+def _raw_boxes(raw: RawBoxes, outputs: Sequence[Tensor], labels: str) -> Reading:
+    lines = [Line("box_decoding", raw.setting, raw.comment, True)]
+    if raw.output_names is not None:
+        lines.append(Line("output_names", raw.output_names, "which is which", True))
+    lines.append(Line(LABELS, labels, "the names of the classes, without the background, one a line", True))
+    shown = "detection" if raw.is_certain else f"tensors: {len(outputs)} outputs"
+    return Reading(f"{shown}, boxes before suppression", tuple(lines))
 
 
 def _vector(output: Tensor, classes: int, labels: str) -> Reading:

@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from xlaserve.config import ModelSettings, OutputRole, TaskName
+from xlaserve.config import BoxDecoding, ModelSettings, OutputRole, TaskName
 from xlaserve.errors import ModelFailed
-from xlaserve.models import class_names
-from xlaserve.models.networks import heads, keypoint_head, sequence_head
+from xlaserve.models import class_names, raw_boxes
+from xlaserve.models.networks import box_decoding, heads, keypoint_head, sequence_head
 from xlaserve.models.networks.heads import Finish, Head, TensorShape
 from xlaserve.models.networks.image_tensor import channels_last, maps_last
 from xlaserve.models.output_facts import IMAGE_CHANNELS, MOST_CLASSES, OUTPUT_NAMES
@@ -53,6 +53,7 @@ _OF_SETTINGS: Final[Mapping[str, TaskName]] = {
     "values": "regression",
     "blank": "sequence",
     "keypoint_format": "keypoints",
+    "box_decoding": "detection",
     "output_range": "image",
 }
 """Settings that only one task has."""
@@ -63,6 +64,8 @@ class _Found(NamedTuple):
 
     task: TaskName
     reason: str
+    box_decoding: BoxDecoding | None = None
+    """The decoding of boxes that the outputs need; None for ready ones."""
 
 
 def choose(
@@ -83,6 +86,8 @@ def choose(
     if settings.task != "auto":
         return _head(settings.task, outputs, settings, is_first)
     found = _recognise(outputs, settings, probe, is_first)
+    if found.box_decoding is not None:
+        settings = settings.model_copy(update={"box_decoding": found.box_decoding})
     return _head(found.task, outputs, settings, is_first)._replace(reason=found.reason)
 
 
@@ -93,6 +98,8 @@ def _head(  # noqa: PLR0911 - one each
         case "classification":
             return heads.classification(outputs, settings)
         case "detection":
+            if settings.box_decoding is not None:
+                return box_decoding.decoded(outputs, settings, settings.box_decoding)
             return heads.detection(outputs, settings)
         case "segmentation":
             return _of_pixels(heads.segmentation, outputs, settings, is_first)
@@ -183,9 +190,19 @@ def _recognise(outputs: Mapping[str, TensorShape], settings: ModelSettings, prob
         if name in outputs and has_scores and (shape := outputs[name].shape) is not None and list(shape[2:]) == [4]:
             return _Found("detection", f"it has outputs for scores and {name}: {outputs[name]}")
     if len(outputs) > 1 and not has_scores:
-        known = "; ".join(f"{name}: {shape}" for name, shape in sorted(outputs.items()))
-        return _Found("tensors", f"it has several outputs, none of which is named for a task: {known}")
+        return _of_several(outputs)
     return _of_shape(*heads.pick(outputs, settings, "scores"), settings, probe, is_first)
+
+
+def _of_several(outputs: Mapping[str, TensorShape]) -> _Found:
+    """Returns the task of several outputs that have no names of a task."""
+    known = "; ".join(f"{name}: {shape}" for name, shape in sorted(outputs.items()))
+    raw = raw_boxes.suggested({name: output.shape for name, output in outputs.items()})
+    if raw is not None and raw.is_certain:
+        decoding = BoxDecoding.model_validate(raw.setting)
+        return _Found("detection", f"it has the outputs of {decoding.kind}: {known}", decoding)
+    hint = "" if raw is None else " (box_decoding may read them as boxes)"
+    return _Found("tensors", f"it has several outputs, none of which is named for a task: {known}{hint}")
 
 
 def _of_shape(name: str, output: TensorShape, settings: ModelSettings, probe: Probe, is_first: IsFirst) -> _Found:

@@ -51,6 +51,13 @@ MODELS = [
     described(output(8, 8, 3, activation="relu")),
     described(output(40, 11, activation="softmax")),
     described(output(17, 3)),
+    described(output(896, 16), output(896, 1, name="scores_of_faces")),
+    described(output(5376, 8), output(5376, 2, name="classes")),
+    described(output(1917, 4), output(1917, 91, name="classes")),
+    described(output(12276, 4), output(12276, 3, name="classes"), inputs=(Tensor("photo", (None, 256, 256, 3)),)),
+    described(output(84, 1344), inputs=(Tensor("photo", (None, 256, 256, 3)),)),
+    described(output(4032, 85), inputs=(Tensor("photo", (None, 256, 256, 3)),)),
+    described(output(1344, 64), output(1344, 80, name="classes")),
     described(output(1, 17, 3)),
 ]
 
