@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -27,6 +28,7 @@ def decoded(outputs: Mapping[str, TensorShape], settings: ModelSettings, decodin
     """Returns the head for the outputs that `decoding` describes. Raises ModelFailed for other outputs."""
     if settings.activation is None and decoding.kind in LOGITS:
         settings = settings.model_copy(update={"activation": "sigmoid"})
+    outputs, join = _joined(outputs, decoding)
     classes, split = _split(outputs, settings, decoding)
     has_background = _background(decoding) != "none"
     task = Detection(classes - has_background, max_detections=settings.max_detections)
@@ -34,7 +36,7 @@ def decoded(outputs: Mapping[str, TensorShape], settings: ModelSettings, decodin
         raise ModelFailed(f"box_decoding.background: expected none, as there is a score of {classes} class alone")
 
     def finish(raw: Raw, images: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        given, scores = split(raw)
+        given, scores = split(join(raw))
         scores = activated(scores, settings)
         if decoding.has_objectness:
             scores = activated(given[..., 4:5], settings) * scores
@@ -99,6 +101,45 @@ def _distances(given: tf.Tensor, bins: int) -> list[tf.Tensor]:
     distributions = tf.nn.softmax(tf.reshape(given, (-1, given.shape[1], 4, bins)))
     means = tf.reduce_sum(distributions * tf.range(bins, dtype=tf.float32), axis=-1)
     return [*tf.unstack(means, axis=-1)]
+
+
+def are_maps(output: TensorShape) -> bool:
+    """Returns whether an output is a feature map, rather than rows of numbers."""
+    match output.shape:
+        case (_, _, side, _):
+            return side != 1
+    return False
+
+
+def _joined(
+    outputs: Mapping[str, TensorShape], decoding: BoxDecoding
+) -> tuple[Mapping[str, TensorShape], Callable[[Raw], Raw]]:
+    """Returns the outputs, those of several feature maps as one, and what joins them: the map with the most cells
+    first. Outputs are of several maps where others have as many numbers for each box."""
+    groups = defaultdict[int, dict[str, int]](dict)
+    for name, output in outputs.items():
+        match output.shape:
+            case (_, int(height), int(width), int(numbers)) if are_maps(output) and decoding.kind == "yolov8":
+                groups[numbers][name] = height * width
+            case (_, int(rows), int(numbers)) | (_, int(rows), 1, int(numbers)):
+                groups[numbers][name] = rows
+    levels = {len(rows) for rows in groups.values()}
+    are_distinct = all(len({*rows.values()}) == len(rows) for rows in groups.values())
+    if len(levels) != 1 or levels == {1} or not are_distinct or sum(map(len, groups.values())) != len(outputs):
+        return outputs, lambda raw: raw
+    ordered = {numbers: sorted(rows.items(), key=lambda pair: -pair[1]) for numbers, rows in groups.items()}
+    shapes = {
+        rows[0][0]: TensorShape((None, sum(count for _, count in rows), numbers), outputs[rows[0][0]].dtype)
+        for numbers, rows in ordered.items()
+    }
+
+    def join(raw: Raw) -> Raw:
+        return {
+            rows[0][0]: tf.concat([tf.reshape(raw[name], (-1, count, numbers)) for name, count in rows], axis=1)
+            for numbers, rows in ordered.items()
+        }
+
+    return shapes, join
 
 
 def _split(outputs: Mapping[str, TensorShape], settings: ModelSettings, decoding: BoxDecoding) -> tuple[int, Split]:

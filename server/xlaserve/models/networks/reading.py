@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NamedTuple, assert_never
 
 import numpy as np
@@ -17,6 +18,7 @@ from xlaserve.models.networks import box_decoding, heads, keypoint_head, sequenc
 from xlaserve.models.networks.heads import Finish, Head, TensorShape
 from xlaserve.models.networks.image_tensor import channels_last, maps_last
 from xlaserve.models.output_facts import IMAGE_CHANNELS, MOST_CLASSES, OUTPUT_NAMES
+from xlaserve.models.raw_boxes import RawBoxes
 from xlaserve.models.scores import are_probabilities
 from xlaserve.models.task import Reading, Tensors, WithClasses
 
@@ -64,8 +66,6 @@ class _Found(NamedTuple):
 
     task: TaskName
     reason: str
-    box_decoding: BoxDecoding | None = None
-    """The decoding of boxes that the outputs need; None for ready ones."""
 
 
 def choose(
@@ -86,8 +86,6 @@ def choose(
     if settings.task != "auto":
         return _head(settings.task, outputs, settings, is_first)
     found = _recognise(outputs, settings, probe, is_first)
-    if found.box_decoding is not None:
-        settings = settings.model_copy(update={"box_decoding": found.box_decoding})
     return _head(found.task, outputs, settings, is_first)._replace(reason=found.reason)
 
 
@@ -98,9 +96,7 @@ def _head(  # noqa: PLR0911 - one each
         case "classification":
             return heads.classification(outputs, settings)
         case "detection":
-            if settings.box_decoding is not None:
-                return box_decoding.decoded(outputs, settings, settings.box_decoding)
-            return heads.detection(outputs, settings)
+            return _detection(outputs, settings, is_first)
         case "segmentation":
             return _of_pixels(heads.segmentation, outputs, settings, is_first)
         case "embedding":
@@ -119,6 +115,21 @@ def _head(  # noqa: PLR0911 - one each
             return heads.tensors(outputs, settings)
         case _:
             assert_never(task)
+
+
+def _detection(outputs: Mapping[str, TensorShape], settings: ModelSettings, is_first: IsFirst) -> Head:
+    """Returns the head for boxes that are ready, or decoded as the settings say or the outputs show."""
+    decoding = settings.box_decoding
+    if decoding is None and (raw := _raw_boxes(outputs)) is not None and raw.is_certain:
+        decoding = BoxDecoding.model_validate(raw.setting)
+    if decoding is None:
+        return heads.detection(outputs, settings)
+    make: MakeHead = partial(box_decoding.decoded, decoding=decoding)
+    return _of_pixels(make, outputs, settings, lambda one: is_first(one) and box_decoding.are_maps(one))
+
+
+def _raw_boxes(outputs: Mapping[str, TensorShape]) -> RawBoxes | None:
+    return raw_boxes.suggested({name: output.shape for name, output in outputs.items()})
 
 
 def _of_pixels(make: MakeHead, outputs: Mapping[str, TensorShape], settings: ModelSettings, is_first: IsFirst) -> Head:
@@ -197,10 +208,9 @@ def _recognise(outputs: Mapping[str, TensorShape], settings: ModelSettings, prob
 def _of_several(outputs: Mapping[str, TensorShape]) -> _Found:
     """Returns the task of several outputs that have no names of a task."""
     known = "; ".join(f"{name}: {shape}" for name, shape in sorted(outputs.items()))
-    raw = raw_boxes.suggested({name: output.shape for name, output in outputs.items()})
+    raw = _raw_boxes(outputs)
     if raw is not None and raw.is_certain:
-        decoding = BoxDecoding.model_validate(raw.setting)
-        return _Found("detection", f"it has the outputs of {decoding.kind}: {known}", decoding)
+        return _Found("detection", f"it has the outputs of {raw.setting}: {known}")
     hint = "" if raw is None else " (box_decoding may read them as boxes)"
     return _Found("tensors", f"it has several outputs, none of which is named for a task: {known}{hint}")
 

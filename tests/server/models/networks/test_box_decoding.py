@@ -61,7 +61,7 @@ def corners(x: Array, y: Array, w: Array, h: Array) -> Array:
     return np.stack((x - w / 2, y - h / 2, x + w / 2, y + h / 2), axis=-1)
 
 
-def head(shapes: Mapping[str, Sequence[int | None]], decoding: Any, **fields: Any) -> Head:
+def head(shapes: Mapping[str, Sequence[int | None]], decoding: Any, /, *, first: bool = False, **fields: Any) -> Head:
     settings = ModelSettings(
         name="m",
         source="m.keras",
@@ -71,7 +71,8 @@ def head(shapes: Mapping[str, Sequence[int | None]], decoding: Any, **fields: An
         max_detections=MOST,
         **fields,
     )
-    return reading.choose({name: TensorShape(shape, "float32") for name, shape in shapes.items()}, settings)
+    outputs = {name: TensorShape(shape, "float32") for name, shape in shapes.items()}
+    return reading.choose(outputs, settings, is_first=lambda _: first)
 
 
 def check(raw: Mapping[str, Array], decoding: Any, wanted: Callable[[int], tuple[Array, Array]], **fields: Any) -> Head:
@@ -137,6 +138,7 @@ def test_faces_are_in_pixels_from_the_centres_of_cells() -> None:
     logits = rng.normal(-2, 2, (IMAGES, 896, 1))
     chosen = head(SHAPES_OF_FACES, None)
     assert chosen.task == Detection(1, max_detections=MOST), "nothing else has such outputs"
+    assert head(SHAPES_OF_FACES, None, task="detection").task == chosen.task
     assert "blazeface" in chosen.reason
     raw = {"regressors": tf.constant(numbers, tf.float32), "classificators": tf.constant(logits, tf.float32)}
     boxes, scores, _, count = (values.numpy() for values in chosen.finish(raw, images))
@@ -178,6 +180,40 @@ def test_distributions_of_yolov8_are_those_of_keras_cv(form: str) -> None:
         "columns": {"it": together.transpose(0, 2, 1)},
     }[form]
     check(raw, "yolov8", wanted)
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("are_apart", [False, True])
+def test_outputs_of_several_feature_maps_are_joined(first: bool, are_apart: bool) -> None:
+    rng = np.random.default_rng(7)
+    sides = [(HEIGHT // stride, WIDTH // stride) for stride in (8, 16, 32)]
+    levels = [rng.normal(0, 2, (IMAGES, *side, 67)).astype(np.float32) for side in sides]
+    parts = {f"boxes{n}": level[..., :64] for n, level in enumerate(levels)}
+    parts |= {f"classes{n}": level[..., 64:] for n, level in enumerate(levels)}
+    maps = parts if are_apart else {f"level{n}": level for n, level in enumerate(levels)}
+    whole = np.concatenate([level.reshape(IMAGES, -1, 67) for level in levels], axis=1)
+    wanted = head({"it": [None, *whole.shape[1:]]}, "yolov8").finish({"it": tf.constant(whole)}, PIXELS)
+    given = {name: np.moveaxis(values, -1, 1) if first else values for name, values in reversed([*maps.items()])}
+    chosen = head({name: [None, *values.shape[1:]] for name, values in given.items()}, "yolov8", first=first)
+    assert chosen.task == Detection(3, max_detections=MOST)
+    found = chosen.finish({name: tf.constant(values) for name, values in given.items()}, PIXELS)
+    assert int(wanted[3][0]) > 3
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_rows_of_several_feature_maps_are_joined() -> None:
+    rng = np.random.default_rng(8)
+    images = tf.zeros((IMAGES, 128, 128, 3))
+    numbers = rng.normal(0, 8, (IMAGES, 896, 16)).astype(np.float32) ** 2
+    logits = rng.normal(-2, 2, (IMAGES, 896, 1)).astype(np.float32)
+    whole = {"regressors": numbers, "classificators": logits}
+    wanted = head(SHAPES_OF_FACES, None).finish({name: tf.constant(one) for name, one in whole.items()}, images)
+    parts = {"a": numbers[:, 512:], "b": numbers[:, :512], "c": logits[:, :512], "d": logits[:, 512:]}
+    chosen = head({name: [None, *values.shape[1:]] for name, values in parts.items()}, "blazeface")
+    found = chosen.finish({name: tf.constant(values) for name, values in parts.items()}, images)
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("is_transposed", [False, True])
