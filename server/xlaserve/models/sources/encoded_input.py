@@ -76,8 +76,8 @@ def _of_pixels(function: Any, decoding: Decoding, spec: tf.TensorSpec, variables
             return None
 
         if rest is not None:
-            return named(structure, replay(rest, variables.read, _prepared(pixels, decoding), keeps_shapes=False))
-        return named(structure, replay(function, substitute, pixels, keeps_shapes=False))
+            return named(structure, replay(rest, variables.read, [_prepared(pixels, decoding)], keeps_shapes=False))
+        return named(structure, replay(function, substitute, [pixels], keeps_shapes=False))
 
     return tf.function(of_pixels, autograph=False).get_concrete_function(spec)
 

@@ -36,7 +36,7 @@ class ReferenceVariables:
         structure, (tensor, *_) = function.structured_outputs, function.inputs
 
         def run(images: tf.Tensor) -> Any:
-            return named(structure, replay(function, self.read, images))
+            return named(structure, replay(function, self.read, [images]))
 
         return tf.function(run, autograph=False).get_concrete_function(tf.TensorSpec(tensor.shape, tensor.dtype))
 

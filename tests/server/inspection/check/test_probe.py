@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from xlaserve.config import Mode, ModelSettings, Settings
-from xlaserve.engine.inputs import Images
+from xlaserve.engine.inputs import Images, Rows
 from xlaserve.engine.program import Compilation, Outputs
 from xlaserve.engine.warmup.compiler import warm_up
 from xlaserve.engine.warmup.ledger import Ledger
@@ -98,8 +98,8 @@ def test_a_mode_that_fails_or_is_slow_leaves_the_others_to_be_tried(
             raise ValueError("no such kernel")
         return whole(self, mode, bucket)
 
-    def run(executable: Any, images: Images) -> tuple[float, Outputs]:
-        return probe.SLOW_S + 1, executable(images)
+    def run(executable: Any, rows: Rows) -> tuple[float, Outputs]:
+        return probe.SLOW_S + 1, executable(*rows)
 
     monkeypatch.setattr(NoopProgram, "compile", compile)
     monkeypatch.setattr(probe, "_run", run)
