@@ -15,6 +15,10 @@ UNKNOWN: Final = re.compile(
     r"Could not locate (?:class|function) '([^']+)'|Unknown (?:layer|object|activation function|function)[^:]*: '?(\w+)"
 )
 """Messages of Keras 3 and 2 for a custom object that they lack."""
+UNMADE: Final = re.compile(
+    r"Unable to revive model from config.*?constructor to <class '(?:[^']*\.)?(\w+)'>", re.DOTALL
+)
+"""The message of Keras 3 for a class of models whose constructor does not take what the file has for it."""
 _IN_NO_NAME: Final = re.compile(r"\W")
 
 
@@ -78,7 +82,13 @@ def import_object(field: str, path: str) -> Any:
 
 
 def unknown(text: str) -> ModelFailed | None:
-    """Returns the error for a custom object that Keras lacks, by the text of its error; None where it lacks none."""
+    """Returns the error for an object that Keras lacks or can't make, by the text of its own; None where that is of
+    another kind."""
+    if (found := UNMADE.search(text)) is not None:
+        return ModelFailed(
+            f"source: Keras can't make {found[1]} of what the file has, as its constructor takes other arguments; name"
+            " a function that returns the model, after one call: architecture: my_package.my_module:build"
+        )
     if (found := UNKNOWN.search(text)) is None:
         return None
     name = found[1] or found[2]

@@ -88,6 +88,25 @@ def reason(model: ModelSettings) -> str:
     return str(failure.value)
 
 
+SUBCLASS = f"""
+import keras
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.mean = keras.layers.GlobalAveragePooling2D()
+        self.last = keras.layers.Dense(4)
+
+    def call(self, pixels):
+        return self.last(self.mean(pixels))
+
+def build():
+    model = Own()
+    model(keras.ops.zeros((1, {SIDE}, {SIDE}, 3)))
+    return model
+"""
+
+
 def test_custom_objects_are_those_that_the_settings_name(keras_file: SaveKeras, custom: Any) -> None:
     pixels = keras.Input((SIDE, SIDE, 3))
     layers = custom.Brighten()(pixels)
@@ -144,6 +163,23 @@ def test_a_model_with_a_call_of_its_own_runs(keras_file: SaveKeras, custom: Any)
     loaded = catalog.load(settings(source, custom_objects={"Means": "their_layers:Means"}, task="embedding"))
     assert loaded.task == Embedding(3)
     np.testing.assert_allclose(run(loaded)[0], PIXELS.mean(axis=(1, 2)) + 1, rtol=1e-5)
+
+
+def test_a_model_whose_constructor_takes_nothing_is_made_by_a_function(
+    keras_file: SaveKeras, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_subclass.py").write_text(SUBCLASS)
+    monkeypatch.syspath_prepend(tmp_path)
+    import their_subclass  # type: ignore[import-not-found]
+
+    model = their_subclass.build()
+    source = keras_file(model)
+    said = reason(settings(source, custom_objects={"Own": "their_subclass:Own"}))
+    assert said.startswith("source: Keras can't make Own ") and said.endswith(
+        "architecture: my_package.my_module:build"
+    )
+    (scores,) = run(catalog.load(settings(source, architecture="their_subclass:build", input_size=(SIDE, SIDE))))
+    np.testing.assert_allclose(scores, model(PIXELS.astype(np.float32)).numpy(), rtol=1e-4)
 
 
 def test_a_file_that_holds_code_runs_only_where_safe_mode_is_off(keras_file: SaveKeras) -> None:
