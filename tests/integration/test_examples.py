@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import urllib.request
 import warnings
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 from scripts.shapes_data import HELD_OUT_SEED, scene
 from tests.integration.conftest import Server, StartServer
@@ -93,3 +96,33 @@ def test_a_model_that_is_fed_otherwise_than_in_the_notebook_does_not_serve(serve
     assert found.reason.startswith("examples: mode graph: largest difference ")
     assert f" of {COUNT} images" in found.reason
     assert ".png the expected answer is " in found.reason
+
+
+def from_notebook(path: Path) -> Any:
+    """A notebook's own way: Keras's `load_img`, which resizes to the nearest pixel, and then OpenCV's colours."""
+    from xlaserve.models.networks.keras_runtime import keras
+
+    return keras.utils.img_to_array(keras.utils.load_img(path, target_size=(SIDE, SIDE)))[..., ::-1] / 255
+
+
+def test_what_match_prints_serves_and_answers_as_the_notebook_did(
+    notebook: Path, start_server: StartServer, tmp_path: Path
+) -> None:
+    from xlaserve.models.networks.keras_runtime import keras
+
+    photos = [tmp_path / f"{number}.jpg" for number in range(COUNT)]
+    for number, photo in enumerate(photos):
+        Image.fromarray(scene(HELD_OUT_SEED, number, height=60 + 9 * number, width=90).pixels).save(photo)
+    network = keras.saving.load_model(notebook / "model.keras")
+    outputs = network.predict(np.stack([from_notebook(photo) for photo in photos]), verbose=0)
+    VisionClient.save_examples(tmp_path, photos, outputs)
+
+    command = [sys.executable, "-m", "xlaserve", "match", str(notebook / "model.keras"), str(tmp_path)]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    (model,) = yaml.safe_load(printed)["models"]
+    assert (model["preprocess"], model["color"], model["resize"]["filter"]) == ("unit", "bgr", "nearest")
+    server = start_server({"models": [model]})
+    with VisionClient(server.grpc) as client:
+        answered = client.infer(photos, model=model["name"]).outputs["scores"]
+    np.testing.assert_allclose(answered, outputs, atol=1e-5)
+    assert f"model {model['name']}: examples xla: largest difference" in server.stderr

@@ -41,6 +41,12 @@ NARROW_SAMPLE_IMAGES: Final = 20
 """Images that are compared where programs are narrow: more, since the agreement is shown as well."""
 
 
+_RANDOM: Final = (
+    "perhaps augmentation or dropout is active in the file, which model.export(...) keeps so; model.save(...), and a"
+    " function that calls the model with training=False, do not"
+)
+
+
 class Fault(NamedTuple):
     """A defect of a program."""
 
@@ -252,7 +258,7 @@ class Verifier:
         sample, alone = self._sampled(bucket)
         rows, got = probes[0]
         if not self._are_alike(self._apart(got, executable(*selected(sample, rows)), rows), most):
-            return Fault("it answers the same batch differently each time", math.inf, is_gross=True)
+            return Fault(f"it answers the same batch differently each time: {_RANDOM}", math.inf, is_gross=True)
         if not self._sample.has_reference:
             return None
         answers = [self._sample.answers(selected(sample, rows)) for rows, _ in probes]

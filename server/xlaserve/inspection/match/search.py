@@ -154,4 +154,8 @@ class _Search:
     def _exact_values(self, found: Found, choice: Choice) -> tuple[object, ...]:
         """Returns the values of a setting with which the combination that was found is exact as well."""
         others = [{**found.changes, choice.field: value} for value in choice.values]
-        return tuple(one[choice.field] for one in others if is_possible(one) and self._found(one).is_exact)
+        return tuple(one[choice.field] for one in others if is_possible(one) and self._is_exact_for_all(one))
+
+    def _is_exact_for_all(self, changes: Changes) -> bool:
+        """Returns whether answers to few images, and then to all, are the expected ones."""
+        return all(self._is_exact(self._answers.compare(changes, rows)) for rows in (self._few, self._all))
