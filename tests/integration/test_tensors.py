@@ -84,8 +84,8 @@ def serving(start_module_server: StartServer, tmp_path_factory: pytest.TempPathF
     models = [
         {"name": "all", "source": sources["all"], **BUCKETS},
         {"name": "heads", "source": sources["heads"], "outputs": OUTPUTS, **BUCKETS},
-        {"name": "logits", "source": sources["logits"], **BUCKETS},
-        {"name": "chances", "source": sources["logits"], "activation": "softmax", **BUCKETS},
+        {"name": "logits", "source": sources["logits"], "preprocess": "none", **BUCKETS},
+        {"name": "chances", "source": sources["logits"], "preprocess": "none", "activation": "softmax", **BUCKETS},
         {"name": "negative", "source": sources["negative"], "task": "image", **BUCKETS},
         {"name": "enlarged", "source": sources["larger"], **levels, **larger, **BUCKETS},
         {"name": "larger", "source": sources["larger"], **larger, **BUCKETS},

@@ -107,8 +107,10 @@ def models(server: Server) -> dict[str, pb.Model]:
 
 
 def warnings_of(model: pb.Model) -> list[str]:
-    """Returns what is said of a model's answers, not of its speed, which a busy machine may have measured wrongly."""
-    return [warning for warning in model.warnings if "the default" not in warning]
+    """Returns what is said of a model's answers, not of its speed, which a busy machine may have measured wrongly, nor
+    that all images get the same answer, as they do where the mean over a batch of one is subtracted."""
+    left_out = ("the default", "get the same answer")
+    return [warning for warning in model.warnings if not any(each in warning for each in left_out)]
 
 
 def infer(server: Server, model: str, images: np.ndarray, mode: str) -> np.ndarray:

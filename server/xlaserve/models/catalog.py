@@ -139,13 +139,6 @@ def load(
         raise ModelFailed(_explain(settings, error)) from error
     if network.reason:
         _log.info("model %s: %s", settings.title, reading(task, network.reason))
-    kind = kinds.kind_of(settings.source)
-    if network.is_unscaled and settings.preprocess == "auto" and kind is not None and kind.value.suffixes:
-        _log.info(
-            "model %s: preprocess is not set, so the network gets pixels from 0 to 255; set unit if it was trained on"
-            " 0..1, tf on -1..1, torch on ImageNet's mean and deviation, none if this is right",
-            settings.title,
-        )
     if network.weights == "random":
         _log.warning("model %s has random weights: its answers mean nothing", settings.title)
     model = Model(**{**vars(network), "task": task}, settings=settings, buckets=buckets)
@@ -223,7 +216,19 @@ def _lowered(settings: ModelSettings, conversions: Conversions) -> Network:
         _log.info("model %s: lowered for XLA on a CPU: %s", settings.name, lowerings)
     program = network.program
     is_narrow = network.is_narrow or (isinstance(program, MayBeNarrow) and program.is_narrow(first))
-    return replace(network, lowerings=lowerings, is_narrow=is_narrow)
+    scale = _pixel_scale(settings, network, first)
+    return replace(network, lowerings=lowerings, is_narrow=is_narrow, pixel_scale=scale)
+
+
+def _pixel_scale(settings: ModelSettings, network: Network, bucket: Bucket) -> float | None:
+    """Reads the factor for pixels of a model from a file, where nothing else tells that they are scaled right."""
+    kind = kinds.kind_of(settings.source)
+    is_of_file = kind is not None and bool(kind.value.suffixes)
+    if not is_of_file or not (network.is_unscaled or settings.preprocess not in ("auto", "none")):
+        return None
+    from xlaserve.models.networks import pixel_scale  # noqa: PLC0415 - imports TensorFlow
+
+    return pixel_scale.of_program(network.program, bucket)
 
 
 def _network(source: str, settings: ModelSettings, conversions: Conversions) -> Network:  # noqa: PLR0911, PLR0912 - one each

@@ -33,7 +33,7 @@ from xlaserve.engine.warmup.kept_costs import corrected
 from xlaserve.engine.warmup.verify import Verifier
 from xlaserve.errors import ShuttingDown
 from xlaserve.images.decoder import ImageLimits
-from xlaserve.models import examples, fast_decoding, scores, verification
+from xlaserve.models import examples, fast_decoding, pixel_doubts, scores, verification
 from xlaserve.models.advice import slower
 from xlaserve.models.catalog import Model
 from xlaserve.models.change_queue import NO_MORE_LOADS, Stop
@@ -138,8 +138,9 @@ class Loader:
             version.auto = fastest(programs)
             programs |= {(Mode.AUTO, bucket): programs[mode, bucket] for bucket, mode in version.auto.items()}
             log.info("model %s: auto runs %s", settings.title, version.auto_text)
-        for doubt in await self._compile(load.at("running a few images"), scores.measure, model, programs):
-            version.warn(doubt)
+        for doubts in (scores.measure, pixel_doubts.measure):
+            for doubt in await self._compile(load.at("running a few images"), doubts, model, programs):
+                version.warn(doubt)
         if settings.decode is Decoding.FAST:
             await self._measure_decoding(version, load, model, programs)
         if settings.examples is not None:

@@ -32,7 +32,7 @@ from xlaserve.engine.warmup.verify import Verifier
 from xlaserve.errors import XlaserveError
 from xlaserve.inspection import buffers, dump
 from xlaserve.inspection.check.record import WITHOUT, Assignment, CheckedProgram, Environment
-from xlaserve.models import catalog, scores
+from xlaserve.models import catalog, pixel_doubts, scores
 from xlaserve.models.catalog import Model
 from xlaserve.programs.tf import device
 from xlaserve.programs.xla_refusal import Refusal, explain
@@ -138,7 +138,7 @@ class Probe:
             seconds, outputs = _run(compilation.executable, batch)
             peak_bytes = max(0, memory.peak_bytes() - before)
             rows.verify(mode, bucket, compilation, partial(model.program.compile, mode, bucket))
-            self._doubts = self._doubts or scores.doubts(model, outputs)
+            self._doubts = self._doubts or [*pixel_doubts.doubts(model), *scores.doubts(model, outputs)]
         except Exception as error:
             return CheckedProgram(arm=arm, batch=bucket.batch, refusal=explain(error))
         apart: tuple[float | None, float | None] = (None, None)

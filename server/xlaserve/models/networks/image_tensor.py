@@ -111,7 +111,7 @@ def _axes(declared: TensorShape, layout: Layout | None) -> Axes:
 
 
 def _check_layout(declared: TensorShape, layout: Layout) -> None:
-    """Raises ModelFailed where the channels would be a side of the image, and in the other layout those of a colour."""
+    """Raises ModelFailed where a side of the image would be its channels, and the other layout has a colour's."""
     _, first, *_, last = declared.shape or ()
     channels, others = (first, last) if layout is Layout.CHANNELS_FIRST else (last, first)
     if others in COLORS and channels is not None and channels >= _MANY:

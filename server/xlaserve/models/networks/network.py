@@ -40,6 +40,9 @@ class Network:
     """Height and width have to be multiples of this."""
     is_unscaled: bool = False
     """Whether it takes floats, and gets pixels from 0 to 255 as they are."""
+    pixel_scale: float | None = None
+    """The factor for the levels of pixels before its first layer, preprocessing included; None where that is not read,
+    as of a model that is not from a file, or takes whole numbers."""
     is_narrow: bool = False
     """Whether it computes in bfloat16 or float16 anywhere, as a model that was trained in mixed precision, or rounds to
     levels of 8 bits; each mode then rounds in a way of its own."""

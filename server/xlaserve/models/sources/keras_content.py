@@ -137,9 +137,8 @@ def read(file: Path) -> KerasContent:
                 is_old = any(name.startswith("layer_names") for name in weights.attrs)  # in parts, if there are many
         except OSError as error:
             raise file_content.cut_off(file) from error
-        return KerasContent(
-            file, False, version, None if config is None else _config(config, MODEL_CONFIG, file), is_old
-        )
+        found = None if config is None else _config(config, MODEL_CONFIG, file)
+        return KerasContent(file, False, version, found, is_old)
     raise ModelFailed(
         f"source: expected a .keras file, which is a zip archive, or a .h5 file, which is HDF5, got {file.name} of"
         f' {file.stat().st_size:,} bytes, which is neither; write it once more with model.save("{file.stem}.keras")'

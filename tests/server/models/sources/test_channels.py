@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from pathlib import Path
 from typing import Any
@@ -155,18 +154,6 @@ def test_scores_of_any_number_of_channels_are_looked_at(tmp_path: Path, channels
     program = Warmed(model.program.compile(Mode.XLA, bucket).executable, Cost(0.0, 0.0))
     (doubt,) = scores.measure(model, {(Mode.XLA, bucket): program})
     assert "activation: softmax" in doubt
-
-
-@pytest.mark.parametrize(
-    ("given", "dtype", "is_told"), [("auto", "float32", True), ("none", "float32", False), ("auto", "uint8", False)]
-)
-def test_pixels_that_nobody_scales_are_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, given: str, dtype: str, is_told: bool
-) -> None:
-    source = saved(tmp_path / "net", np.ones((3, 2)), (None, 4, 4, 3), (1, 2), tf.as_dtype(dtype))
-    with caplog.at_level(logging.INFO):
-        load(source, preprocess=given)
-    assert ("preprocess is not set" in caplog.text) is is_told
 
 
 def test_a_model_of_two_channels_takes_no_pictures(tmp_path: Path) -> None:
