@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -289,7 +290,15 @@ def _write(file: Path, outputs: dict[str, Any]) -> None:
 
         Image.fromarray(first[:, :, 0] if first.shape[2] == 1 else first).save(file.with_suffix(".png"))
     else:
-        np.savez(file, **outputs)
+        _write_arrays(file, outputs)
+
+
+def _write_arrays(file: Path, arrays: dict[str, Any]) -> None:
+    """Writes a `.npz` file, as NumPy's `savez` does for any names but `file`."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
 def _summary(values: NDArray[Any]) -> str:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from tests.client.conftest import Puppet
 
-from xlaserve_client import drawing
+from xlaserve_client import cli_images, drawing
 from xlaserve_client.cli import main
 from xlaserve_client.results import Box, Detection, Detections
 
@@ -187,6 +187,16 @@ def test_infer_prints_the_output_tensors_and_writes_them(
     assert main(["infer", "digits", str(image), "--json", "--target", puppet.target]) == 0
     (answer,) = json.loads(capsys.readouterr().out)
     assert answer["outputs"] == {"scores": [0, 0, 0, 1]}
+
+
+def test_arrays_are_written_by_any_names(tmp_path: Path) -> None:
+    arrays = {"file": np.arange(3), "heads/age:0": np.ones((2, 2), np.float32)}
+    cli_images._write_arrays(tmp_path / "it.npz", arrays)
+    with np.load(tmp_path / "it.npz") as written:
+        assert written.files == [*arrays]
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(written[name], array)
+            assert written[name].dtype == array.dtype
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 1), (2, 3, 3), (2, 3, 4)])

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
+from xlaserve.images.image_input import ImageInput
 from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.grpc.packed_lists import ListField
 from xlaserve.wire.grpc.wire_format import LARGE_BYTES
@@ -53,7 +54,10 @@ class CachedHeader:
     found is remembered for the next.
     """
 
-    __slots__ = ("fields", "has_outputs", "has_shared", "id", "known_parameters", "known_shape", "model", "version")
+    __slots__ = (
+        *("fields", "has_outputs", "has_shared", "id", "known_input", "known_parameters", "known_shape", "model"),
+        "version",
+    )
 
     def __init__(self, data: bytes) -> None:
         """Parses a request without the fields that stay views of its bytes. Raises DecodeError."""
@@ -73,6 +77,8 @@ class CachedHeader:
         """Its parameters, once they were checked."""
         self.known_shape: tuple[int, ...] | None = None
         """Shape of its raw UINT8 pixels, once it was checked. Messages with one head have one size, so it fits all."""
+        self.known_input: ImageInput | None = None
+        """The input that `known_shape` is for: a model that is loaded again may have another."""
 
 
 class InferMessage(NamedTuple):

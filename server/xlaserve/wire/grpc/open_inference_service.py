@@ -130,8 +130,9 @@ class OpenInference(OpenInferenceModels):
             if message.head.has_shared:
                 shared = SharedTensors(for_peer(self.shared_memory, context), message)
                 message = await shared.fill(message)
-            request, wanted = inference.parse(infer_request(message), call, LISTING)
-            learn_shape(message, request.images)
+            image = call.served.model.image
+            request, wanted = inference.parse(infer_request(message, image), call, LISTING)
+            learn_shape(message, request.images, image)
             answer = await call.run(request)
             tensors = output_tensors(wanted, call.served, answer, LISTING)
             wire = _respond(head.id, tensors, call.served, answer, shared)

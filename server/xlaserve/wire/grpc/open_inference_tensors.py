@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from xlaserve.engine.inputs import Images
 from xlaserve.errors import InvalidArgument
 from xlaserve.images.decoder import Encoded
+from xlaserve.images.image_input import RGB, ImageInput
 from xlaserve.pipeline import Pending, Readable
 from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.grpc.infer_message import BYTES, RAW, TYPED, InferMessage, parameter_items
@@ -85,8 +86,11 @@ class _Input:
         return [*self._tensor.contents.bytes_contents, *self._message.contents.get(BYTES, ())]
 
 
-def infer_request(message: InferMessage) -> InferRequest:
-    """Returns a request as plain data, views of the message. Raises InvalidArgument or UnsupportedFeature."""
+def infer_request(message: InferMessage, image: ImageInput = RGB) -> InferRequest:
+    """Returns a request for the input `image` as plain data, views of the message.
+
+    Raises InvalidArgument or UnsupportedFeature.
+    """
     head = message.head
     if (parameters := head.known_parameters) is None:
         head.known_parameters = parameters = check_parameters(parameter_items(head.fields.parameters))
@@ -94,23 +98,25 @@ def infer_request(message: InferMessage) -> InferRequest:
     outputs: Iterable[RequestedOutput] = ()
     if head.has_outputs:
         outputs = (RequestedOutput(one.name, parameter_items(one.parameters), is_raw) for one in head.fields.outputs)
-    if head.known_shape is None:
+    if head.known_shape is None or head.known_input != image:
         inputs = map(partial(_Input, message), head.fields.inputs)
         return InferRequest(inputs, outputs, parameters, is_raw, head.id)
     known_images = np.ndarray(head.known_shape, np.uint8, message.raw[0])
     return InferRequest((), outputs, parameters, is_raw, head.id, known_images)
 
 
-def learn_shape(message: InferMessage, images: Images | Pending | Sequence[Encoded]) -> None:
-    """Remembers the shape of a request's images, once they were checked, where the next ones can do without."""
+def learn_shape(message: InferMessage, images: Images | Pending | Sequence[Encoded], image: ImageInput = RGB) -> None:
+    """Remembers the shape of a request's images, once they were checked for the input `image`, where the next ones can
+    do without."""
     head = message.head
-    if head.known_shape is not None or not message.raw or not isinstance(images, np.ndarray):
+    is_known = head.known_shape is not None and head.known_input == image
+    if is_known or not message.raw or not isinstance(images, np.ndarray):
         return
     tensor = head.fields.inputs[0]
     # A model that is loaded again may be strict, and refuse parameters that were ignored.
     # Pixels whose channels came first were copied, and lie otherwise in the message.
-    if tensor.datatype == "UINT8" and not tensor.parameters and not images.flags.owndata:
-        head.known_shape = images.shape
+    if tensor.datatype == "UINT8" and not tensor.parameters and image.is_arranged(tensor.shape):
+        head.known_shape, head.known_input = images.shape, image
 
 
 def output_parts(tensor: OutputTensor) -> wire_format.Wire:

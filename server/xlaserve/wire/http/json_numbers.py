@@ -10,9 +10,8 @@ import json
 import math
 import secrets
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -20,6 +19,8 @@ from numpy.typing import NDArray
 
 from xlaserve.errors import InvalidArgument
 from xlaserve.wire.http.base64_text import EXPECTED, NotBase64, decoded, most_bytes, string_begin
+from xlaserve.wire.http.broken_arrays import MOST_LEFT, among_numbers, around
+from xlaserve.wire.http.nesting import Nesting
 
 MAX_REST_BYTES: Final = 2**18
 """Bytes of a text outside what is long in it."""
@@ -27,7 +28,6 @@ MAX_REST_VALUES: Final = 2**14
 """Commas and opening brackets there: as many as `json` reads in a few milliseconds."""
 MIN_LONG_BYTES: Final = 2**10
 """Shorter arrays become lists, and shorter strings strings."""
-MAX_DIMENSIONS: Final = 32
 MAX_NUMBER_BYTES: Final = 64
 
 _SCAN_BYTES: Final = 2**18
@@ -125,22 +125,26 @@ def find_long(data: bytes | bytearray | memoryview) -> LongText:
     secret = secrets.token_hex(8)  # so that nothing in the text can pass for what was taken out of it
     long: dict[str, NumberArray | Octets] = {}
     rest, read, broken = bytearray(), 0, ""
+    left: list[bytes] = []  # the text around runs that are no arrays
     for begin, end in _long_runs(octets):
         if begin < read:
             continue
-        _check_rest(len(rest) + begin - read, broken=broken)
+        if len(rest) + begin - read > MAX_REST_BYTES:
+            _refuse_rest([bytes(rest), *left], secret, broken)
         taken = _take(octets, begin, end)
         if taken is None:
             broken = broken or _broken(octets, begin, end)
+            if len(left) < MOST_LEFT:
+                left += [around(octets, place) for place in (begin, end)]
         else:
             value, first, last = taken
             name = f"{secret}.{len(long)}"
             long[name] = value
             rest += octets[read:first].tobytes() + f'"{name}"'.encode()
             read = last
-    _check_rest(len(rest) + len(octets) - read, broken=broken)
-    rest += octets[read:].tobytes()
-    _check_rest(len(rest), sum(map(rest.count, b",[{")))
+    rest += octets[read : read + MAX_REST_BYTES + 1].tobytes()
+    if len(rest) > MAX_REST_BYTES or sum(map(rest.count, b",[{")) > MAX_REST_VALUES:
+        _refuse_rest([bytes(rest), *left], secret, broken)
     return LongText(bytes(rest), long)
 
 
@@ -186,10 +190,15 @@ def _object(members: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _check_rest(size_bytes: int, values: int = 0, broken: str = "") -> None:
-    if size_bytes > MAX_REST_BYTES or values > MAX_REST_VALUES:
-        limits = f"at most {MAX_REST_BYTES} bytes and {MAX_REST_VALUES} values"
-        raise InvalidArgument("body", f"{limits} outside long arrays of numbers and images in base64", f"more{broken}")
+def _refuse_rest(texts: Iterable[bytes], secret: str, broken: str) -> NoReturn:
+    """Raises InvalidArgument for a text of which too much is not long, with the cause where that is known.
+
+    `texts` are parts of it that are not long, and `broken` is what to say of base64 in them.
+    """
+    if other := among_numbers(texts, secret):
+        raise InvalidArgument("body", "numbers alone in long arrays", f"{other} among them")
+    limits = f"at most {MAX_REST_BYTES} bytes and {MAX_REST_VALUES} values"
+    raise InvalidArgument("body", f"{limits} outside long arrays of numbers and images in base64", f"more{broken}")
 
 
 def _broken(octets: Octets, begin: int, end: int) -> str:
@@ -285,7 +294,7 @@ def _read_array(octets: Octets) -> NumberArray | None:
         after_numbers = _check_marks(marks, places, *_numbers(text, is_mark))
         # A bracket that closes a list has the depth outside it.
         levels = depths[after_numbers] + (marks[after_numbers] == _CLOSE)
-        nesting = nesting or _Nesting(int(levels[0]))
+        nesting = nesting or Nesting(int(levels[0]))
         nesting.add(levels, depths[marks == _COMMA])
         is_integer = is_integer and not ((text == _POINT) | (text | 0x20 == ord("e"))).any()
         if len(ends):
@@ -308,42 +317,3 @@ def _check_marks(
     if not is_right:
         raise InvalidArgument("body", "a number or a list of them between two commas or brackets", "something else")
     return after_numbers
-
-
-class _Nesting:
-    """Finds the shape of an array while its commas pass by."""
-
-    def __init__(self, depth: int) -> None:
-        if depth > MAX_DIMENSIONS:
-            raise InvalidArgument("body", f"arrays of at most {MAX_DIMENSIONS} dimensions", f"{depth}")
-        self._depth = depth
-        self._commas = 0
-        self._sizes = [1] + [0] * (depth - 1)
-        """How many numbers a list has at each level, from the inside; 0 while none has ended."""
-
-    def add(self, levels: NDArray[np.int64], depths: NDArray[np.int64]) -> None:
-        """Takes the depths of some numbers and commas. Raises InvalidArgument where lists differ in length."""
-        first, self._commas = self._commas, self._commas + len(depths)
-        counts = np.arange(first + 1, self._commas + 1)
-        is_right = bool((levels == self._depth).all())
-        for level in range(1, self._depth):
-            ends_list = depths <= self._depth - level
-            depths, counts = depths[ends_list], counts[ends_list]
-            size = self._sizes[level] = self._sizes[level] or (int(counts[0]) if len(counts) else 0)
-            if not size:
-                break
-            is_right &= np.array_equal(counts, np.arange(first - first % size + size, self._commas + 1, size))
-        if not is_right:
-            _refuse_ragged()
-
-    def shape(self) -> tuple[int, ...]:
-        """Returns the lengths of the lists, the outermost first. Raises InvalidArgument where the last is shorter."""
-        total = self._commas + 1
-        sizes = [*(size or total for size in self._sizes), total]
-        if any(outer % inner for inner, outer in pairwise(sizes)):
-            _refuse_ragged()
-        return tuple(outer // inner for inner, outer in pairwise(sizes))[::-1]
-
-
-def _refuse_ragged() -> NoReturn:
-    raise InvalidArgument("body", "lists of numbers that have one length at each level", "others")

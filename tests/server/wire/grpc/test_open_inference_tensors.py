@@ -15,6 +15,7 @@ from xlaserve.config import PixelRange
 from xlaserve.engine.program import Value
 from xlaserve.errors import InvalidArgument
 from xlaserve.images.decoder import Encoded
+from xlaserve.images.image_input import ImageInput
 from xlaserve.models.task import DATATYPES, Datatype
 from xlaserve.pipeline import Pending
 from xlaserve.wire.grpc import infer_message, open_inference_tensors, packed_lists, wire_format
@@ -355,3 +356,20 @@ def test_a_range_of_0_to_1_goes_with_fp32_alone(datatype: str) -> None:
     with pytest.raises(InvalidArgument, match=rf"^parameters\.pixel_range: expected .* FP32 .* got {datatype}"):
         read_images(message, PixelRange.LEVELS, PixelRange.UNIT)
     assert read_images(message, PixelRange.UNIT) is not None
+
+
+def test_a_shape_is_not_known_to_a_model_of_another_layout() -> None:
+    pixels = np.arange(2 * 3 * 5 * 3, dtype=np.uint8).reshape(2, 3, 5, 3)
+    messages = infer_message.InferMessages()
+    for axes in ("NHWC", "NCHW", "NHWC"):  # a model that is loaded again, as its clients go on
+        image = ImageInput(3, axes=axes)
+        for _ in range(2):  # the second one is known, where the first one could be
+            message = messages.parse(pixels_request(pixels, "UINT8", raw=True).SerializeToString())
+            assert message is not None
+            request = open_inference_tensors.infer_request(message, image)
+            images = request.known_images
+            if images is None:
+                images = input_tensors.images_of(request.inputs, PixelRange.LEVELS, image=image)
+            assert isinstance(images, np.ndarray)
+            np.testing.assert_array_equal(images, image.arranged(pixels))
+            open_inference_tensors.learn_shape(message, images, image)

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from xlaserve.errors import InvalidArgument
 from xlaserve.wire.http import json_numbers
 from xlaserve.wire.http.json_numbers import (
-    MAX_DIMENSIONS,
     MAX_REST_BYTES,
     MAX_REST_VALUES,
     MIN_LONG_BYTES,
     NumberArray,
     loads,
 )
+from xlaserve.wire.http.nesting import MAX_DIMENSIONS
 
 MIB = 2**20
 INTEGERS = st.one_of(st.integers(0, 255), st.integers(-(2**63), 2**63 - 1)).map(str)
@@ -291,7 +291,7 @@ def test_text_outside_arrays_is_bounded() -> None:
     spaces = b" " * (MAX_REST_BYTES // 4)
     for text in (
         b'["' + b"~" * (MAX_REST_BYTES - 3) + b'"]',
-        b'["",' + (spaces + b'"",') * 4 + b"1]",
+        b'["",' + (spaces + b'"",') * 4 + b"null]",
         b"[" + b"{}," * (MAX_REST_VALUES // 2) + b"{}]",
     ):
         json.loads(text)
@@ -318,3 +318,13 @@ def test_long_strings_in_base64_become_bytes() -> None:
 @pytest.mark.parametrize("text", ["A" * 1025, "A" * 1024 + "=" + "A" * 3, "=" * 2048])
 def test_what_looks_like_base64_and_is_not_is_refused(text: str) -> None:
     assert "base64" in message(json.dumps([text]).encode())
+
+
+@pytest.mark.parametrize("other", ["NaN", "-Infinity", "true", "null", '"12"', '"cat"'])
+@pytest.mark.parametrize("place", [0, 1, 60_000, 149_999], ids=str)
+def test_what_is_no_number_in_a_long_array_is_named(other: str, place: int) -> None:
+    numbers = [str(index % 256) for index in range(150_000)]
+    numbers[place] = other
+    pixels = ["[" + ",".join(numbers[start : start + 3]) + "]" for start in range(0, len(numbers), 3)]
+    text = f'{{"instances": [[[{",".join(pixels)}]]]}}'.encode()
+    assert message(text) == f"body: expected numbers alone in long arrays, got {other} among them"
