@@ -264,7 +264,7 @@ class Pipeline:
                     place,
                     self._limits,
                     self.memory.hold,
-                    settings.decode,
+                    served.model.decode,
                     color=color,
                     grey16=settings.grey16,
                     resize=served.model.resize,

@@ -497,7 +497,7 @@ def test_what_is_mistyped_is_named_with_its_line_and_the_nearest_name(write: Wri
         "model a: bukets: no such field, did you mean buckets? (line 7)",
         "model a: modes.1: expected 'eager', 'graph', 'xla', 'autocluster', 'openvino' or 'auto', got 'grahp',"
         " did you mean graph? (line 10)",
-        "model a: decode: expected 'exact' or 'fast', got 'fsat', did you mean fast? (line 11)",
+        "model a: decode: expected 'exact', 'fast' or 'tensorflow', got 'fsat', did you mean fast? (line 11)",
         "model a: auto_buckets.max_batches: no such field, did you mean max_batch? (line 12)",
         "model b: output_names.score: expected 'scores', 'boxes', 'classes', 'count', 'class_map', 'embedding',"
         " 'values', 'keypoints' or 'image', got 'score', did you mean scores? (line 15)",

@@ -252,7 +252,7 @@ async def test_a_drawing_gets_the_image_upright_and_no_larger_than_it_wants(pipe
 
 
 async def test_images_are_decoded_as_the_model_says_and_those_to_draw_into_exactly(
-    pipe: Pipeline, served: Served, monkeypatch: pytest.MonkeyPatch
+    pipe: Pipeline, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ways = []
 
@@ -266,9 +266,9 @@ async def test_images_are_decoded_as_the_model_says_and_those_to_draw_into_exact
 
     monkeypatch.setattr(pipeline, "decode", watched)
     for decode in Decoding:
-        served.version.settings = served.settings.model_copy(update={"decode": decode})
-        await pipe.run(served, Request("", [png(1)], DEADLINE, pipeline.Drawn(Nothing(), 100)))
-    assert ways == [Decoding.EXACT, Decoding.EXACT, Decoding.FAST, Decoding.EXACT]
+        said = make_served(batcher, (4, 6), decode=decode)
+        await pipe.run(said, Request("", [png(1)], DEADLINE, pipeline.Drawn(Nothing(), 100)))
+    assert ways == [each for decode in Decoding for each in (decode, Decoding.EXACT)]
 
 
 async def test_both_the_encoded_and_the_decoded_bytes_are_admitted(

@@ -36,9 +36,11 @@ class Decoding(StrEnum):
     """How JPEG images are decoded."""
 
     EXACT = "exact"
-    """Every pixel."""
+    """Every pixel, as accurately as libjpeg-turbo can; what Pillow, and so torchvision, gives."""
     FAST = "fast"
     """To a half, a quarter or an eighth of the sides by the decoder itself, where more than enough pixels remain."""
+    TENSORFLOW = "tensorflow"
+    """Every pixel, as `tf.io.decode_jpeg` does by default: by a transform that is less accurate."""
 
 
 class Color(StrEnum):

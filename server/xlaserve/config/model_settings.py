@@ -112,12 +112,14 @@ class ModelSettings(Frozen):
     a model that has seen sharp pixels answers worse to smoothed ones. By default what the source tells of its training:
     TensorFlow's `bilinear` for models that Keras has saved, a preset's own for KerasHub's, else Pillow's `bilinear`.
     The log says which, and why."""
-    decode: Decoding = Decoding.EXACT
-    """How JPEG images are decoded. `exact` decodes every pixel. `fast` has the decoder halve the sides of large ones as
-    long as they are at least twice what `fit` brings them to, which takes less time and memory; pixels then differ by a
-    few levels, and warm-up measures how far the answers do. Only images with at least four times the model's height and
-    width gain: for 224x224, 1280x960 does and 500x375 does not. Boxes and maps are in the original's pixels all the
-    same. PNG, WebP and pictures that answers are drawn into are always decoded exactly."""
+    decode: Decoding | None = None
+    """How JPEG images are decoded. `exact` decodes every pixel, as Pillow does. `tensorflow` does so with the less
+    accurate transform of `tf.io.decode_jpeg`, about a level apart; it is the default for models that Keras has saved,
+    where the package simplejpeg is installed, and `exact` otherwise. `fast` has the decoder halve the sides of large
+    ones as long as they are at least twice what `fit` brings them to, which takes less time and memory; pixels then
+    differ by a few levels, and warm-up measures how far the answers do. Only images with at least four times the
+    model's height and width gain: for 224x224, 1280x960 does and 500x375 does not. Boxes and maps are in the original's
+    pixels all the same. PNG, WebP and pictures that answers are drawn into are always decoded exactly."""
     grey16: Grey16 | Window | None = None
     """How grey PNG files of 16 bits become levels from 0 to 255. `high_byte` takes the upper 8 bits, which leaves
     levels 0 to 15 of values up to 4095, as X-ray devices and microscopes write them. `largest` makes the largest value

@@ -12,6 +12,7 @@ The decoded pixels are part of the API, since they change a model's answers:
 - Brought to the model's size by the model's policy (`config.Fit`): stretched, letterboxed or padded; resized by the
   library and the filter that the model says (`config.ResizeSettings`), whose own function is the reference. An image
   that already has the size is left as it is.
+- With `decode: tensorflow`, JPEGs are decoded as TensorFlow does by default.
 - With `decode: fast`, the JPEG decoder first halves the sides of an image as long as they are at least twice those that
   it is brought to. Pixels then differ by some levels; where it lies does not.
 """
@@ -45,13 +46,13 @@ from xlaserve.config import (
     Window,
 )
 from xlaserve.errors import ImageTooLarge, InvalidArgument, InvalidImage, RequestError
-from xlaserve.images import colors
+from xlaserve.images import colors, tensorflow_jpeg
 from xlaserve.images.file_kinds import kind_of
+from xlaserve.images.fitting import bordered, fitted
 from xlaserve.images.frame import Frame, Region
 from xlaserve.images.image_input import RGB, ImageInput
 from xlaserve.images.jpeg import JpegFile
 from xlaserve.images.orientation import SIDEWAYS, TURNS, orientation
-from xlaserve.images.resizing.resize import Resized, array, by_pillow, by_tensorflow
 
 _STEP: Final = 1 << 20
 _BLOCK_VALUES: Final = 1 << 16
@@ -61,7 +62,8 @@ _MAX_JPEG_SCANS: Final = 500  # each passes over the whole image; encoders write
 _MAX_PNG_PROFILES: Final = 4  # each unpacks a thousandfold; the standard allows one
 # Taken at the peak of decoding, for each pixel, at most:
 _PIXEL_BYTES: Final = 8  # four as Pillow keeps them, and four while they are converted
-_UPRIGHT_PIXEL_BYTES: Final = 12  # and four while they are turned before they are resized
+_ARRAY_PIXEL_BYTES: Final = 14  # and six while they become an array before they are resized
+_TURNED_PIXEL_BYTES: Final = 18  # and four while they are turned before that
 _COEFFICIENT_BYTES: Final = 8  # of a JPEG of several scans, reduced or not: two for each of four components
 _WEBP_PIXEL_BYTES: Final = 20  # several canvases
 
@@ -155,55 +157,29 @@ def decode(
             f"image: expected at most {limits.max_image_bytes} encoded bytes (max_image_bytes), got {len(data)}"
         )
     shrink_to = place if decoding is Decoding.FAST else None
-    pixel_bytes = _PIXEL_BYTES if resize.library is ResizeLibrary.PILLOW else _UPRIGHT_PIXEL_BYTES
-    with _open(bytes(data), limits, hold, shrink_to, pixel_bytes) as (image, width, height, box):
-        image.load()
+    data = bytes(data)
+    with _open(data, limits, hold, shrink_to, resize.library) as (image, width, height, box):
+        source, warning = _decoded(data, image, decoding, color, grey16)
         turn = orientation(image.info)  # which a PNG may hold behind its pixels
         frame = _placed(width, height, turn, place)
-        to = _resizing(frame, turn, box)
-        is_grey16 = image.mode == "I;16"
-        opened = Image.fromarray(colors.levels(np.asarray(image), grey16)) if is_grey16 else image
-        pixels = _fitted(colors.to_mode(colors.MODES.get(color, "RGB"), opened), to, turn, resize)
-        warning = GREY16_WARNING if is_grey16 and grey16 is None else ""
-        return Decoded(colors.colored(_bordered(pixels, frame, color.channels), color), frame, warning)
+        pixels = fitted(source, frame, turn, box, resize)
+        return Decoded(colors.colored(bordered(pixels, frame, color.channels), color), frame, warning)
 
 
-def _resizing(frame: Frame, turn: int, box: Region | None) -> Resized:
-    """Returns the resizing of a decoded image once it is upright.
-
-    `box` is the part of the decoded pixels, before they are turned, that is the image; None for all of them.
-    """
-    left, top, right, bottom = frame.part
-    if box is not None:
-        width, height = box[2:] if turn not in SIDEWAYS else (box[3], box[2])
-        across, down = width / frame.width, height / frame.height
-        left, top, right, bottom = left * across, top * down, right * across, bottom * down
-    return Resized((left, top, right, bottom), frame.fitted_width, frame.fitted_height, frame.seen)
-
-
-def _fitted(image: Image.Image, to: Resized, turn: int, resize: ResizeSettings) -> NDArray[np.uint8]:
-    """Returns an image resized and upright, as `[height, width, channels]` of its mode."""
-    is_pillow = resize.library is ResizeLibrary.PILLOW
-    if is_pillow and to.is_whole:  # before the turn, which is then one of fewer pixels
-        image = by_pillow(image, to.sideways if turn in SIDEWAYS else to, resize.filter)
-        return array(image.transpose(TURNS[turn]) if turn in TURNS else image)
-    if turn in TURNS:
-        image = image.transpose(TURNS[turn])
-    return array(by_pillow(image, to, resize.filter)) if is_pillow else by_tensorflow(image, to, resize, np.uint8)
-
-
-def _bordered(pixels: NDArray[np.uint8], frame: Frame, channels: int) -> NDArray[np.uint8]:
-    """Returns the model's whole input: an image, or its levels in all channels where it has only one, and the border
-    that it does not cover, which is opaque."""
-    height, width = pixels.shape[:2]
-    if (height, width) == (frame.input_height, frame.input_width):
-        return np.broadcast_to(pixels, (height, width, channels))
-    canvas = np.empty((frame.input_height, frame.input_width, channels), np.uint8)
-    canvas[:, :, : min(3, channels)] = colors.in_channels(frame.border, channels)
-    canvas[:, :, 3:] = 255
-    top, left = max(0, frame.top), max(0, frame.left)
-    canvas[top : top + height, left : left + width] = pixels
-    return canvas
+def _decoded(
+    data: bytes, image: ImageFile, decoding: Decoding, color: Color, grey16: Grey16 | Window | None
+) -> tuple[Image.Image | NDArray[np.uint8], str]:
+    """Returns the pixels of an opened image in the mode of `color`, or in mode L, and a warning for the client."""
+    if decoding is Decoding.TENSORFLOW and isinstance(image, JpegFile) and color is not Color.RGBA:
+        levels = tensorflow_jpeg.pixels_of(data, image, is_grey=color is Color.GREY)
+        if levels is not None:
+            return levels, ""
+    image.load()
+    mode = colors.MODES.get(color, "RGB")
+    if image.mode != "I;16":
+        return colors.to_mode(mode, image), ""
+    opened = Image.fromarray(colors.levels(np.asarray(image), grey16))
+    return colors.to_mode(mode, opened), GREY16_WARNING if grey16 is None else ""
 
 
 def check_pixels(
@@ -264,7 +240,9 @@ class _Reader(io.BytesIO):
 
 
 @contextmanager
-def _open(data: bytes, limits: ImageLimits, hold: Hold, shrink_to: Place | None, pixel_bytes: int) -> Iterator[_Opened]:
+def _open(
+    data: bytes, limits: ImageLimits, hold: Hold, shrink_to: Place | None, library: ResizeLibrary
+) -> Iterator[_Opened]:
     """Yields the image with its header read and its size checked; anything that Pillow raises becomes InvalidImage.
 
     With `shrink_to`, a JPEG will be decoded to fewer pixels, where those suffice for the size that `shrink_to` gives.
@@ -295,7 +273,7 @@ def _open(data: bytes, limits: ImageLimits, hold: Hold, shrink_to: Place | None,
                 pixels = _check_size(width, height, limits)
                 box = _shrink(image, shrink_to) if shrink_to is not None else None
                 if file is not WebPImageFile:
-                    held.enter_context(hold(_decoding_bytes(image, pixels, pixel_bytes)))
+                    held.enter_context(hold(_decoding_bytes(image, pixels, library)))
                 yield _Opened(image, width, height, box)
     except (RequestError, MemoryError):
         raise
@@ -362,11 +340,17 @@ def _shrink(image: ImageFile, place: Place) -> Region | None:
     return image.shrink_on_load(_FAST_SCALE * width, _FAST_SCALE * height)
 
 
-def _decoding_bytes(image: ImageFile, pixels: int, pixel_bytes: int) -> int:
+def _decoding_bytes(image: ImageFile, pixels: int, library: ResizeLibrary) -> int:
     """Returns the bytes that it takes to decode a JPEG, perhaps to fewer pixels than it has, or a PNG.
 
-    `pixel_bytes` are taken for each decoded pixel.
+    `library` resizes it then: Pillow's own images, or arrays of those that are upright.
     """
+    if library is ResizeLibrary.PILLOW:
+        pixel_bytes = _PIXEL_BYTES
+    elif isinstance(image, JpegFile) and orientation(image.info) not in TURNS:
+        pixel_bytes = _ARRAY_PIXEL_BYTES
+    else:  # a PNG may say behind its pixels that it is to be turned
+        pixel_bytes = _TURNED_PIXEL_BYTES
     size_bytes = math.prod(image.size) * pixel_bytes
     if isinstance(image, JpegFile) and image.has_several_scans:
         size_bytes += pixels * _COEFFICIENT_BYTES

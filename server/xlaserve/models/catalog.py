@@ -10,15 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 
-from xlaserve.config import Bucket, Color, Fit, ModelSettings, ResizeLibrary, ResizeSettings
+from xlaserve.config import Bucket, Color, Decoding, Fit, ModelSettings, ResizeLibrary, ResizeSettings
 from xlaserve.config import sources as kinds
 from xlaserve.config.sources import Source
 from xlaserve.engine.causes import cause, telling_line
 from xlaserve.engine.program import IsLowered, MayBeNarrow
 from xlaserve.errors import InvalidArgument, ModelFailed
+from xlaserve.images import tensorflow_jpeg
 from xlaserve.images.frame import Frame, place
 from xlaserve.models import class_names
-from xlaserve.models.network_settings import buckets_of, check_fit, check_output_name, check_unmatched
+from xlaserve.models.network_settings import buckets_of, check_decode, check_fit, check_output_name, check_unmatched
 from xlaserve.models.networks.network import Network
 from xlaserve.models.sources import file_content, noop
 from xlaserve.models.sources.conversions import Conversions
@@ -68,6 +69,14 @@ class Model(Network):
     def resize(self) -> ResizeSettings:
         """The resizing of encoded images."""
         return self.settings.resize or self.preparation.resize
+
+    @property
+    def decode(self) -> Decoding:
+        """The decoding of JPEG images."""
+        if self.settings.decode is not None:
+            return self.settings.decode
+        own = self.preparation.decode
+        return own if own is not Decoding.TENSORFLOW or tensorflow_jpeg.is_available() else Decoding.EXACT
 
     @property
     def resize_reason(self) -> str:
@@ -133,6 +142,7 @@ def load(
         task = _labelled(network.task, settings)
         check_output_name(settings, task)
         check_fit(settings, task)
+        check_decode(settings)
     except ModelFailed:
         raise
     except Exception as error:
@@ -150,8 +160,8 @@ def load(
 def preparation(model: Model) -> str:
     """Returns in words how encoded images are fitted and resized by default, why, and how to have another."""
     return (
-        f"encoded images are fitted by {model.fit} and resized as {model.resize}, as {model.resize_reason}; set fit and"
-        " resize if its training did otherwise"
+        f"encoded images are fitted by {model.fit} and resized as {model.resize}, as {model.resize_reason}, and JPEGs"
+        f" decoded by {model.decode}; set fit, resize and decode if its training did otherwise"
     )
 
 

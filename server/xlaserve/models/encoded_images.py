@@ -16,7 +16,7 @@ def decode_for(model: Model, image: Encoded, place: Place, limits: ImageLimits) 
         image,
         place,
         limits,
-        decoding=settings.decode,
+        decoding=model.decode,
         color=model.color,
         grey16=settings.grey16,
         resize=model.resize,

@@ -141,7 +141,7 @@ class Loader:
         for doubts in (scores.measure, pixel_doubts.measure):
             for doubt in await self._compile(load.at("running a few images"), doubts, model, programs):
                 version.warn(doubt)
-        if settings.decode is Decoding.FAST:
+        if model.decode is Decoding.FAST:
             await self._measure_decoding(version, load, model, programs)
         if settings.examples is not None:
             await self._check_examples(version, load, model, programs)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from xlaserve.config import CUTS, Bucket, BucketSettings, Fit, ModelSettings
+from xlaserve.config import CUTS, Bucket, BucketSettings, Decoding, Fit, ModelSettings
 from xlaserve.engine.program import AnySize
 from xlaserve.errors import ModelFailed
+from xlaserve.images import tensorflow_jpeg
 from xlaserve.models.networks.network import Network, Size
 from xlaserve.models.task import ImageToImage, Segmentation, Task, Tensors, readings_of
 
@@ -42,6 +43,12 @@ def check_output_name(settings: ModelSettings, task: Task) -> None:
     if settings.output_name and len(task.outputs) > 1:
         names = ", ".join(output.name for output in task.outputs)
         raise ModelFailed(f"output_name: expected none, as the model has several outputs ({names})")
+
+
+def check_decode(settings: ModelSettings) -> None:
+    """Raises ModelFailed where a package for the decoding is missing."""
+    if settings.decode is Decoding.TENSORFLOW and not tensorflow_jpeg.is_available():
+        raise ModelFailed("decode: tensorflow needs simplejpeg; pip install 'simplejpeg>=1.8,<2'")
 
 
 def check_fit(settings: ModelSettings, task: Task) -> None:

@@ -162,7 +162,8 @@ class Version:
     @property
     def decode_text(self) -> str:
         """`fast (largest difference 0.012, agreement 1.000 of 8 images)`."""
-        decode, difference = self.settings.decode, self.decode_difference
+        decode = self.settings.decode if self.model is None else self.model.decode
+        difference = self.decode_difference
         return str(decode) if difference is None else f"{decode} ({difference})"
 
     @property

@@ -18,7 +18,14 @@ from PIL import Image
 from tests.server.images.encoded import FORMATS, LIMITS, LOSSLESS, UPRIGHT, chunk, decode, encode, png, webp
 from tests.server.jpegs import grey_jpeg
 
-from xlaserve.config import Decoding
+from xlaserve.config import (
+    PILLOW_BILINEAR,
+    TENSORFLOW_BILINEAR,
+    Decoding,
+    ResizeFilter,
+    ResizeLibrary,
+    ResizeSettings,
+)
 from xlaserve.errors import ImageTooLarge, InvalidImage
 from xlaserve.images.decoder import ImageLimits
 
@@ -111,11 +118,12 @@ def test_too_many_pixels_are_refused_before_any_is_allocated(data: bytes, size: 
     assert peak_bytes < 1 << 20
 
 
+LANCZOS = ResizeSettings(library=ResizeLibrary.TENSORFLOW, filter=ResizeFilter.LANCZOS5, antialias=True)
 PEAKS = """
 import sys
 from functools import partial
 from pathlib import Path
-from xlaserve.config import Decoding, Fit
+from xlaserve.config import Decoding, Fit, ResizeSettings
 from xlaserve.images.frame import place
 from xlaserve.images.decoder import ImageLimits, decode
 
@@ -136,7 +144,8 @@ def run(file):
             held.append(status("VmHWM") - self.before)
 
     where = partial(place, input_height=224, input_width=224, fit=Fit.RESIZE)
-    decode(data, where, ImageLimits(1 << 30, 1 << 30), Hold, Decoding(sys.argv[1]))
+    how = ResizeSettings.model_validate_json(sys.argv[4])
+    decode(data, where, ImageLimits(1 << 30, 1 << 30), Hold, Decoding(sys.argv[1]), resize=how)
     return held
 
 run(sys.argv[2])
@@ -191,6 +200,22 @@ def test_a_jpeg_holds_what_its_scans_and_its_reduced_pixels_take(
     assert held / 2 < taken < held + (1 << 20)
 
 
+@pytest.mark.parametrize("how", [TENSORFLOW_BILINEAR, LANCZOS], ids=str)
+@pytest.mark.parametrize("decoding", [Decoding.EXACT, Decoding.TENSORFLOW])
+@pytest.mark.parametrize(
+    ("mode", "format", "turn"),
+    [("RGB", "JPEG", 1), ("CMYK", "JPEG", 1), ("CMYK", "JPEG", 6), ("RGB", "JPEG", 6), ("RGBA", "PNG", 6)],
+)
+def test_resizing_as_tensorflow_takes_no_more_than_is_held(
+    how: ResizeSettings, decoding: Decoding, mode: str, format: str, *, turn: int, tmp_path: Path
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    data = encode(blocks(mode, 2000, 2000), format, exif=exif)
+    held, taken = peaks(data, format, decoding, tmp_path, how)
+    assert 0 < taken < held + besides(2000, 2000)
+
+
 def besides(height: int, width: int) -> int:
     """Returns the bytes that resizing to 224x224 takes besides: few beside those of the pixels, and so not held."""
     rows = 2 * height * 8  # addresses of the rows of what is decoded and converted
@@ -199,12 +224,14 @@ def besides(height: int, width: int) -> int:
     return rows + weights + between + 224 * 224 * (4 + 3) + (1 << 19)  # what is returned, and small objects
 
 
-def peaks(data: bytes, format: str, decoding: Decoding, folder: Path) -> tuple[int, int]:
+def peaks(
+    data: bytes, format: str, decoding: Decoding, folder: Path, how: ResizeSettings = PILLOW_BILINEAR
+) -> tuple[int, int]:
     """Returns the bytes that decoding says that it holds, and those that it takes, in a process of its own."""
     (small := folder / "small").write_bytes(encode(blocks("RGB", 100, 100), format))
     (large := folder / "large").write_bytes(data)
     run = subprocess.run(
-        [sys.executable, "-c", PEAKS, decoding, str(small), str(large)],
+        [sys.executable, "-c", PEAKS, decoding, str(small), str(large), how.model_dump_json()],
         env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)},  # what is freed is given back at once
         capture_output=True,
         text=True,

@@ -191,11 +191,11 @@ def test_what_is_refused_is_refused_in_the_same_words(data: bytes) -> None:
         with pytest.raises((InvalidImage, ImageTooLarge)) as refusal:
             decode(data, where, LIMITS, decoding=way)
         said.append((refusal.type, str(refusal.value)))
-    assert said[0] == said[1]
+    assert len(set(said)) == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}], ids=["4:2:0", "scans", "4:4:4"])
-def test_damage_is_refused_in_both_ways_or_in_neither(options: dict[str, Any]) -> None:
+def test_damage_is_refused_in_all_ways_or_in_none(options: dict[str, Any]) -> None:
     original = encode(photograph(96, 80), **options)
     random = np.random.default_rng(3)
     where = partial(place, input_height=8, input_width=8, fit=Fit.RESIZE)
@@ -212,7 +212,7 @@ def test_damage_is_refused_in_both_ways_or_in_neither(options: dict[str, Any]) -
                 found.append(decode(bytes(data), where, LIMITS, decoding=way).frame)
             except RequestError as refusal:
                 found.append(str(refusal))
-        assert found[0] == found[1]
+        assert found[1:] == found[:1] * 2
         refused += isinstance(found[0], str)
     assert 0 < refused < 300, "damage that is never or always noticed tries only half of it"
 
@@ -246,6 +246,6 @@ def test_what_is_held_is_told_by_the_header(data: bytes, exact: int, fast: int) 
             pass
 
     where = partial(place, input_height=50, input_width=100, fit=Fit.RESIZE)
-    for way in Decoding:
+    for way in (Decoding.EXACT, Decoding.FAST):
         decode(data, where, LIMITS, Hold, way)
     assert held == [exact, fast]

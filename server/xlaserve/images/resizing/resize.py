@@ -71,14 +71,14 @@ def by_pillow(image: Image.Image, to: Resized, how: ResizeFilter) -> Image.Image
     return image.resize((x_end - x, y_end - y), _PILLOW[how], box)
 
 
-def by_tensorflow(image: Image.Image, to: Resized, how: ResizeSettings, dtype: type[Value]) -> NDArray[Value]:
-    """Returns the window of an image of mode L, RGB or RGBA as `[height, width, channels]`.
+def by_tensorflow(image: NDArray[np.uint8], to: Resized, how: ResizeSettings, dtype: type[Value]) -> NDArray[Value]:
+    """Returns the window of an image, both `[height, width, channels]`.
 
     TensorFlow's own results are float32: as uint8 they are rounded, half to even, and clipped.
     """
     left, top, right, bottom = to.part
     across, down = round(left), round(top)
-    pixels = array(image)[down : math.ceil(bottom), across : math.ceil(right)]
+    pixels = image[down : math.ceil(bottom), across : math.ceil(right)]
     window = to.window
     if pixels.shape[:2] == (to.height, to.width) and how.filter not in _BLURS:
         return pixels[window.top : window.bottom, window.left : window.right].astype(dtype, copy=False)
@@ -89,7 +89,12 @@ def by_tensorflow(image: Image.Image, to: Resized, how: ResizeSettings, dtype: t
     return out
 
 
-def array(image: Image.Image) -> NDArray[np.uint8]:
-    """Returns the pixels of an image of mode L, RGB or RGBA as `[height, width, channels]`."""
+def array(image: Image.Image | NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Returns the pixels of an image of mode L, RGB or RGBA as `[height, width, channels]`; an array as it is."""
     pixels: NDArray[np.uint8] = np.asarray(image)
     return pixels if pixels.ndim == 3 else pixels[:, :, np.newaxis]
+
+
+def picture(pixels: NDArray[np.uint8]) -> Image.Image:
+    """Returns the image of what `array` returned."""
+    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)

@@ -128,7 +128,8 @@ def _store(values: Floats, out: NDArray[Any]) -> None:
 
 
 def _flat(pixels: Pixels) -> NDArray[np.uint8]:
-    return pixels.reshape(len(pixels), -1)
+    """Returns the rows of an image, in one piece: `take` would copy a part of a larger one as a whole each time."""
+    return np.ascontiguousarray(pixels.reshape(len(pixels), -1))
 
 
 def _spread(places: NDArray[np.intp], channels: int) -> NDArray[np.intp]:

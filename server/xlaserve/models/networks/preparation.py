@@ -29,7 +29,9 @@ class Preparation(NamedTuple):
 UNKNOWN: Final = Preparation()
 """The defaults where a source says nothing."""
 
-KERAS: Final = Preparation(TENSORFLOW_BILINEAR, reason="Keras's image_dataset_from_directory and Resizing layer do")
+KERAS: Final = Preparation(
+    TENSORFLOW_BILINEAR, decode=Decoding.TENSORFLOW, reason="Keras's image_dataset_from_directory does"
+)
 """The defaults of Keras, which most models are trained with that are saved by it."""
 
 TEACHABLE_MACHINE: Final = Preparation(

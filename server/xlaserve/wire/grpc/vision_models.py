@@ -47,7 +47,7 @@ def model(version: Version, shadows: Mapping[Pair, Findings]) -> pb.Model:
             pb.Demand(height=height, width=width, images=demand)
             for (height, width), demand in (live.demand.items() if live else ())
         ],
-        decode=settings.decode,
+        decode=loaded.decode if loaded else "",
         decode_difference=None
         if version.decode_difference is None
         else _difference(settings.effective_default_mode, version.decode_difference),

@@ -242,7 +242,7 @@ def _decoded(sides: tuple[Side, Side], images: Sequence[Encoded], limits: ImageL
             served.inputs,
             served.model.fit,
             served.model.resize,
-            served.settings.decode,
+            served.model.decode,
             served.model.image.color,
             served.settings.grey16,
         )
@@ -256,7 +256,7 @@ def _decoded(sides: tuple[Side, Side], images: Sequence[Encoded], limits: ImageL
             image,
             served.place,
             limits,
-            decoding=settings.decode,
+            decoding=model.decode,
             color=model.color,
             grey16=settings.grey16,
             resize=model.resize,

@@ -91,10 +91,17 @@ class World:
         task: Task | None = None,
         size: tuple[int, int] = (4, 6),
         fit: Fit = Fit.RESIZE,
+        decode: Decoding | None = None,
         image: ImageInput = RGB,
     ) -> Served:
         settings = ModelSettings(
-            name="m", source="builtin:noop", version=version, modes=(Mode.XLA, Mode.GRAPH), shadow=shadow, fit=fit
+            name="m",
+            source="builtin:noop",
+            version=version,
+            modes=(Mode.XLA, Mode.GRAPH),
+            shadow=shadow,
+            fit=fit,
+            decode=decode,
         )
         buckets, task = (Bucket(4, *size),), task or Classification(10)
         model = Model(cast(Any, None), size, task, "random", image=image, settings=settings, buckets=buckets)
@@ -226,8 +233,7 @@ async def test_encoded_images_are_decoded_as_each_version_takes_them(world: Worl
 
 async def test_a_version_that_decodes_fast_is_compared_as_it_answers(world: World) -> None:
     world.served = world.add("1", ShadowSettings(version="2", share=1.0))
-    shadow = world.add("2")
-    shadow.version.settings = shadow.settings.model_copy(update={"decode": Decoding.FAST})
+    world.add("2", decode=Decoding.FAST)
     ran: list[Images] = []
 
     def answer(mode: Mode, images: Images) -> Outputs:

@@ -1,0 +1,59 @@
+"""Fitting: a decoded image turned upright, resized and given its border, as its frame says."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from xlaserve.config import ResizeLibrary, ResizeSettings
+from xlaserve.images import colors
+from xlaserve.images.frame import Frame, Region
+from xlaserve.images.orientation import SIDEWAYS, TURNS
+from xlaserve.images.resizing.resize import Resized, array, by_pillow, by_tensorflow, picture
+
+
+def fitted(
+    source: Image.Image | NDArray[np.uint8], frame: Frame, turn: int, box: Region | None, resize: ResizeSettings
+) -> NDArray[np.uint8]:
+    """Returns a decoded image resized and upright, as `[height, width, channels]` of its mode.
+
+    `box` is the part of the decoded pixels, before they are turned, that is the image; None for all of them.
+    """
+    to = _resizing(frame, turn, box)
+    is_pillow = resize.library is ResizeLibrary.PILLOW
+    if not is_pillow and turn not in TURNS:
+        return by_tensorflow(array(source), to, resize, np.uint8)
+    image = source if isinstance(source, Image.Image) else picture(source)
+    if is_pillow and to.is_whole:  # before the turn, which is then one of fewer pixels
+        image = by_pillow(image, to.sideways if turn in SIDEWAYS else to, resize.filter)
+        return array(image.transpose(TURNS[turn]) if turn in TURNS else image)
+    if turn in TURNS:
+        image = image.transpose(TURNS[turn])
+    return (
+        array(by_pillow(image, to, resize.filter)) if is_pillow else by_tensorflow(array(image), to, resize, np.uint8)
+    )
+
+
+def bordered(pixels: NDArray[np.uint8], frame: Frame, channels: int) -> NDArray[np.uint8]:
+    """Returns the model's whole input: an image, or its levels in all channels where it has only one, and the border
+    that it does not cover, which is opaque."""
+    height, width = pixels.shape[:2]
+    if (height, width) == (frame.input_height, frame.input_width):
+        return np.broadcast_to(pixels, (height, width, channels))
+    canvas = np.empty((frame.input_height, frame.input_width, channels), np.uint8)
+    canvas[:, :, : min(3, channels)] = colors.in_channels(frame.border, channels)
+    canvas[:, :, 3:] = 255
+    top, left = max(0, frame.top), max(0, frame.left)
+    canvas[top : top + height, left : left + width] = pixels
+    return canvas
+
+
+def _resizing(frame: Frame, turn: int, box: Region | None) -> Resized:
+    """Returns the resizing of a decoded image once it is upright."""
+    left, top, right, bottom = frame.part
+    if box is not None:
+        width, height = box[2:] if turn not in SIDEWAYS else (box[3], box[2])
+        across, down = width / frame.width, height / frame.height
+        left, top, right, bottom = left * across, top * down, right * across, bottom * down
+    return Resized((left, top, right, bottom), frame.fitted_width, frame.fitted_height, frame.seen)
