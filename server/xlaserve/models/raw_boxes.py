@@ -25,6 +25,8 @@ class RawBoxes(NamedTuple):
     comment: str = ""
     is_certain: bool = False
     """Whether no other model is known to have such outputs."""
+    preprocess: str = ""
+    """The setting of that name that its family has; empty where there is none."""
     output_names: Mapping[str, str] | None = None
     """The setting of that name, where shapes don't tell which output is which."""
 
@@ -58,7 +60,7 @@ def _of_two(  # noqa: PLR0911 - one each
     if boxes != others or (boxes is not None and boxes < MIN_BOXES):
         return None
     if {*rows.values()} == BLAZEFACE:
-        return RawBoxes("blazeface", "with preprocess: tf, as MediaPipe scales pixels", is_certain=True)
+        return RawBoxes("blazeface", "the outputs of MediaPipe's face detectors", is_certain=True, preprocess="tf")
     widths = {name: numbers for name, (_, numbers) in rows.items()}
     if BINS in widths.values():
         return RawBoxes("yolov8", "if these are its boxes before decoding")

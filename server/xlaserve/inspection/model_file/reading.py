@@ -79,7 +79,9 @@ def _size(image: ImageInput | None) -> tuple[int, int] | None:
 
 
 def _raw_boxes(raw: RawBoxes, outputs: Sequence[Tensor], labels: str) -> Reading:
-    lines = [Line("box_decoding", raw.setting, raw.comment, True)]
+    lines = [Line("box_decoding", raw.setting, raw.comment, not raw.is_certain)]
+    if raw.preprocess:
+        lines.append(Line("preprocess", raw.preprocess, "as in its family", not raw.is_certain))
     if raw.output_names is not None:
         lines.append(Line("output_names", raw.output_names, "which is which", True))
     lines.append(Line(LABELS, labels, "the names of the classes, without the background, one a line", True))

@@ -51,6 +51,8 @@ def plan(found: Description) -> Plan:
     preprocessing = [*_preprocessing(found)]
     reorders = any(line.value == "caffe" for line in preprocessing)  # to BGR
     outputs = reading.read(found.outputs, image, _labels(found.path))
+    if any(line.field == "preprocess" for line in outputs.lines):
+        preprocessing = []
     lines = [
         Line("name", sources.name_at(found.path)),
         Line("source", _source(found.path)),

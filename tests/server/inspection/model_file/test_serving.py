@@ -229,3 +229,31 @@ def test_json_has_the_same_as_the_comments() -> None:
     assert shown["settings"] == {"name": "net", "source": "nets/net.h5"}
     assert set(shown["questions"]) == {"preprocess", "labels", "color"}
     assert (shown["parameters"], shown["written_by"], shown["refusal"]) == (12, "Keras 3.0", "")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "side", "field", "value", "is_open"),
+    [
+        ((output(896, 16), output(896, 1, name="faces")), 128, "box_decoding", "blazeface", False),
+        ((output(896, 16), output(896, 1, name="faces")), 128, "preprocess", "tf", False),
+        ((output(5376, 8), output(5376, 2, name="two")), 128, "output_names", {"boxes": "out", "scores": "two"}, True),
+        ((output(1917, 4), output(1917, 91, name="classes")), 300, "box_decoding", "ssd", True),
+        ((output(12276, 4), output(12276, 3, name="classes")), 256, "box_decoding", "retinanet", True),
+        ((output(84, 1344),), 256, "box_decoding", "yolo", True),
+        ((output(4032, 85),), 256, "box_decoding", {"kind": "yolo", "has_objectness": True}, True),
+        ((output(1344, 64), output(1344, 80, name="classes")), 256, "box_decoding", "yolov8", True),
+        ((output(40, 11, activation="softmax"),), 64, "task", "sequence", True),
+        ((output(17, 3),), 64, "keypoint_format", "rel_xy", True),
+    ],
+)
+def test_what_outputs_may_be_is_a_line_to_paste(
+    outputs: tuple[Tensor, ...], side: int, field: str, value: Any, is_open: bool
+) -> None:
+    pixels = Tensor("photo", (None, side, side, 3))
+    (line,) = [one for one in plan(described(*outputs, inputs=(pixels,))).lines if one.field == field]
+    assert (line.value, line.is_open) == (value, is_open)
+
+
+def test_objects_that_are_found_already_are_no_raw_boxes() -> None:
+    fields = {line.field for line in plan(described(output(100, 4), output(100, 80, name="classes"))).lines}
+    assert "box_decoding" not in fields

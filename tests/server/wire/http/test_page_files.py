@@ -165,7 +165,11 @@ class State:
                 "maps": [{"counts": [{"index": 0, "label": self.label, "pixels": 50}], "height": 10, "width": 10}]
             },
             "embed": {"embeddings": [{"values": [0.6, 0.8]}]},
-            "transcribe": {"transcriptions": [{"text": self.label, "score": 0.5, "categories": []}]},
+            "transcribe": {
+                "transcriptions": [
+                    {"text": self.label, "score": 0.5, "categories": [{"index": 0, "label": self.label, "score": 0.75}]}
+                ]
+            },
             "locate": {"results": [{"keypoints": [{"index": 0, "label": self.label, "score": 0.5, "x": 1.5, "y": 2}]}]},
             "transform": {"images": [{"height": 320, "width": 480, "png": ""}]},
         }
@@ -360,6 +364,19 @@ def test_an_image_that_the_model_makes_takes_the_place_of_the_one_that_was_sent(
     page.wait_for("document.querySelector('#picture').naturalWidth === 480")
     assert page.evaluate("document.querySelector('#picture').alt").startswith("What denoiser makes of the image")
     assert {accept for _, accept, _ in state.posts} == {"application/json", "image/png"}
+
+
+@pytest.mark.parametrize(
+    ("task", "title", "finding"),
+    [("sequence", "cat, score 0.5", "cat\n0.75"), ("keypoints", "1 keypoint", "cat\n0.5 at 1.5, 2")],
+)
+def test_texts_and_keypoints_are_shown(state: State, page: Page, task: str, title: str, finding: str) -> None:
+    state.models[:] = [state.model("reader", task=task)]
+    is_shown(page, "reader, version 1")
+    page.drop(SAMPLES / "shapes" / "circle_square_triangle.jpg", "#drop")
+    is_shown(page, title)
+    assert finding in page.text("#findings")
+    assert any(accept == "image/png" for _, accept, _ in state.posts) == (task == "keypoints")
 
 
 def test_everything_can_be_done_with_the_keyboard(state: State, page: Page) -> None:
