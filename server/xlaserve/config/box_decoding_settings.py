@@ -53,7 +53,8 @@ class BoxDecoding(Frozen):
     order: Literal["xywh", "yxhw"] | None = None
     """The order of the offsets: `yxhw` by default for `ssd`, as in TensorFlow's Object Detection API, else `xywh`."""
     background: Literal["first", "last", "none"] | None = None
-    """The score of no object, which is no class of the answers: `first` by default for `ssd`, else `none`."""
+    """The score of no object, which is no class of the answers: `first` by default for `ssd`, else `none`. If the first
+    of the labels is `background`, it stays a class, of which no object is."""
     bins: int = Field(16, ge=2)
     """For `yolov8`: how many bins there are for each side."""
     format: BoxFormat = "center_xywh"

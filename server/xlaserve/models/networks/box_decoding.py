@@ -30,8 +30,10 @@ def decoded(outputs: Mapping[str, TensorShape], settings: ModelSettings, decodin
         settings = settings.model_copy(update={"activation": "sigmoid"})
     outputs, join = _joined(outputs, decoding)
     classes, split = _split(outputs, settings, decoding)
-    has_background = _background(decoding) != "none"
-    task = Detection(classes - has_background, max_detections=settings.max_detections)
+    background = _background(decoding)
+    is_labelled = class_names.has_background(settings.labels) and background != "last"  # and then stays a class
+    is_dropped = background == "last" or (background == "first" and not is_labelled)
+    task = Detection(classes - is_dropped, max_detections=settings.max_detections)
     if task.classes < 1:
         raise ModelFailed(f"box_decoding.background: expected none, as there is a score of {classes} class alone")
 
@@ -40,11 +42,10 @@ def decoded(outputs: Mapping[str, TensorShape], settings: ModelSettings, decodin
         scores = activated(scores, settings)
         if decoding.has_objectness:
             scores = activated(given[..., 4:5], settings) * scores
-        match _background(decoding):
-            case "first":
-                scores = scores[..., 1:]
-            case "last":
-                scores = scores[..., :-1]
+        if is_dropped:
+            scores = scores[..., 1:] if background == "first" else scores[..., :-1]
+        elif is_labelled:
+            scores = tf.concat((tf.zeros_like(scores[..., :1]), scores[..., 1:]), axis=-1)
         found = _boxes(tf.cast(given, tf.float32), decoding, images)
         return boxes.suppress(
             found,

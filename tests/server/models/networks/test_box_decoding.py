@@ -112,6 +112,18 @@ def test_offsets_of_ssd_are_from_its_anchors(order: str, background: str) -> Non
     assert chosen.task == Detection(4 - (background != "none"), max_detections=MOST)
 
 
+def test_a_background_among_the_labels_stays_a_class_without_objects() -> None:
+    for background, decoding in (("first", SMALL_SSD), ("none", {"kind": "retinanet"})):
+        names: dict[str, Any] = {"labels": ["background", "cat"], "output_names": {"boxes": "a", "scores": "b"}}
+        count = len(anchors(BoxDecoding.model_validate(decoding), HEIGHT, WIDTH))
+        chosen = head({"a": [None, count, 4], "b": [None, count, 2]}, {**decoding, "background": background}, **names)
+        assert chosen.task == Detection(2, max_detections=MOST)
+        scores = np.full((1, count, 2), [0.9, 0.1], np.float32)
+        scores[0, 5, 1] = 0.8
+        _, _, classes, found = chosen.finish({"a": tf.zeros((1, count, 4)), "b": tf.constant(scores)}, PIXELS)
+        assert (int(found[0]), int(classes[0, 0])) == (1, 1)
+
+
 def test_outputs_are_told_by_their_shapes_and_may_have_a_side_of_one() -> None:
     found = anchors(BoxDecoding.model_validate({"kind": "retinanet"}), HEIGHT, WIDTH).astype(np.float64)
     rng = np.random.default_rng(2)
