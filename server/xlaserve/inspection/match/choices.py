@@ -11,6 +11,7 @@ from typing import Any, Final
 from xlaserve.config import Color, Decoding, Fit, ResizeFilter, ResizeLibrary, ResizeSettings, sources
 from xlaserve.config.image_settings import CUTS
 from xlaserve.config.resize_settings import FILTERS
+from xlaserve.images import tensorflow_jpeg
 from xlaserve.models.catalog import Model
 from xlaserve.models.task import Classification, ImageToImage, Segmentation, readings_of
 
@@ -129,8 +130,9 @@ def _resize(model: Model) -> Choice:
 
 def _decode(model: Model) -> Choice:
     """No notebook decodes as `fast` does, so that this is tried only where the model has it."""
-    own = model.settings.decode
-    return _choice("decode", Part.PLACE, own, own, Decoding.EXACT)
+    own = model.decode
+    others = (Decoding.TENSORFLOW, Decoding.EXACT) if tensorflow_jpeg.is_available() else (Decoding.EXACT,)
+    return _choice("decode", Part.PLACE, own, own, *others)
 
 
 def _activation(model: Model) -> Choice:
