@@ -11,7 +11,7 @@ import pytest
 from tests.fakes import Clock
 
 from xlaserve.admission.caller import CURRENT, Caller, Role
-from xlaserve.config import Bucket, Mode, ModelSettings
+from xlaserve.config import Bucket, Decoding, Mode, ModelSettings
 from xlaserve.engine.batching.costs import Turn
 from xlaserve.engine.batching.model_queues import Live
 from xlaserve.engine.batching.observed import Observed
@@ -98,6 +98,7 @@ class House:
                 calibrated="",
                 pixels="[n, 4, 6, 3] rgb",
                 fit="resize",
+                decode=Decoding.EXACT,
                 reason="",
                 is_narrow=False,
             ),
