@@ -315,9 +315,9 @@ class ModelMetadataResponse(_message.Message):
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelMetadataResponse.TensorMetadata]: ...
     @_builtins.property
     def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """source, weights, task, inputs (the names of all), fit, decode, pixel_range, precision, modes, default_mode, buckets,
-        max_message_bytes (the most that the server takes in one request). Where there are any: auto, the mode that it runs
-        each bucket in, and lowerings.
+        """source, weights, task, inputs (the names of all), fit, resize, decode, pixel_range, precision, modes, default_mode,
+        buckets, max_message_bytes (the most that the server takes in one request). Where there are any: auto, the mode that
+        it runs each bucket in, lowerings, and resize_reason, why images are resized so by default.
         """
 
     def __init__(

@@ -398,6 +398,7 @@ def test_a_model_describes_itself(oip: GRPCInferenceServiceStub) -> None:
         "inputs": "pixels,image",
         "pixels": "[n, 32, 32, 3] rgb",
         "fit": "resize",
+        "resize": "pillow bilinear, antialiased",
         "decode": "exact",
         "pixel_range": "0..255",
         "precision": "float32",
