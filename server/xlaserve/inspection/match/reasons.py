@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -20,13 +20,13 @@ from xlaserve.models.task import Detection, Task
 
 CLOSE: Final = 0.1
 """The largest difference of answers that other resizing makes, as a rule."""
-MOST_ORDERED: Final = 64
+MOST_ORDERED: Final = 20
 """Images of which the order is looked at."""
 _MOST_NUMBERS: Final = 1 << 16
 _MAX_NAMED: Final = 4
 
 
-def other_order(answers: Answers, candidates: Sequence[Changes]) -> Changes | None:
+def other_order(answers: Answers, candidates: Iterable[Changes]) -> Changes | None:
     """Returns settings with which the answers are the expected ones, but those of other images; None without such.
 
     As where a data set was shuffled after its names were listed.

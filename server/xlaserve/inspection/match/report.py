@@ -16,6 +16,8 @@ from xlaserve.inspection.match.search import Found, Result
 
 SPREADS: Final = 5.0
 """Expected answers that are less than a fifth of the largest number apart make the limit smaller, in proportion."""
+USUAL: Final = 4
+"""Values of each setting that are looked at where outputs may be in another order."""
 MIN_AGREEMENT: Final = 0.95
 """The least agreement of settings that are near."""
 
@@ -49,11 +51,7 @@ def report(result: Result, answers: Answers, most: float) -> Report:
         lines = [f"these settings give the expected outputs nearly: {difference}", tried, *nearest]
         return Report(lines, _entry(answers, best.changes))
     lines = ["no settings give the expected outputs", tried, *nearest]
-    usual = next(combinations(answers.choices))
-    levels = combinations(tuple(choice for choice in answers.choices if choice.part is not Part.PLACE))
-    order = reasons.other_order(
-        answers, [*(found.changes for found in result.nearest), *({**usual, **one} for one in levels)]
-    )
+    order = reasons.other_order(answers, [*(found.changes for found in result.nearest), *_usual(answers)])
     if order is None:
         return Report([*lines, *reasons.reasons(best, answers.examples, most)], None)
     lines.append(
@@ -61,6 +59,16 @@ def report(result: Result, answers: Answers, most: float) -> Report:
         " than the files, as where a data set was shuffled (shuffle=False keeps its order)"
     )
     return Report(lines, None)
+
+
+def _usual(answers: Answers) -> Iterator[Changes]:
+    """Yields every scale, colour and activation with the most usual places of pixels."""
+    usual = next(combinations(answers.choices))
+    of_places = [choice for choice in answers.choices if choice.part is Part.PLACE]
+    places = [{choice.field: value} for choice in of_places for value in choice.values[1:USUAL]]
+    levels = [*combinations(tuple(choice for choice in answers.choices if choice.part is not Part.PLACE))]
+    for place in ({}, *places):
+        yield from ({**usual, **place, **one} for one in levels)
 
 
 def _entry(answers: Answers, changes: Changes) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from xlaserve.programs.tf.device import Device
 Pixels = NDArray[Any]
 Networks = Callable[..., Path]
 SIZE = (SIDE, SIDE)
+BY_PILLOW = {"resize": {"library": "pillow", "filter": "bilinear"}, "decode": "exact"}
+"""What `load_img` does, and what files of Keras have no default for."""
 
 
 @pytest.fixture(autouse=True)
@@ -165,6 +167,7 @@ def test_the_settings_of_a_notebook_are_found(  # noqa: PLR0917 - cases and fixt
     assert model == {
         "name": model["name"],
         "source": str(network),
+        **BY_PILLOW,
         **fields,
         "examples": {"folder": str(photos)},
     }
@@ -188,11 +191,11 @@ def test_a_data_set_is_met_up_to_the_fractions_of_levels(  # noqa: PLR0917 - cas
     np.savez(tmp_path / "predictions.npz", files=names, scores=scores)
     status, said, model = match(networks(), photos, tmp_path / "predictions.npz", capsys)
     assert (status, "nearly" in said) == (0, True)
-    of_tensorflow = {"library": "tensorflow", "filter": "bilinear"}
-    assert {name: model.get(name) for name in ("preprocess", "resize", "fit")} == {
+    assert {name: model.get(name) for name in ("preprocess", "resize", "fit", "decode")} == {
         "preprocess": "unit",
-        "resize": of_tensorflow,
+        "resize": None,  # the default of files that Keras has saved
         "fit": None,
+        "decode": None,
         **fields,
     }
 
