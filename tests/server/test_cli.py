@@ -158,7 +158,7 @@ def test_the_help_of_serve_explains_every_field_with_its_choices_and_its_default
     assert "batch_dependence {single,refuse,allow} Treatment of a model" in words
     assert "The largest candidate. Candidates are" in words
     # Choices of what may be left out or is a list, values of other types, and defaults that are lists.
-    assert "fit {resize,letterbox,pad,reject} How" in words
+    assert "fit {resize,letterbox,pad,crop,center_crop,reject} How" in words
     assert "modes [{eager,graph,xla,autocluster,openvino,auto},...] The modes" in words
     assert "bucket in the fastest. [xla]" in words
     assert "--max-connection-idle-s X" in words
