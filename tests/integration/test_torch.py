@@ -27,6 +27,38 @@ images = ((pixels - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]).transpose(0,
 with torch.no_grad():
     np.save("scores.npy", model(torch.from_numpy(images.copy())).numpy())
 """
+EXPORT_CONSTANT = """
+import numpy as np
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(3, 8, 3)
+        self.norm = torch.nn.BatchNorm2d(8)
+        self.norm.running_mean.normal_()
+
+    def forward(self, images):
+        weights = torch.tensor([1.0, 2, 3, 4, 5, 6, 7, 8])  # which is lifted out of the code
+        return self.norm(self.convolution(images)).mean((2, 3)) * weights
+
+
+model = Net().eval()
+images = torch.randn(2, 3, 16, 16)
+program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+torch.export.save(program, "net.pt2")
+np.savez("asked.npz", images=images.numpy(), wanted=model(images).detach().numpy())
+"""
+ASK_IMPORTED = """
+import numpy as np
+import tensorflow as tf
+
+asked = np.load("asked.npz")
+serve = tf.saved_model.load("net").signatures["serving_default"]
+(got,) = serve(tf.constant(asked["images"].transpose(0, 2, 3, 1))).values()
+np.testing.assert_allclose(got, asked["wanted"], atol=1e-4)
+"""
 missing = [name for name in ("torch", "torchax", "torchvision") if importlib.util.find_spec(name) is None]
 
 
@@ -49,3 +81,13 @@ def test_a_server_answers_as_torch_does(tmp_path: Path, start_server: StartServe
             for count in (1, 3, 5):
                 scores = client.infer(PIXELS[:count], model="resnet18", mode=mode).scores
                 np.testing.assert_allclose(scores, wanted[:count], atol=1e-4)
+
+
+@pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
+def test_constants_that_torch_lifts_out_of_the_code_are_not_taken_for_weights(tmp_path: Path) -> None:
+    for command in (
+        ["-c", EXPORT_CONSTANT],
+        ["-m", "xlaserve", "import", "net.pt2"],
+        ["-c", ASK_IMPORTED],
+    ):
+        subprocess.run([sys.executable, *command], cwd=tmp_path, timeout=200, check=True)

@@ -6,6 +6,7 @@ torchax has JAX do PyTorch's operations. It is a program of its own: PyTorch and
 from __future__ import annotations
 
 import sys
+import traceback
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,8 @@ import torch
 import torchax.export
 from jax import export
 from jax import numpy as jnp
+
+from xlaserve.engine.causes import cause
 
 PLATFORMS: Final = ("cpu", "cuda")
 OF_XLA: Final = (2, 3, 1, 0)
@@ -35,6 +38,7 @@ def convert(file: Path, exported: Path, weights: Path) -> None:
     if len(inputs) != 1:
         raise ValueError(f"expected a program of one input, the image, got one of {len(inputs)}")
     values, function = torchax.export.exported_program_to_jax(program)
+    values = _in_order(values, program.graph_signature)
 
     def forward(kept: Any, image: Any) -> Any:
         values = [jnp.permute_dims(value, OF_TORCH) if value.ndim == 4 else value for value in kept]
@@ -46,5 +50,24 @@ def convert(file: Path, exported: Path, weights: Path) -> None:
     np.savez(weights, *map(np.asarray, values))
 
 
+def _in_order(values: list[Any], signature: Any) -> list[Any]:
+    """Returns a program's weights in the order in which it takes them.
+
+    torchax has the constants that PyTorch has lifted out of the code last, and programs take them before buffers.
+    """
+    names = [*signature.parameters, *signature.buffers, *signature.lifted_tensor_constants]
+    by_name = dict(zip(names, values, strict=True))
+    return [by_name[spec.target] for spec in signature.input_specs if spec.target is not None]
+
+
+def main() -> None:
+    """Converts the file that the command names; where that fails, stderr ends with the cause, in one line."""
+    try:
+        convert(*map(Path, sys.argv[1:]))
+    except Exception as error:  # of any kind: PyTorch's and JAX's own
+        traceback.print_exc()
+        sys.exit(f"\n{type(error).__name__}: {cause(error)}")
+
+
 if __name__ == "__main__":
-    convert(*map(Path, sys.argv[1:]))
+    main()
