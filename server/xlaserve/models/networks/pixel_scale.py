@@ -33,8 +33,11 @@ def of_program(program: Program, bucket: Bucket) -> float | None:
 def pixel_scale(function: Any) -> float | None:
     """Returns the mean factor for the levels of a concrete function of pixels; None where it can't be read."""
     reader = _Reader()
-    spec, *_ = function.inputs
-    read = tf.function(lambda pixels: replay(function, reader.read, pixels), autograph=False)
+    inputs = function.inputs[: len(function.inputs) - len(function.captured_inputs)]
+    if len(inputs) != 1:
+        return None
+    (spec,) = inputs
+    read = tf.function(lambda pixels: replay(function, reader.read, [pixels]), autograph=False)
     with suppress(Exception):  # a graph may hold anything
         read.get_concrete_function(tf.TensorSpec(spec.shape, spec.dtype))
     return reader.scale
