@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -14,10 +14,10 @@ import pytest
 from xlaserve.config import Bucket, Mode, PixelRange
 from xlaserve.engine.batching.lanes import Lanes, Share
 from xlaserve.engine.batching.worker import Batch, Run, Worker, gather
-from xlaserve.engine.inputs import RGB_IMAGE, Images, Inputs
+from xlaserve.engine.inputs import RGB_IMAGE, Images, Inputs, pixels
 from xlaserve.engine.program import Compilation, Outputs, run_batch
 from xlaserve.engine.request import Result
-from xlaserve.images.image_input import RGB
+from xlaserve.images.image_input import RGB, ImageInput
 from xlaserve.models.task import Task
 from xlaserve.models.version import Served
 
@@ -139,11 +139,24 @@ class FakeProgram:
         return self._compilation(mode, bucket)
 
 
+def of_one_image(image: ImageInput = RGB) -> dict[str, Any]:
+    """Returns what a model that takes one image says of its inputs."""
+    inputs = pixels(image.channels)
+    return {
+        "image": image,
+        "color": image.color,
+        "inputs": inputs,
+        "others": (),
+        "names": tuple(each.name for each in inputs),
+        "is_of_one_image": True,
+    }
+
+
 def served_with(task: Task, side: int = 32) -> Served:
     """Returns a model of `task` that takes images of `side` x `side` pixels, as far as requests look at it."""
     names = {"name": "m", "version": "1", "input_name": "", "output_name": ""}
     settings = SimpleNamespace(**names, pixel_range=PixelRange.LEVELS, strict_parameters=False)
-    model = SimpleNamespace(task=task, image=RGB, color=RGB.color)
+    model = SimpleNamespace(task=task, **of_one_image())
     return cast(Served, SimpleNamespace(settings=settings, model=model, inputs=frozenset({(side, side)})))
 
 

@@ -16,21 +16,29 @@ from numpy.typing import NDArray
 
 from xlaserve.admission.image_memory import ImageMemory
 from xlaserve.admission.shared_counts import SharedCounts
-from xlaserve.config import Bucket, Mode, PixelRange, Settings
+from xlaserve.config import Bucket, Mode, Settings
 from xlaserve.engine.buckets.demand import Resolution
-from xlaserve.engine.inputs import Images, Inputs, Rows, empty, selected
+from xlaserve.engine.inputs import Images, Inputs, Rows, empty, row_bytes, selected
 from xlaserve.engine.model_engine import Ticket
 from xlaserve.engine.program import Outputs
 from xlaserve.engine.request import DEFAULT_PRIORITY, BatchRows, EncodedRequest, EngineRequest, Result, check_row_shapes
 from xlaserve.engine.timings import Timings
 from xlaserve.engine.trace_context import TraceContext, TracedBatch
-from xlaserve.errors import InvalidArgument, RequestError
-from xlaserve.images.decoder import Encoded, ImageLimits, Place, check_pixels, decode, of_images
+from xlaserve.images.decoder import Encoded, ImageLimits, decode, of_images
 from xlaserve.images.frame import Frame, whole, within
-from xlaserve.images.image_input import RGB, ImageInput
 from xlaserve.images.threads import DecodingThreads
 from xlaserve.models.version import Served
 from xlaserve.programs.tf.device import usable_cores
+from xlaserve.request_decoding import RowDecoder
+from xlaserve.request_inputs import (
+    ARRAYS,
+    Array,
+    Given,
+    check_colors,
+    check_others,
+    check_size,
+    size_of,
+)
 
 MAX_INLINE_BYTES: Final = 2**19
 """Bytes of outputs that are put together on the event loop; four times as many take about a millisecond."""
@@ -65,55 +73,13 @@ class Drawn:
     max_side: int
 
 
-class Readable(Protocol):
-    """An array, or what `numpy.asarray` makes one of. Plain data, which can be pickled."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the array."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the array."""
-
-    def __array__(self) -> NDArray[Any]:
-        """Returns the array. May raise InvalidArgument."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """Pixels that are read and checked on a thread, as that takes too long for the event loop."""
-
-    pixels: Readable
-    """The array, in a shape that `image` takes."""
-    pixel_range: PixelRange
-    image: ImageInput = RGB
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """`[n, height, width, channels]`. Raises InvalidArgument for another shape."""
-        return self.image.arranged_shape(self.pixels.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the array."""
-        return self.pixels.nbytes
-
-    def __len__(self) -> int:
-        return self.pixels.shape[0]
-
-    def check(self) -> Images:
-        """Reads the pixels and checks them as `decoder.check_pixels` does. Raises InvalidArgument."""
-        return check_pixels(np.asarray(self.pixels), self.pixel_range, self.image)
-
-
 class Request(NamedTuple):
     """A client's request, from any protocol."""
 
     mode: str
     """The mode to run in; empty for the model's default."""
-    images: Images | Pending | Sequence[Encoded]
-    """Pixels `[n, height, width, channels]` that passed `decoder.check_pixels`, or encoded images; at least one."""
+    images: Given
+    """The model's first input."""
     deadline: float
     """When it has to be answered, in seconds of the clock."""
     rendering: Rendering | Drawn | None = None
@@ -121,10 +87,15 @@ class Request(NamedTuple):
     """A key of `engine.request.WEIGHTS`."""
     trace: TraceContext | None = None
     """The span of its call, where that is recorded."""
+    others: tuple[Given, ...] = ()
+    """The model's other inputs, in its order, with as many rows as the first."""
 
-    def with_rows(self, rows: Rows, mode: Mode) -> EngineRequest:
-        """Returns the request for an engine, which runs all or some of the images as pixels, in this mode."""
-        return EngineRequest(rows, mode, self.deadline, self.priority, self.trace)
+    def with_rows(self, rows: Rows, mode: Mode, resolution: Resolution | None = None) -> EngineRequest:
+        """Returns the request for an engine, which runs all or some of the rows, in this mode.
+
+        `resolution` is the size of the buckets, None where it is that of the first input.
+        """
+        return EngineRequest(rows, mode, self.deadline, self.priority, self.trace, resolution)
 
 
 class Answer(NamedTuple):
@@ -174,39 +145,47 @@ class Pipeline:
     def run(self, served: Served, request: Request) -> Coroutine[Any, Any, Answer]:
         """Returns the model's answer. Raises any RequestError, ModelError or OverloadError."""
         images = request.images
-        if isinstance(images, (np.ndarray, Pending)):
-            return self._run_pixels(served, request, images)
-        return self._run_encoded(served, request, images)
+        if not request.others and isinstance(images, ARRAYS):
+            return self._run_arrays(served, request, (images,))
+        given = (images, *request.others)
+        arrays = tuple(one for one in given if isinstance(one, ARRAYS))
+        if len(arrays) == len(given):
+            return self._run_arrays(served, request, arrays)
+        return self._run_encoded(served, request, given)
 
     def stop(self) -> None:
         """Ends the decoding threads; what they have not begun is dropped."""
         self._threads.stop()
 
-    async def _run_pixels(self, served: Served, request: Request, images: Images | Pending) -> Answer:
+    async def _run_arrays(self, served: Served, request: Request, given: tuple[Array, ...]) -> Answer:
         mode = served.mode(request.mode)
-        count, height, width, channels = images.shape
-        if channels != served.model.image.channels:
-            raise InvalidArgument("pixels", f"shape {served.model.image.text()}", list(images.shape))
-        unmatched = None if (height, width) in served.sizes else (height, width)
+        size = size_of(served.model, given[0])
+        unmatched = None if size in served.sizes else size
         if unmatched is not None and not served.takes_unmatched:
-            sizes = " or ".join(served.model.image.text(*size) for size in sorted(served.sizes))
-            raise InvalidArgument("pixels", f"shape {sizes}", list(images.shape))
-        with served.engine.admit(count, images.nbytes, unmatched) as admitted:
-            if isinstance(images, Pending):
-                images = await self._checked(served, images, request.deadline)
+            check_size(served, given[0], size)
+        check_others(served.model, given, size)
+        size_bytes = sum([one.nbytes for one in given])
+        with served.engine.admit(len(given[0]), size_bytes, unmatched) as admitted:
+            rows = [one for one in given if isinstance(one, np.ndarray)]
+            if len(rows) != len(given):
+                rows = [await self._checked(served, one, request.deadline) for one in given]
             if unmatched is not None:
                 mode = await admitted.open(unmatched, mode)
-            result = await admitted.run(request.with_rows((images,), mode))
-            return await self._answer(served, request, mode, [whole(height, width)] * count, result)
+            result = await admitted.run(request.with_rows((*rows,), mode, None if size[0] else size))
+            return await self._answer(served, request, mode, [whole(*size)] * len(rows[0]), result)
 
-    async def _run_encoded(self, served: Served, request: Request, images: Sequence[Encoded]) -> Answer:
-        mode = served.mode(request.mode)
-        pixels = max(height * width for height, width in served.inputs) * served.model.color.channels
-        size_bytes = len(images) * pixels + sum(map(len, images))
-        with served.engine.admit(len(images), size_bytes) as admitted:
+    async def _run_encoded(self, served: Served, request: Request, given: Sequence[Given]) -> Answer:
+        mode, count = served.mode(request.mode), len(given[0])
+        check_colors(served.model, given)
+        most_bytes = max(row_bytes(served.model.inputs, *size) for size in served.inputs)
+        encoded_bytes = sum(len(image) for one in given if not isinstance(one, ARRAYS) for image in one)
+        with served.engine.admit(count, count * most_bytes + encoded_bytes) as admitted:
             self._check_deadline(served, mode, request)
             began = self.clock()
-            groups, frames, warning = await self._decode(images, served, admitted, request.deadline)
+            read = [
+                await self._checked(served, one, request.deadline) if isinstance(one, ARRAYS) else one for one in given
+            ]
+            groups, frames, warning = await self._decode(read, served, admitted, request.deadline)
             decode_s = self.clock() - began
             result = await _run_groups(admitted, groups, mode, request)
             result.timings.decode_s = decode_s
@@ -239,61 +218,47 @@ class Pipeline:
             timings.encode_s = self.clock() - began
         return Answer(mode, len(frames), outputs, frames, rendered, timings, self.clock(), traced)
 
-    async def _checked(self, served: Served, pending: Pending, deadline: float) -> Images:
+    async def _checked(self, served: Served, pending: Array, deadline: float) -> NDArray[Any]:
+        """Returns an array, read and checked on a thread where it is not yet."""
+        if isinstance(pending, np.ndarray):
+            return pending
         (images,) = await self._threads.map(served.settings.name, lambda row: pending.check(), 1, deadline)
         return images
 
     async def _decode(
-        self, encoded: Sequence[Encoded], served: Served, admitted: Ticket, deadline: float
+        self, given: Sequence[NDArray[Any] | Sequence[Encoded]], served: Served, admitted: Ticket, deadline: float
     ) -> tuple[list[Group], Sequence[Frame], str]:
-        """Returns the images as pixels, decoded on several threads, the frame of each, and what to warn the client of.
+        """Returns the rows with images as pixels, decoded on several threads, the frame of each image of the first
+        input, and what to warn the client of.
 
         Each gets the resolution that suits it best; where outputs can't have several, all get that of the first.
         """
+        count, size = len(given[0]), None
+        if isinstance(given[0], np.ndarray):
+            size = size_of(served.model, given[0])
+            check_size(served, given[0], size)
+            check_others(served.model, given, size)
         # Where all have one resolution, they are decoded to where they run. Unused arrays are never paged in.
-        inputs, color = served.model.inputs, served.model.color
-        allocate = admitted.buffer if len(served.inputs) == 1 else partial(_allocate, inputs)
-        buffers = {size: allocate(len(encoded), size) for size in served.inputs}
-        place: Place = served.place
-        settings, warned = served.settings, defaultdict[str, list[int]](list)
-
-        def decode_row(row: int) -> Frame:
-            try:
-                image, frame, warning = decode(
-                    encoded[row],
-                    place,
-                    self._limits,
-                    self.memory.hold,
-                    served.model.decode,
-                    color=color,
-                    grey16=settings.grey16,
-                    resize=served.model.resize,
-                )
-            except RequestError as error:
-                if len(encoded) > 1:
-                    error.name_image(row)
-                raise
-            (pixels,) = buffers[frame.input_height, frame.input_width]
-            pixels[row] = image
-            if warning:
-                warned[warning].append(row)
-            return frame
-
-        model = settings.name
+        allocate = admitted.buffer if len(served.inputs) == 1 else partial(_allocate, served.model.inputs)
+        sizes = served.inputs if size is None else [size]
+        buffers = {size: allocate(count, size) for size in sizes}
+        rows_of_given = RowDecoder(served, given, buffers, self._limits, self.memory)
+        decode_row, warned = rows_of_given.decode, rows_of_given.warned
+        model = served.settings.name
         if served.has_sized_outputs and len(buffers) > 1:
-            (first,) = await self._threads.map(model, decode_row, 1, deadline)
-            place = partial(served.place_into, (first.input_height, first.input_width))
-            rest = len(encoded) - 1
-            frames = [first, *await self._threads.map(model, lambda row: decode_row(row + 1), rest, deadline)]
+            (of_first,) = await self._threads.map(model, decode_row, 1, deadline)
+            rows_of_given.place = partial(served.place_into, (of_first.input_height, of_first.input_width))
+            rest = count - 1
+            frames = [of_first, *await self._threads.map(model, lambda row: decode_row(row + 1), rest, deadline)]
         else:
-            frames = await self._threads.map(model, decode_row, len(encoded), deadline)
+            frames = await self._threads.map(model, decode_row, count, deadline)
         rows: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for row, frame in enumerate(frames):
             rows[frame.input_height, frame.input_width].append(row)
-        warning = "; ".join(of_images(said, images, len(encoded)) for said, images in warned.items())
+        warning = "; ".join(of_images(said, images, count) for said, images in warned.items())
         if len(rows) == 1:
-            (size,) = rows
-            return [Group(range(len(encoded)), buffers[size])], frames, warning
+            (only,) = rows
+            return [Group(range(count), buffers[only])], frames, warning
         chosen = list(rows.items())
 
         def select(group: int) -> Group:
@@ -328,7 +293,7 @@ class Pipeline:
         assert rendering is not None
         if isinstance(rendering, Drawn):
             encoded = request.images
-            assert not isinstance(encoded, (np.ndarray, Pending))
+            assert not isinstance(encoded, ARRAYS)
             draw, grey16 = rendering.drawing.drawer(task), served.settings.grey16
             place = partial(within, rendering.max_side)
 

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from tests.fakes import Clock
 
-from xlaserve import pipeline
+from xlaserve import pipeline, request_decoding, request_inputs
 from xlaserve.admission.shared_counts import SharedCounts
 from xlaserve.config import Bucket, Decoding, Fit, Grey16, Mode, ModelSettings, PixelRange, Settings, Window
 from xlaserve.engine.inputs import Images, Rows
@@ -37,7 +37,8 @@ from xlaserve.images.image_input import RGB, ImageInput
 from xlaserve.models.catalog import Model
 from xlaserve.models.task import Classification, Segmentation, Task
 from xlaserve.models.version import Served
-from xlaserve.pipeline import Pending, Pipeline, Request
+from xlaserve.pipeline import Pipeline, Request
+from xlaserve.request_inputs import Pending
 
 DEADLINE = 123.0
 PATIENCE_S = 20
@@ -221,7 +222,8 @@ async def test_the_time_that_decoding_and_rendering_take_is_told(
     def render(outputs: Outputs, frame: Frame) -> None:
         clock.now += 0.25
 
-    monkeypatch.setattr(pipeline, "decode", slow)
+    for module in (pipeline, request_decoding):
+        monkeypatch.setattr(module, "decode", slow)
     answer = await pipe.run(served, Request("", [png(1)], DEADLINE, Renders(render)))
     timings = answer.timings
     assert (timings.decode_s, timings.encode_s, answer.at) == (0.5, 0.25, clock.now)
@@ -264,7 +266,8 @@ async def test_images_are_decoded_as_the_model_says_and_those_to_draw_into_exact
         def drawer(self, task: Any) -> pipeline.Draw:
             return lambda outputs, frame, image: None
 
-    monkeypatch.setattr(pipeline, "decode", watched)
+    for module in (pipeline, request_decoding):
+        monkeypatch.setattr(module, "decode", watched)
     for decode in Decoding:
         said = make_served(batcher, (4, 6), decode=decode)
         await pipe.run(said, Request("", [png(1)], DEADLINE, pipeline.Drawn(Nothing(), 100)))
@@ -289,7 +292,8 @@ async def test_decoding_never_runs_on_the_event_loop(
         threads.add(threading.current_thread())
         return decode(*args, **options)
 
-    monkeypatch.setattr(pipeline, "decode", watched)
+    for module in (pipeline, request_decoding):
+        monkeypatch.setattr(module, "decode", watched)
     await pipe.run(served, Request("", [png(1)] * 8, DEADLINE))
     assert threads
     assert threading.main_thread() not in threads
@@ -326,7 +330,7 @@ async def test_a_full_queue_refuses_before_anything_is_decoded(
     pipe: Pipeline, served: Served, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[bytes] = []
-    monkeypatch.setattr(pipeline, "decode", lambda data, *_, **__: decoded.append(data))
+    monkeypatch.setattr(request_decoding, "decode", lambda data, *_, **__: decoded.append(data))
     batcher.full = QueueFull("model m: full")
     with pytest.raises(QueueFull):
         await pipe.run(served, Request("", [png(1)], DEADLINE))
@@ -337,7 +341,7 @@ async def test_what_could_not_be_answered_in_time_is_refused_before_anything_is_
     pipe: Pipeline, served: Served, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[bytes] = []
-    monkeypatch.setattr(pipeline, "decode", lambda data, *_, **__: decoded.append(data))
+    monkeypatch.setattr(request_decoding, "decode", lambda data, *_, **__: decoded.append(data))
     batcher.unreachable = DeadlineUnreachable("too much waits", 2.0)
     with pytest.raises(DeadlineUnreachable):
         await pipe.run(served, Request("", [png(1)] * 3, DEADLINE, priority=1))
@@ -439,7 +443,7 @@ class HeldUp:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.decoded: list[bytes] = []
         self.begun, self.go_on = threading.Event(), threading.Event()
-        monkeypatch.setattr(pipeline, "decode", self._decode)
+        monkeypatch.setattr(request_decoding, "decode", self._decode)
 
     def _decode(self, data: bytes, place: Place, *_: Any, **__: Any) -> Decoded:
         self.decoded.append(data)
@@ -696,7 +700,7 @@ async def test_pixels_that_take_long_are_checked_on_a_thread_once_they_are_admit
         assert batcher.admitted == [(2, given.nbytes)]
         return check_pixels(array, pixel_range, image)
 
-    monkeypatch.setattr(pipeline, "check_pixels", check)
+    monkeypatch.setattr(request_inputs, "check_pixels", check)
     answer = await pipe.run(served, Request("", Pending(given, PixelRange.LEVELS), DEADLINE))
     assert levels(answer) == [7, 7]
     assert threads != [threading.current_thread()]

@@ -16,9 +16,10 @@ class Bucket(NamedTuple):
     batch: int
     height: int
     width: int
+    """Height and width of the images; 0 where the model takes no images."""
 
     def __str__(self) -> str:
-        return f"{self.batch}x{self.height}x{self.width}"
+        return f"{self.batch}x{self.height}x{self.width}" if self.height else str(self.batch)
 
 
 class BucketSettings(NamedTuple):

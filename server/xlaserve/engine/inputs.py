@@ -21,6 +21,9 @@ Rows = tuple[NDArray[Any], ...]
 Layout = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
 """The dtype of each of several arrays, and the shape of one row."""
 
+NO_RESOLUTION: Final = (0, 0)
+"""Height and width in the buckets of a model that takes no images."""
+
 
 class InputSpec(NamedTuple):
     """An input of a model, as its programs take it."""
@@ -80,12 +83,12 @@ def zeros(inputs: Inputs, bucket: Bucket) -> Rows:
 
 def size_bytes(rows: Iterable[NDArray[Any]]) -> int:
     """Returns the bytes of several arrays."""
-    return sum(each.nbytes for each in rows)
+    return sum([each.nbytes for each in rows])
 
 
 def selected(rows: Rows, index: Any) -> Rows:
     """Returns some of the rows: those of a slice as views, those of an array of numbers as copies."""
-    return tuple(each[index] for each in rows)
+    return tuple([each[index] for each in rows])
 
 
 def shapes(inputs: Inputs, bucket: Bucket) -> tuple[tuple[int, ...], ...]:

@@ -142,3 +142,5 @@ WITHOUT_FUNCTION: Final = (
 
 RGB: Final = ImageInput()
 """The image input of most models."""
+NO_IMAGE: Final = ImageInput(0, None)
+"""Stands for the image input of a model that takes no images."""

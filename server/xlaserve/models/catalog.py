@@ -86,7 +86,9 @@ class Model(Network):
 
     @property
     def pixels(self) -> str:
-        """The pixels that it takes, in words: `[n, 224, 224, 3] rgb`."""
+        """The pixels that it takes, in words: `[n, 224, 224, 3] rgb`; of several images the first, `none` without."""
+        if not self.image.channels:
+            return "none"
         sizes = {bucket[1:] for bucket in self.buckets}
         text = self.image.text(*sizes.pop()) if len(sizes) == 1 else self.image.text()
         return f"{text} {self.image.color or 'as they are'}"
@@ -95,10 +97,17 @@ class Model(Network):
     def color(self) -> Color:
         """The colours that encoded images are converted to. Raises InvalidArgument where it takes only pixels."""
         if self.image.color is None:
-            raise InvalidArgument(
-                "image", f"pixels {self.image.text()}, as the model takes no pictures", "an encoded image"
-            )
+            raise self.no_pictures(0)
         return self.image.color
+
+    def no_pictures(self, place: int) -> InvalidArgument:
+        """Returns the error for encoded images of an input that takes none."""
+        spec, image = self.inputs[place], (self.image, *self.others)[place]
+        if image is None or not image.channels:
+            sides = ", ".join(map(str, spec.shape))
+            return InvalidArgument(spec.name, f"{spec.dtype} [n, {sides}], as it holds no images", "an encoded image")
+        name = "image" if self.is_of_one_image else spec.name
+        return InvalidArgument(name, f"pixels {image.text()}, as the model takes no pictures", "an encoded image")
 
 
 def uses_tensorflow(settings: ModelSettings) -> bool:

@@ -6,15 +6,16 @@ from xlaserve.config import CUTS, Bucket, BucketSettings, Decoding, Fit, ModelSe
 from xlaserve.engine.program import AnySize
 from xlaserve.errors import ModelFailed
 from xlaserve.images import tensorflow_jpeg
-from xlaserve.models.networks.network import Network, Size
+from xlaserve.models.networks.network import NO_SIZE, Network, Size
 from xlaserve.models.task import ImageToImage, Segmentation, Task, Tensors, readings_of
 
 
 def buckets_of(settings: ModelSettings, network: Network) -> tuple[Bucket, ...]:
     """Returns the buckets to compile, in order. Raises ModelFailed where the network does not take one."""
-    size = (network.size[0] or network.default_size[0], network.size[1] or network.default_size[1])
+    sides = zip(network.size, network.default_size, strict=True)
+    height, width = (default if side is None else side for side, default in sides)
     field = "resolutions" if settings.resolutions else "input_size"
-    own = settings.resolutions or (settings.input_size or size,)
+    own = settings.resolutions or (settings.input_size or (height, width),)
     for resolution in own:
         _check_size(field, resolution, network)
     chosen = settings.buckets or tuple(map(BucketSettings, settings.auto_buckets.candidates))
@@ -81,6 +82,8 @@ def check_unmatched(settings: ModelSettings, network: Network) -> None:
 
 
 def _check_size(field: str, got: Size, network: Network) -> None:
+    if network.size == NO_SIZE != got:
+        raise ModelFailed(f"{field}: expected no height and width, as the model takes no images, got {_by(got)}")
     if any(wanted is not None and wanted != side for side, wanted in zip(got, network.size, strict=True)):
         raise ModelFailed(f"{field}: expected the model's only size, {_by(network.size)}, got {_by(got)}")
     if any(side is not None and side % network.multiple for side in got):

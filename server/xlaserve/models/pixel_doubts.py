@@ -9,9 +9,10 @@ from typing import Final
 import numpy as np
 
 from xlaserve.config import sources
+from xlaserve.engine.inputs import selected
 from xlaserve.engine.program import Outputs, run_batch
 from xlaserve.engine.warmup.auto_buckets import Programs
-from xlaserve.engine.warmup.sample import make_images
+from xlaserve.engine.warmup.sample import make_rows
 from xlaserve.models.catalog import Model
 from xlaserve.models.task import Classification, Embedding, Regression, Tensors
 
@@ -28,18 +29,19 @@ _CHOICE: Final = "unit if it was trained on 0..1, tf on -1..1, torch on ImageNet
 
 def measure(model: Model, programs: Programs) -> list[str]:
     """Returns warnings about the scale of pixels, from the graph and from a few runs of the smallest bucket. Blocks."""
-    if not is_of_file(model):
+    if not is_of_file(model) or not model.inputs[0].is_image:
         return []
     found = doubts(model)
     if isinstance(model.task, Classification | Embedding | Regression | Tensors):
         key = min(programs, key=lambda key: (math.prod(key[1]), key))
         bucket = key[1]
-        images = make_images(max(IMAGES) + 1, bucket.height, bucket.width, model.image.channels)[[*IMAGES]]
-        batches = [np.resize(image, (bucket.batch, *image.shape)) for image in images]
-        answers = [run_batch(programs[key].executable, batch) for batch in batches]
+        images = selected(make_rows(model.inputs, max(IMAGES) + 1, bucket.height, bucket.width), [*IMAGES])
+        rows = zip(*images, strict=True)
+        batches = [[np.resize(one, (bucket.batch, *one.shape)) for one in row] for row in rows]
+        answers = [run_batch(programs[key].executable, *batch) for batch in batches]
         if are_alike(answers):
             found.append(
-                f"{len(images)} different images get the same answer; are pixels scaled as in training?"
+                f"{len(IMAGES)} different images get the same answer; are pixels scaled as in training?"
                 f" preprocess: {_CHOICE}"
             )
     return found

@@ -111,7 +111,7 @@ class Worker:
         rows = batch.rows[0]
         buffer = None
         if len(rows[0]) != batch.bucket.batch:
-            shape = batch.bucket.batch, tuple((each.dtype, each.shape[1:]) for each in rows)
+            shape = batch.bucket.batch, tuple([(each.dtype, each.shape[1:]) for each in rows])
             rows = buffer = self._take_buffer(shape)
             gather(batch.rows, buffer)
         gathered = self._clock()

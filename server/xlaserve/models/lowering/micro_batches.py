@@ -41,6 +41,8 @@ def _has_one_size(node: Any) -> bool:
 
 def size(bucket: Bucket) -> int:
     """Returns how many images to compute at a time: all where the batch can't be divided into parts of such a size."""
+    if not bucket.height:
+        return bucket.batch  # a model without images
     most = max(IMAGES, PIXELS // (bucket.height * bucket.width))
     part = max(images for images in range(1, most + 1) if bucket.batch % images == 0)
     return part if 2 * part > most else bucket.batch

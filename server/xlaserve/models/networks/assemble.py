@@ -1,4 +1,4 @@
-"""Assembly of a `Network` from a TensorFlow callable of one image input: preprocessing, the callable, a task's head."""
+"""Assembly of a `Network` from a TensorFlow callable: preprocessing, the callable, a task's head."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from xlaserve.config import Color, ModelSettings, Precision
-from xlaserve.engine.inputs import pixels as inputs
-from xlaserve.engine.warmup.sample import make_images
+from xlaserve.engine.warmup.sample import make_rows
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks import preprocess
 from xlaserve.models.networks.heads import Head
 from xlaserve.models.networks.image_tensor import Call, ImageTensor
 from xlaserve.models.networks.network import Network
+from xlaserve.models.networks.network_inputs import NetworkInput, NetworkInputs
 from xlaserve.models.networks.preprocess import Preprocess
 from xlaserve.models.networks.reading import Sampled
 from xlaserve.programs.openvino.calibration import read
@@ -32,69 +32,83 @@ def assemble(
     call: Call,
     head: Head,
     *,
-    pixels: ImageTensor,
+    inputs: NetworkInputs,
     preprocessing: Preprocess,
     weights: str = "",
     lower: Lower | None = None,
     openvino_precision: Precision = Precision.FLOAT32,
     calibration: Path | None = None,
 ) -> Network:
-    """Returns the network that calls `call` with preprocessed pixels and turns its answer into the head's outputs.
+    """Returns the network that calls `call` with its inputs, images preprocessed, and turns its answer into the head's
+    outputs.
 
-    `call` takes the channels of its pixels last (`ImageTensor.last`). XLA runs what
+    `call` takes the channels of images last (`NetworkInputs.last`). XLA runs what
     `lower` makes of it, OpenVINO computes in `openvino_precision`, in int8 as the folder `calibration` has it. Raises
-    ModelFailed where the preprocessing does not fit the pixels, or that folder can't be read.
+    ModelFailed where the preprocessing does not fit the images, or that folder can't be read.
     """
-    _check_preprocessing(preprocessing, pixels)
-    batch = pixels.batch
+    for each in inputs.tensors:
+        if each.image is not None:
+            _check_preprocessing(preprocessing, each.image)
+    batch, image = inputs.batch, inputs.first
 
-    def bare(values: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        given = tf.cast(values, pixels.dtype)
+    def taken(each: NetworkInput, value: tf.Tensor) -> tf.Tensor:
+        value = tf.cast(value, each.declared.dtype)
         if batch is not None:  # an export for one batch size refuses a tensor of an unknown one
-            given = tf.ensure_shape(given, (batch, *given.shape[1:]))
-        return head.finish(call(given), values)
+            value = tf.ensure_shape(value, (batch, *value.shape[1:]))
+        return value
 
-    def forward(images: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return bare(_preprocessed(images, pixels, preprocessing))
+    def prepared(each: NetworkInput, value: tf.Tensor) -> tf.Tensor:
+        return taken(each, _preprocessed(value, each, preprocessing))
+
+    def bare(*given: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return head.finish(call(*inputs.prepared(given, taken)), given[0])
+
+    def forward(*given: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return head.finish(call(*inputs.prepared(given, prepared)), given[0])
 
     calibrated = None if calibration is None else read(calibration)
-    program = TensorFlowProgram(forward, lower, openvino_precision, calibrated, inputs=inputs(pixels.image.channels))
+    program = TensorFlowProgram(forward, lower, openvino_precision, calibrated, inputs=inputs.specs)
     program.bare = bare
     return Network(
         program,
-        pixels.size,
+        inputs.size,
         head.task,
         weights,
         reason=head.reason,
-        image=pixels.image,
+        image=inputs.image,
+        others=inputs.others,
+        inputs=inputs.specs,
         batch=batch,
-        is_unscaled=preprocessing == "none" and not pixels.takes_levels,
+        is_unscaled=preprocessing == "none" and image is not None and not image.takes_levels,
         reference=program.reference,
         calibrated="" if calibrated is None else str(calibrated.calibration),
     )
 
 
-def probe(call: Call, pixels: ImageTensor, preprocessing: Preprocess, settings: ModelSettings) -> Sampled | None:
+def probe(call: Call, inputs: NetworkInputs, preprocessing: Preprocess, settings: ModelSettings) -> Sampled | None:
     """Returns sample images and the outputs of `call` for them; None where it can't be run, or no size is known.
 
     Runs once, operation by operation, and only where names and shapes of the outputs leave the task open.
     """
     sized = [(bucket.height, bucket.width) for bucket in settings.buckets if bucket.height is not None]
-    height, width = next(filter(None, (settings.input_size, *settings.resolutions, *sized, pixels.size)))
+    height, width = next(filter(None, (settings.input_size, *settings.resolutions, *sized, inputs.size)))
     if height is None or width is None:
         return None
-    images = make_images(pixels.batch or PROBED_IMAGES, height, width, pixels.image.channels)
+    rows = make_rows(inputs.specs, inputs.batch or PROBED_IMAGES, height, width)
     try:
-        outputs = call(_preprocessed(tf.constant(images), pixels, preprocessing))
+        given = tuple(map(tf.constant, rows))
+        outputs = call(*inputs.prepared(given, lambda each, value: _preprocessed(value, each, preprocessing)))
         return Sampled((height, width), {name: np.asarray(values) for name, values in outputs.items()})
     except Exception:  # an operation for one device, or with a gradient alone
         _log.debug("no sample of a network's outputs", exc_info=True)
         return None
 
 
-def _preprocessed(images: tf.Tensor, pixels: ImageTensor, preprocessing: Preprocess) -> tf.Tensor:
-    """Returns images as the network takes them, their channels last."""
-    return tf.cast(images if pixels.takes_levels else preprocess.apply(images, preprocessing), pixels.dtype)
+def _preprocessed(value: tf.Tensor, each: NetworkInput, preprocessing: Preprocess) -> tf.Tensor:
+    """Returns an input as the network takes it, images with their channels last."""
+    if each.image is not None and not each.image.takes_levels:
+        value = preprocess.apply(value, preprocessing)
+    return tf.cast(value, each.declared.dtype)
 
 
 def _check_preprocessing(preprocessing: Preprocess, pixels: ImageTensor) -> None:

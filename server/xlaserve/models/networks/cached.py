@@ -105,6 +105,7 @@ def _description(network: Network) -> dict[str, Any]:
         **facts,
         "task": _task_facts(network.task),
         "image": asdict(network.image),
+        "others": [None if image is None else asdict(image) for image in network.others],
         "preparation": [preparation.resize.model_dump(mode="json"), *preparation[1:]],
     }
 

@@ -13,8 +13,8 @@ from xlaserve.images.image_input import COLORS, DTYPES, FIRST_TO_LAST, OF_TEXT, 
 from xlaserve.models.networks.heads import Raw, TensorShape
 from xlaserve.models.networks.network import Size
 
-Call = Callable[[tf.Tensor], Raw]
-"""Maps pixels, as the network takes them, to its outputs."""
+Call = Callable[..., Raw]
+"""Maps the inputs of a network, as it takes them, to its outputs."""
 
 _LAST_TO_FIRST: Final = (0, 3, 1, 2)
 _MANY: Final = 16
@@ -42,11 +42,17 @@ class ImageTensor(NamedTuple):
 
     def last(self, call: Call) -> Call:
         """Returns `call`, which takes pixels as the network declares them, as a function of `[n, h, w, channels]`."""
-        if self.image.axes == "NHW":
-            return lambda pixels: call(tf.squeeze(pixels, -1))
-        if self.image.axes == "NHWC":
-            return call
-        return lambda pixels: call(tf.transpose(pixels, _LAST_TO_FIRST))
+        return call if self.image.axes == "NHWC" else lambda pixels: call(self.declared(pixels))
+
+    def declared(self, pixels: tf.Tensor) -> tf.Tensor:
+        """Returns pixels `[n, h, w, channels]` as the network declares them."""
+        match self.image.axes:
+            case "NHW":
+                return tf.squeeze(pixels, -1)
+            case "NHWC":
+                return pixels
+            case "NCHW":
+                return tf.transpose(pixels, _LAST_TO_FIRST)
 
     def gives_first(self, output: TensorShape) -> bool:
         """Whether an output, if it is maps, is `[n, channels, height, width]`: as the input is, or by its sides.

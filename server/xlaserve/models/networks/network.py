@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from xlaserve.engine.inputs import Inputs, pixels
+from xlaserve.engine.inputs import NO_RESOLUTION, Inputs, pixels
 from xlaserve.engine.program import Executable, Program
 from xlaserve.images.image_input import RGB, ImageInput
 from xlaserve.models.networks.preparation import UNKNOWN, Preparation
@@ -12,6 +13,8 @@ from xlaserve.models.task import Task
 
 Size = tuple[int | None, int | None]
 """Height and width of a model's input; None is a side that may be chosen."""
+NO_SIZE: Final[Size] = NO_RESOLUTION
+"""Stands for the size of a model that takes no images."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,12 @@ class Network:
     """Measured quality of its int8 form for OpenVINO: `agreement 0.998 of 75 held-out images`. Empty where there is
     none."""
     image: ImageInput = RGB
-    """The channels of its images, and how clients may lay them out."""
+    """The channels of its images, and how clients may lay them out; of several inputs, the first. `NO_IMAGE` where that
+    holds none."""
+    others: tuple[ImageInput | None, ...] = ()
+    """The inputs behind the first: the images that they hold, None where they hold none."""
+    inputs: Inputs = ()
+    """The inputs of its program; by default one image."""
     batch: int | None = None
     """The only batch size that it takes, where it was made for one."""
     default_size: Size = (None, None)
@@ -54,10 +62,19 @@ class Network:
     reason: str = ""
     """Why `auto` chose the task; empty where the settings or the source name it."""
 
+    def __post_init__(self) -> None:
+        if not self.inputs:
+            object.__setattr__(self, "inputs", pixels(self.image.channels))
+
     @property
-    def inputs(self) -> Inputs:
-        """The inputs of its program."""
-        return pixels(self.image.channels)
+    def names(self) -> tuple[str, ...]:
+        """The names of the inputs."""
+        return tuple(each.name for each in self.inputs)
+
+    @property
+    def is_of_one_image(self) -> bool:
+        """Whether one image is all that it takes."""
+        return len(self.inputs) == 1 and self.inputs[0].is_image
 
     @property
     def lowering_names(self) -> list[str]:

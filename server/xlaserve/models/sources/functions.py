@@ -1,8 +1,8 @@
-"""Concrete functions of one image input, as TensorFlow loads them."""
+"""Concrete functions, as TensorFlow loads them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import tensorflow as tf
@@ -19,10 +19,10 @@ CALL: Final = "__call__"
 
 
 class Found(NamedTuple):
-    """A function of one image input."""
+    """A function of one input or several."""
 
     call: Call
-    pixels: TensorShape
+    inputs: Mapping[str, TensorShape]
     outputs: Mapping[str, TensorShape]
     resize: str | None = None
     """The operation, in words, with which its graph resized encoded images, which the server decodes and resizes in its
@@ -39,20 +39,19 @@ def found(owner: Any, function: Any, name: str) -> Found:
     """Returns a concrete function for use; of any batch size, where it was made for one and can run so.
 
     `owner` holds the variables that it refers to weakly, `name` is its name in messages. Raises ModelFailed where it
-    takes several inputs, TextInputError where it takes text other than images whose decoding can be cut off.
+    takes no input, TextInputError where it takes text other than images whose decoding can be cut off.
     """
     tensors = _tensors(function)
-    if len(tensors) != 1:
-        known = ", ".join(sorted(str(tensor.name) for tensor in tensors)) or "none"
-        raise ModelFailed(f"source: expected a signature of one input, the image, but {name} takes {known}")
-    (spec,) = tensors
-    pixels = _shape(spec)
+    if not tensors:
+        raise ModelFailed(f"source: expected a signature of one input or several, but {name} takes none")
+    inputs = dict(zip(_names(tensors), map(_shape, tensors), strict=True))
     variables = ReferenceVariables(function)
-    if spec.dtype == tf.string:
+    if len(tensors) == 1 and tensors[0].dtype == tf.string:
         try:
             of_pixels, resize = encoded_input.cut(function, variables)
         except ValueError as error:
-            raise TextInputError(f"source: expected pixels, got {pixels} ({error}): {OF_TEXT}") from error
+            text = _shape(tensors[0])
+            raise TextInputError(f"source: expected pixels, got {text} ({error}): {OF_TEXT}") from error
         return found((owner, variables), of_pixels, name)._replace(resize=resize)
     if variables:
         return found((owner, variables), variables.replaced(function), name)
@@ -61,27 +60,70 @@ def found(owner: Any, function: Any, name: str) -> Found:
     # The order of a mapping differs from one loading to the next.
     ordered = sorted(named.items()) if isinstance(structure, Mapping) else named.items()
     outputs = {name: _shape(output) for name, output in ordered}
-    is_fixed = bool(pixels.shape) and pixels.shape[0] is not None  # type: ignore[index]
-    if is_fixed and (free := any_batch.widened(function, pixels)) is not None:
-        pixels, outputs = pixels.of_any_batch, {name: output.of_any_batch for name, output in outputs.items()}
+    if (free := _of_any_batch(function, inputs)) is not None:
+        inputs = {name: each.of_any_batch for name, each in inputs.items()}
+        outputs = {name: output.of_any_batch for name, output in outputs.items()}
         run = free
+    elif len(inputs) == 1:
+
+        def run(*values: tf.Tensor) -> heads.Raw:
+            return any_batch.named(structure, function(*values))
+
     else:
+        arguments = _arguments(function)
 
-        def run(images: tf.Tensor) -> heads.Raw:
-            return any_batch.named(structure, function(images))
+        def run(*values: tf.Tensor) -> heads.Raw:
+            positional, named = arguments(values)
+            return any_batch.named(structure, function(*positional, **named))
 
-    def call(images: tf.Tensor) -> heads.Raw:
+    def call(*values: tf.Tensor) -> heads.Raw:
         assert owner is not None
-        return run(images)
+        return run(*values)
 
-    return Found(call, pixels, outputs)
+    return Found(call, inputs, outputs)
+
+
+def _of_any_batch(function: Any, inputs: Mapping[str, TensorShape]) -> Call | None:
+    """Returns a function of one input that was made for one batch size as one of any; None where it was not, or can't
+    run so."""
+    one, *others = inputs.values()
+    is_fixed = not others and bool(one.shape) and one.shape[0] is not None  # type: ignore[index]
+    return any_batch.widened(function, one) if is_fixed else None
+
+
+def _names(tensors: Sequence[tf.TensorSpec]) -> list[str]:
+    """Returns the names of inputs as their author knows them, without the scope and the number of a tensor; as they are
+    where these would be alike."""
+    whole = [str(spec.name or f"input_{index}").partition(":")[0] for index, spec in enumerate(tensors)]
+    last = [name.rpartition("/")[2] for name in whole]
+    return last if len({*last}) == len(last) else whole
+
+
+Arguments = Callable[[Sequence[tf.Tensor]], tuple[Sequence[Any], Mapping[str, Any]]]
+
+
+def _arguments(function: Any) -> Arguments:
+    """Returns what makes the arguments of a concrete function, by position and by name, of its input tensors."""
+    signature = function.structured_input_signature
+    if not any(isinstance(value, tf.TensorSpec) for value in tf.nest.flatten(signature)):
+        return lambda values: (values, {})  # pruned from a graph
+
+    def arguments(values: Sequence[tf.Tensor]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        left = iter(values)
+        filled = [next(left) if isinstance(one, tf.TensorSpec) else one for one in tf.nest.flatten(signature)]
+        positional, named = tf.nest.pack_sequence_as(signature, filled)
+        return positional, {name: value for name, value in named.items() if name in signature[1]}
+
+    return arguments
 
 
 def choose(loaded: Any, wanted: str | None) -> tuple[str, Any]:
-    """Returns a traced function of a module and its name, for inference on one image input: the one that is named, the
+    """Returns a traced function of a module and its name, for inference: the one that is named, the
     module's own, or the only one. Raises ModelFailed.
     """
-    functions = dict(_of_images(loaded))
+    functions = dict(_of_inference(loaded))
+    # A function of several may be a step of training, whose other inputs are labels.
+    functions = {name: one for name, one in functions.items() if len(_tensors(one)) == 1} or functions
     known = ", ".join(functions) or "none"
     name = wanted or (CALL if CALL in functions else next(iter(functions)) if len(functions) == 1 else None)
     if name is not None and name in functions:
@@ -96,7 +138,7 @@ def choose(loaded: Any, wanted: str | None) -> tuple[str, Any]:
 
 def of_pixels(loaded: Any) -> list[str]:
     """Returns the names of a module's functions of one tensor of pixels, for inference."""
-    return [name for name, function in _of_images(loaded) if takes_pixels(function)]
+    return [name for name, function in _of_inference(loaded) if takes_pixels(function)]
 
 
 def takes_pixels(function: Any) -> bool:
@@ -105,7 +147,7 @@ def takes_pixels(function: Any) -> bool:
     return len(tensors) == 1 and tensors[0].dtype.name in DTYPES and tensors[0].shape.rank in (3, 4)
 
 
-def _of_images(loaded: Any) -> Iterator[tuple[str, Any]]:
+def _of_inference(loaded: Any) -> Iterator[tuple[str, Any]]:
     if hasattr(loaded, "structured_input_signature"):  # a concrete function that was saved as it is, as onnx2tf does
         yield CALL, loaded
         return
@@ -113,7 +155,7 @@ def _of_images(loaded: Any) -> Iterator[tuple[str, Any]]:
         for function in getattr(member, "concrete_functions", ()):
             # Other arguments were fixed when the function was traced; True can only be `training`.
             is_trained = any(value is True for value in tf.nest.flatten(function.structured_input_signature))
-            if len(_tensors(function)) == 1 and not is_trained:
+            if _tensors(function) and not is_trained:
                 yield name, function
                 break
 

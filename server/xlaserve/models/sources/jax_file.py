@@ -24,7 +24,9 @@ from xlaserve.models.networks import heads
 from xlaserve.models.networks.heads import TensorShape
 from xlaserve.models.networks.image_tensor import channels_last, image_tensor
 from xlaserve.models.networks.network import Network
+from xlaserve.models.networks.network_inputs import NetworkInputs
 from xlaserve.models.sources import saved_model
+from xlaserve.models.sources.functions import Found
 from xlaserve.programs.tf.definitions import has_narrow
 
 if TYPE_CHECKING:
@@ -58,8 +60,11 @@ def jax_file(file: Path, settings: ModelSettings) -> Network:
     image = image_tensor(exported.image, settings.color, settings.layout)
     function = ImageFunction(exported, has_channels_first=image.has_channels_first)
     if image.has_channels_first:
-        return saved_model.arranged(function.run, image, function.outputs, settings, weights=file.name)
-    return saved_model.network(function.run, exported.image, function.outputs, settings, weights=file.name)
+        return saved_model.arranged(
+            function.run, NetworkInputs.of_image(image), function.outputs, settings, weights=file.name
+        )
+    found = Found(function.run, {PIXELS: exported.image}, function.outputs)
+    return saved_model.network(found, settings, weights=file.name)
 
 
 def save(exported: ExportedModel, folder: Path) -> None:

@@ -16,6 +16,7 @@ from xlaserve.models.networks.heads import TensorShape
 from xlaserve.models.networks.image_tensor import image_tensor
 from xlaserve.models.networks.keras_runtime import keras
 from xlaserve.models.networks.network import Network, Size
+from xlaserve.models.networks.network_inputs import NetworkInputs
 from xlaserve.models.networks.preprocess import Preprocess
 from xlaserve.models.sources import keras_models
 from xlaserve.models.task import Detection
@@ -67,6 +68,6 @@ def detector(
     task = Detection(model.num_classes, max_detections=settings.max_detections)
     head = heads.candidates(task, settings, across_classes=True)
     built = keras_models.assembled(
-        model, pixels.last(infer), head, settings, pixels=pixels, preprocessing=preprocessing
+        model, pixels.last(infer), head, settings, inputs=NetworkInputs.of_image(pixels), preprocessing=preprocessing
     )
     return replace(built, weights=weights, default_size=default_size, multiple=multiple)

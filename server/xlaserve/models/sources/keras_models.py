@@ -14,9 +14,10 @@ from xlaserve.models import lowering
 from xlaserve.models.networks import any_batch, heads, precision, reading
 from xlaserve.models.networks.assemble import assemble, probe
 from xlaserve.models.networks.heads import Head, TensorShape
-from xlaserve.models.networks.image_tensor import Call, ImageTensor, image_tensor
+from xlaserve.models.networks.image_tensor import Call
 from xlaserve.models.networks.keras_runtime import keras
 from xlaserve.models.networks.network import Network, Size
+from xlaserve.models.networks.network_inputs import NetworkInputs, network_inputs
 from xlaserve.models.networks.preprocess import Preprocess
 
 
@@ -29,25 +30,28 @@ def network(
     default_size: Size = (None, None),
     multiple: int = 1,
 ) -> Network:
-    """Returns the network of a Keras model of one input; XLA runs it lowered where the settings and the device say so.
+    """Returns the network of a Keras model; XLA runs it lowered where the settings and the device say so.
 
-    Raises ModelFailed where the model's input or outputs are not those of a task.
+    Raises ModelFailed where the model's inputs or outputs are not those of a task.
     """
-    declared = _input(model)
+    declared = _inputs(model)
 
-    def infer(values: tf.Tensor) -> heads.Raw:
-        raw: heads.Raw = precision.widen(named_outputs(model, call(model, values)))
+    def infer(*values: tf.Tensor) -> heads.Raw:
+        raw: heads.Raw = precision.widen(named_outputs(model, call(model, *values)))
         return raw
 
-    pixels = image_tensor(declared, settings.color, settings.layout)
-    if pixels.batch is not None and any_batch.takes_any(infer, infer, declared):
-        declared, pixels = declared.of_any_batch, pixels._replace(batch=None)
-    infer_last = pixels.last(infer)
+    inputs = network_inputs(declared, settings)
+    if inputs.batch is not None and len(declared) == 1:
+        ((name, only),) = declared.items()
+        if any_batch.takes_any(infer, infer, only):
+            declared = {name: only.of_any_batch}
+            inputs = network_inputs(declared, settings)
+    infer_last = inputs.last(infer)
     outputs = _outputs(model, declared)
     head = reading.choose(
-        outputs, settings, lambda: probe(infer_last, pixels, preprocessing, settings), pixels.gives_first
+        outputs, settings, lambda: probe(infer_last, inputs, preprocessing, settings), inputs.gives_first
     )
-    built = assembled(model, infer_last, head, settings, pixels=pixels, preprocessing=preprocessing)
+    built = assembled(model, infer_last, head, settings, inputs=inputs, preprocessing=preprocessing)
     return replace(built, weights=weights, default_size=default_size, multiple=multiple)
 
 
@@ -57,19 +61,20 @@ def assembled(
     head: Head,
     settings: ModelSettings,
     *,
-    pixels: ImageTensor,
+    inputs: NetworkInputs,
     preprocessing: Preprocess,
 ) -> Network:
     """Returns the network of a Keras model, in the precision and with the lowerings of the settings.
 
-    `infer` calls the model with pixels, their channels last, and returns its outputs as the head takes them.
+    `infer` calls the model with its inputs, the channels of images last, and returns its outputs as the head takes
+    them.
     """
     precision.narrow(model, settings.precision)
     lower = lowering.for_settings(settings)
     built = assemble(
         infer,
         head,
-        pixels=pixels,
+        inputs=inputs,
         preprocessing=preprocessing,
         lower=lower,
         openvino_precision=settings.precision_in(Mode.OPENVINO),
@@ -78,13 +83,13 @@ def assembled(
     return precision.with_reference(built, model, settings.precision)
 
 
-def call(model: Any, pixels: tf.Tensor, *, training: bool = False) -> Any:
-    """Calls a model of one input, whose structure may be a mapping."""
+def call(model: Any, *inputs: tf.Tensor, training: bool = False) -> Any:
+    """Calls a model with its inputs, in its own structure of them, such as a mapping."""
     structure = getattr(model, "_inputs_struct", None)
-    if isinstance(structure, Mapping):
-        (name,) = structure
-        return model({name: pixels}, training=training)
-    return model(pixels, training=training)
+    if structure is None:
+        (pixels,) = inputs
+        return model(pixels, training=training)
+    return model(keras.tree.pack_sequence_as(structure, inputs), training=training)
 
 
 def named_outputs(model: Any, outputs: Any) -> Mapping[str, Any]:
@@ -106,12 +111,14 @@ def features(classifier: Any) -> Any:
     return keras.Model(classifier.input, keras.layers.Flatten(name="embedding")(values))
 
 
-def _input(model: Any) -> TensorShape:
-    inputs = list(getattr(model, "inputs", None) or ())
-    if len(inputs) == 1:
-        return TensorShape(inputs[0].shape, inputs[0].dtype)
-    if inputs:
-        raise ModelFailed(f"source: expected a model of one input, got {len(inputs)}")
+def _inputs(model: Any) -> dict[str, TensorShape]:
+    """Returns the inputs of a model, in the order of its structure of them, by their names. Raises ModelFailed."""
+    if inputs := list(getattr(model, "inputs", None) or ()):
+        structure = getattr(model, "_inputs_struct", None)
+        names = [each.name for each in inputs]
+        if isinstance(structure, Mapping) and len(structure) == len(inputs):
+            names = keras.tree.flatten({name: name for name in structure})
+        return {name: TensorShape(each.shape, each.dtype) for name, each in zip(names, inputs, strict=True)}
     # A model with a `call` of its own knows the shape that it was built with.
     shape = (model.get_build_config() or {}).get("input_shape")
     if shape is None:
@@ -121,14 +128,14 @@ def _input(model: Any) -> TensorShape:
         )
     if not isinstance(shape, (list, tuple)) or not all(side is None or isinstance(side, int) for side in shape):
         raise ModelFailed(f"source: expected a model of one input [n, height, width, channels], got {shape}")
-    return TensorShape((None, *shape[1:]), "float32")
+    return {"input": TensorShape((None, *shape[1:]), "float32")}
 
 
-def _outputs(model: Any, pixels: TensorShape) -> dict[str, TensorShape]:
+def _outputs(model: Any, inputs: Mapping[str, TensorShape]) -> dict[str, TensorShape]:
     if isinstance(model, keras.Sequential) or not getattr(model, "inputs", None):
         # Called, not asked: what a Sequential says of its outputs are tensors alone, without the names that they have
         # where its last layer gives a mapping.
-        symbols = call(model, keras.Input(batch_shape=pixels.shape, dtype=pixels.dtype))
+        symbols = call(model, *(keras.Input(batch_shape=one.shape, dtype=one.dtype) for one in inputs.values()))
     else:
         symbols = model.output
     return {name: TensorShape(symbol.shape, symbol.dtype) for name, symbol in named_outputs(model, symbols).items()}

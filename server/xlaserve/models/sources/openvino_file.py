@@ -48,14 +48,11 @@ def openvino_file(file: Path, settings: ModelSettings) -> Network:
         version = openvino.__version__.partition("-")[0]
         raise ModelFailed(f"source: {file.name} can't be read by OpenVINO {version}: {_remedy(error, file)}") from error
     fold_constants(model)
-    if len(model.inputs) != 1:
-        known = ", ".join(one.any_name for one in model.inputs)
-        raise ModelFailed(f"source: expected a model of one input, the image, got {file.name}, which takes {known}")
     openvino_quantization.take_pixels(model)
     openvino_quantization.give_numbers(model)
     try:
         translator = Translator(model)
-        function = tf.function(translator.run, autograph=False).get_concrete_function(translator.pixels)
+        function = tf.function(translator.run, autograph=False).get_concrete_function(*translator.inputs)
     except UntranslatableError as error:
         raise ModelFailed(
             f"source: {file.name} holds what is not translated: {error}; make a SavedModel of it elsewhere:"
@@ -65,7 +62,7 @@ def openvino_file(file: Path, settings: ModelSettings) -> Network:
     compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     _compare(compiled, function, translator, QUANTIZED_TOLERANCE if is_quantized else TOLERANCE)
     found = functions.found(translator, function, file.name)
-    network = saved_model.network(found.call, found.pixels, found.outputs, settings, weights=file.name)
+    network = saved_model.network(found, settings, weights=file.name)
     return replace(network, is_narrow=is_quantized)
 
 
@@ -89,14 +86,21 @@ def _cause(error: RuntimeError) -> str:
 
 def _compare(expected: Any, function: Any, translator: Translator, tolerance: float) -> None:
     """Raises ModelFailed where a translation answers otherwise than OpenVINO; `tolerance` as in `TOLERANCE`."""
-    batch, *sides = translator.pixels.shape
-    is_whole = translator.pixels.dtype.is_integer
-    noise = np.random.default_rng(0).uniform(0, 255 if is_whole else 1, (batch or 2, *(side or SIDE for side in sides)))
-    images = noise.astype(translator.pixels.dtype.as_numpy_dtype)
-    wanted, answers = expected(images), function(tf.constant(images))
+    given = [_noise(spec, seed) for seed, spec in enumerate(translator.inputs)]
+    wanted, answers = expected(given), function(*map(tf.constant, given))
     for index, name in enumerate(translator.outputs):
         other, one = (np.asarray(values, np.float64) for values in (wanted[index], answers[name]))
         limit = tolerance * max(1.0, np.abs(other).max(initial=0.0))
         if one.shape != other.shape or not np.allclose(one, other, rtol=0, atol=limit, equal_nan=True):
             how = "has another shape" if one.shape != other.shape else f"is off by {np.abs(one - other).max():.2g}"
             raise ModelFailed(f"source: output {name} {how} once the model is translated; it is not served")
+
+
+def _noise(spec: tf.TensorSpec, seed: int) -> Any:
+    """Returns random values for an input: from 0 to 255 for whole numbers that may be pixels, else from 0 to 1."""
+    batch, *sides = spec.shape
+    is_level = spec.dtype.is_integer and len(sides) > 1
+    values = np.random.default_rng(seed).uniform(
+        0, 255 if is_level else 1, (batch or 2, *(side or SIDE for side in sides))
+    )
+    return values.astype(spec.dtype.as_numpy_dtype)

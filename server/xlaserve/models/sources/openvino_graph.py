@@ -6,6 +6,7 @@ kernels leave them, with the order of their axes: a transposition changes the or
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -26,21 +27,29 @@ from xlaserve.models.sources.openvino_values import (
 MIN_VARIABLE: Final = 4096
 """Numbers of a weight that becomes a variable; smaller ones are constants of the graph."""
 NARROW: Final = frozenset({"f16", "bf16"})
+INVALID: Final = re.compile(r"[^A-Za-z0-9_.\\/>-]")
+"""Characters that names of TensorFlow's tensors don't have."""
 
 
 class Translator:
-    """Builds a model of one input into the graph that is being traced."""
+    """Builds a model into the graph that is being traced."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._weights: dict[tuple[str, Order], tf.Variable] = {}
-        (parameter,) = model.inputs
-        self.pixels = tf.TensorSpec(static_shape(parameter), _dtype(parameter), name="pixels")
+        self.inputs = [
+            tf.TensorSpec(static_shape(each), _dtype(each), name=INVALID.sub("_", _name(each, index, "input")))
+            for index, each in enumerate(model.inputs)
+        ]
+        """The types of the inputs, with their names."""
         self.outputs = [_name(output, index) for index, output in enumerate(model.outputs)]
         """The names of the outputs."""
 
-    def run(self, pixels: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the outputs for pixels as the file has them. Raises UntranslatableError."""
+    def run(self, *given: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the outputs for inputs as the file has them. Raises UntranslatableError."""
+        parameters = {
+            each.get_node().get_name(): tensor for each, tensor in zip(self._model.inputs, given, strict=True)
+        }
         values: dict[tuple[str, int], Value] = {}
         results: dict[str, Value] = {}
         for node in self._model.get_ordered_ops():
@@ -49,7 +58,7 @@ class Translator:
             inputs = [values[source.get_node().get_name(), source.get_index()] for source in sources]
             match kind:
                 case "Parameter":
-                    made: Sequence[Value] = [value(pixels)]
+                    made: Sequence[Value] = [value(parameters[name])]
                 case "Constant":
                     made = [value(_array(node))]
                 case "Result":
@@ -114,6 +123,6 @@ def _dtype(output: Any) -> tf.DType:
     return tf.float32 if kind in NARROW else tf.as_dtype(output.get_element_type().to_dtype())
 
 
-def _name(output: Any, index: int) -> str:
-    names = sorted(output.get_names())
-    return names[0] if names else f"output_{index}"
+def _name(port: Any, index: int, kind: str = "output") -> str:
+    names = sorted(port.get_names())
+    return names[0] if names else f"{kind}_{index}"

@@ -22,17 +22,19 @@ def is_quantized(model: Any) -> bool:
 
 
 def take_pixels(model: Any) -> None:
-    """Makes a model of one input take uint8 pixels where it takes signed levels."""
-    (parameter,) = model.get_parameters()
-    if parameter.get_element_type().get_type_name() != SIGNED:
-        return
+    """Makes a model take uint8 pixels for images of signed levels."""
     openvino = load()
-    users = [*parameter.output(0).get_target_inputs()]
-    parameter.set_element_type(openvino.Type.u8)
-    moved = openvino.opset15.add(openvino.opset15.convert(parameter, "f32"), np.float32(BLACK))
-    levels = openvino.opset15.convert(moved, SIGNED)
-    for user in users:
-        user.replace_source_output(levels.output(0))
+    for parameter in model.get_parameters():
+        rank = parameter.get_partial_shape().rank
+        is_image = rank.is_dynamic or rank.get_length() > len("NC")
+        if not is_image or parameter.get_element_type().get_type_name() != SIGNED:
+            continue
+        users = [*parameter.output(0).get_target_inputs()]
+        parameter.set_element_type(openvino.Type.u8)
+        moved = openvino.opset15.add(openvino.opset15.convert(parameter, "f32"), np.float32(BLACK))
+        levels = openvino.opset15.convert(moved, SIGNED)
+        for user in users:
+            user.replace_source_output(levels.output(0))
     model.validate_nodes_and_infer_types()
 
 

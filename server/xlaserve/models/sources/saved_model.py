@@ -18,8 +18,9 @@ from xlaserve.models import lowering
 from xlaserve.models.networks import reading
 from xlaserve.models.networks.assemble import assemble, probe
 from xlaserve.models.networks.heads import TensorShape
-from xlaserve.models.networks.image_tensor import Call, ImageTensor, image_tensor
+from xlaserve.models.networks.image_tensor import Call
 from xlaserve.models.networks.network import Network
+from xlaserve.models.networks.network_inputs import NetworkInputs, network_inputs
 from xlaserve.models.networks.preparation import KERAS, OF_GRAPH
 from xlaserve.models.networks.preprocess import Preprocess
 from xlaserve.models.sources import file_content, functions
@@ -66,7 +67,7 @@ def saved_model(folder: Path, settings: ModelSettings, weights: str | None = Non
 
 def of_function(found: Found, settings: ModelSettings, *, weights: str) -> Network:
     """Returns the network of a function that was found in a graph. Raises ModelFailed."""
-    made = network(found.call, found.pixels, found.outputs, settings, weights=weights)
+    made = network(found, settings, weights=weights)
     if found.resize is None:
         return replace(made, preparation=KERAS) if found.is_keras else made
     how = f", which the graph does with {found.resize}," if found.resize else ""
@@ -143,30 +144,30 @@ def _know_optimizers() -> None:
         revived_types.register_revived_type(OPTIMIZER, lambda one: isinstance(one, Optimizer), [version])
 
 
-def network(
-    call: Call, pixels: TensorShape, outputs: Mapping[str, TensorShape], settings: ModelSettings, *, weights: str
-) -> Network:
-    """Returns the network of an exported function of one image input. Raises ModelFailed."""
-    image = image_tensor(pixels, settings.color, settings.layout)
-    return arranged(image.last(call), image, outputs, settings, weights=weights, is_first=image.gives_first)
+def network(found: Found, settings: ModelSettings, *, weights: str) -> Network:
+    """Returns the network of an exported function. Raises ModelFailed."""
+    inputs = network_inputs(found.inputs, settings)
+    return arranged(
+        inputs.last(found.call), inputs, found.outputs, settings, weights=weights, is_first=inputs.gives_first
+    )
 
 
 def arranged(
     call: Call,
-    pixels: ImageTensor,
+    inputs: NetworkInputs,
     outputs: Mapping[str, TensorShape],
     settings: ModelSettings,
     *,
     weights: str,
     is_first: reading.IsFirst = lambda _: False,
 ) -> Network:
-    """Returns the network of a function that takes the channels of its pixels last; `is_first` is whether its maps have
+    """Returns the network of a function that takes the channels of images last; `is_first` is whether its maps have
     theirs first. Raises ModelFailed."""
     preprocessing: Preprocess = "none" if settings.preprocess == "auto" else settings.preprocess
     return assemble(
         call,
-        reading.choose(outputs, settings, lambda: probe(call, pixels, preprocessing, settings), is_first),
-        pixels=pixels,
+        reading.choose(outputs, settings, lambda: probe(call, inputs, preprocessing, settings), is_first),
+        inputs=inputs,
         preprocessing=preprocessing,
         weights=weights,
         lower=lowering.for_settings(settings),

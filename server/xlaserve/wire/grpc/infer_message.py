@@ -24,6 +24,7 @@ TYPED: Final = {
     "FP32": ListField("fp32_contents", np.float32),
 }
 """By datatype: the field of `contents` that holds it."""
+TYPED_BY_NAME: Final = {field.name: field for field in TYPED.values()}
 BYTES: Final = "bytes_contents"
 
 MAX_KNOWN: Final = 64
@@ -45,6 +46,7 @@ _FIELDS: Final[wire_format.Fields] = {
         pb.ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER: _CONTENTS,
     },
 }
+_RAW_ALONE: Final[wire_format.Fields] = {pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER: RAW}
 
 
 class CachedHeader:
@@ -86,7 +88,7 @@ class InferMessage(NamedTuple):
 
     head: CachedHeader
     raw: Sequence[memoryview]
-    """`raw_input_contents`."""
+    """`raw_input_contents`; empty for an input that is listed, where others lie in shared memory."""
     contents: Mapping[str, Sequence[memoryview]]
     """Lists of typed `contents` that are viewed as they were sent, by the field's name."""
 
@@ -165,6 +167,10 @@ def _parse(data: bytes) -> InferMessage:
     """Raises DecodeError, and InvalidArgument beyond a bound of `wire_format`."""
     if len(data) >= LARGE_BYTES:
         rest, views = wire_format.split(pb.ModelInferRequest, data, _FIELDS)
-        return InferMessage(CachedHeader(rest), views.get(RAW, ()), views)
+        head = CachedHeader(rest)
+        if len(head.fields.inputs) > 1 and views.keys() - {RAW}:  # nobody knows which list is of which input
+            rest, views = wire_format.split(pb.ModelInferRequest, data, _RAW_ALONE)
+            head = CachedHeader(rest)
+        return InferMessage(head, views.get(RAW, ()), views)
     head = CachedHeader(data)
     return InferMessage(head, tuple(map(memoryview, head.fields.raw_input_contents)), {})

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
+from itertools import starmap
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve.engine.inputs import Images
 from xlaserve.errors import InvalidArgument
 from xlaserve.images.decoder import Encoded
 from xlaserve.images.image_input import RGB, ImageInput
-from xlaserve.pipeline import Pending, Readable
+from xlaserve.request_inputs import Given, Readable
 from xlaserve.wire.grpc import wire_format
-from xlaserve.wire.grpc.infer_message import BYTES, RAW, TYPED, InferMessage, parameter_items
-from xlaserve.wire.grpc.packed_lists import PackedListing, numbers_of, pixels_of
+from xlaserve.wire.grpc.infer_message import BYTES, RAW, TYPED, TYPED_BY_NAME, InferMessage, parameter_items
+from xlaserve.wire.grpc.packed_lists import PackedListing, listed_numbers, numbers_of, pixels_of
 from xlaserve.wire.shared.inference import InferRequest, RequestedOutput, check_parameters
 from xlaserve.wire.shared.input_tensors import PIXELS, SHARED_MEMORY, check_count
 from xlaserve.wire.shared.output_tensors import OutputTensor
@@ -46,16 +46,20 @@ LISTING: Final = PackedListing(
 )
 """The fields of `contents`."""
 
+_CONTENTS: Final = pb.InferTensorContents.DESCRIPTOR.fields_by_number
+
 
 class _Input:
     """An input tensor of a request, for `images_of`."""
 
-    __slots__ = ("_message", "_tensor", "datatype", "name", "parameters", "shape")
+    __slots__ = ("_message", "_place", "_tensor", "datatype", "name", "parameters", "shape")
     bytes_field = RAW
     values_field = "contents"
+    states_datatype = True
 
-    def __init__(self, message: InferMessage, tensor: Input) -> None:
+    def __init__(self, message: InferMessage, place: int, tensor: Input) -> None:
         self._message = message
+        self._place = place
         self._tensor = tensor
         self.name: str = tensor.name
         self.datatype: str = tensor.datatype
@@ -66,11 +70,15 @@ class _Input:
         raw = self._message.raw
         if not raw:
             return None
-        if len(raw) != 1:
-            raise InvalidArgument(RAW, "one entry, as there is one input", len(raw))
-        if self._tensor.HasField("contents"):
+        if len(raw) != (inputs := len(self._message.head.fields.inputs)):
+            is_one = "one entry, as there is one input"
+            raise InvalidArgument(RAW, is_one if inputs == 1 else f"{inputs} entries, one for each input", len(raw))
+        own = raw[self._place]
+        if not self._tensor.HasField("contents"):
+            return own
+        if len(own) or len(raw) == 1:
             raise InvalidArgument("inputs.contents", f"nothing alongside {RAW}", "both")
-        return raw[0]
+        return None
 
     def values(self, shape: tuple[int, ...]) -> NDArray[Any] | Readable:
         """Returns views or a copy of what was sent."""
@@ -84,6 +92,23 @@ class _Input:
 
     def elements(self) -> list[Encoded]:
         return [*self._tensor.contents.bytes_contents, *self._message.contents.get(BYTES, ())]
+
+    def numbers(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Returns an array of the listed numbers."""
+        if (number := LISTING.fields.get(self.datatype)) is None:  # type: ignore[call-overload]
+            raise InvalidArgument(f"{self.values_field} of {self.name}", f"{self.datatype} as {RAW}", "a list")
+        name = _CONTENTS[number].name
+        field, views = TYPED_BY_NAME.get(name), self._message.contents.get(name, ())
+        return listed_numbers(
+            getattr(self._tensor.contents, name),
+            views,
+            shape,
+            dtype,
+            field=field,
+            where=self.values_field,
+            name=self.name,
+            raw_field=RAW,
+        )
 
 
 def infer_request(message: InferMessage, image: ImageInput = RGB) -> InferRequest:
@@ -99,18 +124,19 @@ def infer_request(message: InferMessage, image: ImageInput = RGB) -> InferReques
     if head.has_outputs:
         outputs = (RequestedOutput(one.name, parameter_items(one.parameters), is_raw) for one in head.fields.outputs)
     if head.known_shape is None or head.known_input != image:
-        inputs = map(partial(_Input, message), head.fields.inputs)
+        inputs = starmap(partial(_Input, message), enumerate(head.fields.inputs))
         return InferRequest(inputs, outputs, parameters, is_raw, head.id)
     known_images = np.ndarray(head.known_shape, np.uint8, message.raw[0])
     return InferRequest((), outputs, parameters, is_raw, head.id, known_images)
 
 
-def learn_shape(message: InferMessage, images: Images | Pending | Sequence[Encoded], image: ImageInput = RGB) -> None:
+def learn_shape(message: InferMessage, images: Given, image: ImageInput = RGB) -> None:
     """Remembers the shape of a request's images, once they were checked for the input `image`, where the next ones can
     do without."""
     head = message.head
     is_known = head.known_shape is not None and head.known_input == image
-    if is_known or not message.raw or not isinstance(images, np.ndarray):
+    is_one = len(head.fields.inputs) == 1
+    if is_known or not is_one or not message.raw or not isinstance(images, np.ndarray):
         return
     tensor = head.fields.inputs[0]
     # A model that is loaded again may be strict, and refuse parameters that were ignored.

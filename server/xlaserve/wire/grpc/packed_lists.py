@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from xlaserve.engine.program import Value
 from xlaserve.errors import InvalidArgument
 from xlaserve.models.task import DATATYPES, Datatype
-from xlaserve.pipeline import Readable
+from xlaserve.request_inputs import Readable
 from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.shared.input_tensors import PIXELS
+from xlaserve.wire.shared.named_inputs import cast
 from xlaserve.wire.shared.output_tensors import raw_part
 from xlaserve.wire.shared.parts import Part
 
@@ -130,6 +131,33 @@ def pixels_of(
     """Returns pixels of numbers, as an array where the event loop can make one."""
     pixels = ListedPixels(numbers, shape, is_half)
     return pixels if pixels.is_slow else np.asarray(pixels)
+
+
+def listed_numbers(
+    listed: Sequence[Any],
+    views: Sequence[memoryview],
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    *,
+    field: ListField | None,
+    where: str,
+    name: str,
+    raw_field: str,
+) -> NDArray[Any]:
+    """Returns an input that holds no images: `listed` by protobuf, or `views` of a packed `field` that is known.
+
+    Raises InvalidArgument for numbers that are none of `dtype`, or too few or too many for `shape`.
+    """
+    numbers: Any = listed
+    if views:
+        assert field is not None
+        numbers = numbers_of(field, listed, views, where, raw_field)
+        if isinstance(numbers, PackedIntegers):
+            numbers = wire_format.unpacked(numbers.octets).view(field.dtype)
+    if len(numbers) != math.prod(shape):
+        expected = f"{math.prod(shape)} values for {list(shape)}"
+        raise InvalidArgument(f"{where} of {name}", expected, f"{len(numbers)} values")
+    return cast(np.asarray(numbers), dtype, f"{where} of {name}").reshape(shape)
 
 
 def _narrowed(values: NDArray[Any]) -> NDArray[Any]:

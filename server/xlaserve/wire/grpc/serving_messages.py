@@ -20,7 +20,7 @@ from xlaserve.wire.grpc.reader import Parser
 from xlaserve.wire.grpc.tensor_protos import VIEWED, TensorInput, output_parts
 from xlaserve.wire.grpc.wire_format import LARGE_BYTES, Wire
 from xlaserve.wire.shared.inference import InferRequest, RequestedOutput
-from xlaserve.wire.shared.input_tensors import MAX_IMAGES, MAX_SHOWN
+from xlaserve.wire.shared.input_tensors import MAX_IMAGES, MAX_INPUTS
 from xlaserve.wire.shared.output_tensors import OutputTensor
 from xlaserve.wire.shared.tensorflow_serving_models import SIGNATURE, classified, classify, regressed
 from xlaserve_proto import tensorflow_messages_pb2 as pb
@@ -64,7 +64,10 @@ def _view(
     try:
         if len(data) >= least:
             rest, views = wire_format.split(message, data, fields)
-            return ServingMessage(message.FromString(rest), views)
+            parsed = message.FromString(rest)
+            if not isinstance(parsed, pb.PredictRequest) or len(parsed.inputs) < 2:
+                return ServingMessage(parsed, views)
+            # Nobody knows which view is of which input.
         return ServingMessage(message.FromString(data), {})
     except DecodeError:
         return None
@@ -94,7 +97,7 @@ def _answered_by(number: int, model: str, version: str) -> bytes:
 
 def infer_request(message: ServingMessage[pb.PredictRequest]) -> InferRequest:
     """Returns a request to predict as plain data, views of the message."""
-    given = islice(message.fields.inputs.items(), MAX_SHOWN)
+    given = islice(message.fields.inputs.items(), MAX_INPUTS)
     inputs = [TensorInput(name, tensor, message.views) for name, tensor in given]
     return InferRequest(inputs, [*map(RequestedOutput, message.fields.output_filter)])
 
@@ -166,7 +169,7 @@ def _images_of(given: pb.Input, views: Mapping[str, Sequence[memoryview]]) -> It
         ]
         images = [_only_value(key, values) for key, values in found if key in FEATURES]
         if len(images) != 1:
-            names = ", ".join(repr(key[:64]) for key, _ in found[:MAX_SHOWN]) or "none"
+            names = ", ".join(repr(key[:64]) for key, _ in found[:MAX_INPUTS]) or "none"
             raise InvalidArgument("examples", f"one feature of bytes, {' or '.join(map(repr, FEATURES))}", names)
         yield images[0]
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
+from typing import Final
 
 from xlaserve.errors import InvalidArgument, UnsupportedFeature
 from xlaserve.wire.grpc.context import Context
 from xlaserve.wire.grpc.infer_message import InferMessage, parameter_items
-from xlaserve.wire.shared.input_tensors import MAX_SHOWN
+from xlaserve.wire.shared.input_tensors import MAX_INPUTS, MAX_SHOWN
 from xlaserve.wire.shared.output_tensors import OutputTensor
 from xlaserve.wire.shared.parts import Part, wire_bytes
 from xlaserve.wire.shared.shared_memory import SharedMemory, Slot, is_local, slot_of
+
+_NOTHING: Final = memoryview(b"")
 
 
 def for_peer(memory: SharedMemory | None, context: Context) -> SharedMemory:
@@ -37,17 +40,29 @@ class SharedTensors:
                 self._outputs[output.name] = slot
 
     async def fill(self, message: InferMessage) -> InferMessage:
-        """Returns the request with its input as raw contents. Raises QueueFull as well."""
-        inputs = message.head.fields.inputs
-        if len(inputs) != 1:  # will be refused
+        """Returns the request with the inputs in shared memory as raw contents. Raises QueueFull as well.
+
+        As Triton has it, raw contents of a request are those of its other inputs.
+        """
+        inputs = message.head.fields.inputs[:MAX_INPUTS]
+        places = [f"inputs.{tensor.name[:64]}" for tensor in inputs]
+        slots = [
+            slot_of(parameter_items(tensor.parameters), where) for tensor, where in zip(inputs, places, strict=True)
+        ]
+        if not any(slots):
             return message
-        where = f"inputs.{inputs[0].name[:64]}"
-        slot = slot_of(parameter_items(inputs[0].parameters), where)
-        if slot is None:
-            return message
-        if message.raw or inputs[0].HasField("contents"):
+        sent = iter(message.raw)
+        raw: list[memoryview] = []
+        for tensor, slot, where in zip(inputs, slots, places, strict=True):
+            if slot is None:
+                raw.append(_NOTHING if tensor.HasField("contents") else next(sent, _NOTHING))
+                continue
+            if tensor.HasField("contents"):
+                raise InvalidArgument(where, "no contents alongside shared memory", "both")
+            raw.append(memoryview(await self._memory.read(slot, where)))
+        if next(sent, None) is not None:
             raise InvalidArgument(where, "no contents alongside shared memory", "both")
-        return message._replace(raw=(memoryview(await self._memory.read(slot, where)),))
+        return message._replace(raw=tuple(raw))
 
     def keep(self, tensor: OutputTensor) -> Slot | None:
         """Keeps an output for `write`, and returns where it will lie; None for one that goes into the response."""

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from xlaserve.errors import InvalidArgument
 from xlaserve.images.decoder import Encoded
-from xlaserve.pipeline import Readable
+from xlaserve.request_inputs import Readable
 from xlaserve.wire.grpc import wire_format
-from xlaserve.wire.grpc.packed_lists import ListField, PackedListing, numbers_of, pixels_of
+from xlaserve.wire.grpc.packed_lists import ListField, PackedListing, listed_numbers, numbers_of, pixels_of
 from xlaserve.wire.shared.input_tensors import check_count
 from xlaserve.wire.shared.output_tensors import OutputTensor
 from xlaserve.wire.shared.tensorflow_serving_models import DTYPES
@@ -58,6 +58,8 @@ _DATATYPES: Final = {pb.DataType.Value(dtype): datatype for datatype, dtype in D
 _OUTPUTS: Final = pb.PredictResponse.OUTPUTS_FIELD_NUMBER
 _KEY, _VALUE = 1, 2
 """Fields of a map's entry."""
+_FIELDS: Final = pb.TensorProto.DESCRIPTOR.fields_by_number
+_LISTS: Final = {field.name: field for field in LISTS.values()}
 
 
 class TensorInput:
@@ -69,6 +71,7 @@ class TensorInput:
     __slots__ = ("_tensor", "_views", "datatype", "name", "parameters", "shape")
     bytes_field = CONTENT
     values_field = STRINGS
+    states_datatype = True
 
     def __init__(self, name: str, tensor: pb.TensorProto, views: Mapping[str, Sequence[memoryview]]) -> None:
         self.name = name
@@ -100,6 +103,18 @@ class TensorInput:
     def elements(self) -> list[Encoded]:
         """Returns the listed images."""
         return [*self._tensor.string_val, *self._views.get(STRINGS, ())]
+
+    def numbers(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Returns an array of the listed numbers, their last one repeated where they are too few."""
+        if self.datatype == "FP16":
+            return np.asarray(self.values(shape)).astype(dtype)
+        name = _FIELDS[LISTING.fields[self.datatype]].name  # type: ignore[index]
+        listed, views = getattr(self._tensor, name), self._views.get(name, ())
+        if not views and 1 <= len(listed) < math.prod(shape):
+            listed = [*listed, *[listed[-1]] * (math.prod(shape) - len(listed))]
+        return listed_numbers(
+            listed, views, shape, dtype, field=_LISTS.get(name), where=name, name=self.name, raw_field=CONTENT
+        )
 
 
 def output_parts(tensor: OutputTensor) -> wire_format.Wire:

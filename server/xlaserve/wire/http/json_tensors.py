@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -20,13 +20,14 @@ from xlaserve.engine.program import Value
 from xlaserve.errors import InvalidArgument, shown
 from xlaserve.images.decoder import Encoded
 from xlaserve.models.task import Datatype
-from xlaserve.pipeline import Readable
+from xlaserve.request_inputs import Readable
 from xlaserve.wire.http import fields
 from xlaserve.wire.http.base64_text import EXPECTED, NotBase64, decoded
 from xlaserve.wire.http.json_numbers import NumberArray
 from xlaserve.wire.http.message import HttpRequest, Json, to_json
 from xlaserve.wire.shared.inference import InferRequest, RequestedOutput, check_parameters
-from xlaserve.wire.shared.input_tensors import MAX_SHOWN, PIXEL_DTYPES, check_count
+from xlaserve.wire.shared.input_tensors import MAX_INPUTS, PIXEL_DTYPES, check_count
+from xlaserve.wire.shared.named_inputs import cast
 from xlaserve.wire.shared.parts import Part
 
 OCTETS: Final = "application/octet-stream"
@@ -50,6 +51,7 @@ class JsonInput:
     __slots__ = ("_data", "_raw", "datatype", "name", "parameters", "shape")
     bytes_field = BINARY_SIZE
     values_field = "data"
+    states_datatype = True
 
     def __init__(self, tensor: Json, raw: memoryview | None) -> None:
         self.name: str = fields.text(tensor, "name", "inputs")
@@ -78,6 +80,10 @@ class JsonInput:
     def elements(self) -> list[Encoded]:
         """Returns the listed images, which stand in base64."""
         return images(self._data, f"data of {self.name}")
+
+    def numbers(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Returns an array of the listed numbers; nested lists and flat ones mean the same."""
+        return listed_numbers(self._data, shape, dtype, f"data of {self.name[:64]}")
 
 
 class ListedPixels(NamedTuple):
@@ -110,28 +116,41 @@ class ListedPixels(NamedTuple):
         return integers.reshape(self.shape)
 
 
-def to_array(value: object, where: str, expected: str) -> NDArray[Any]:
-    """Returns numbers as JSON lists them, nested or flat. Raises InvalidArgument for all else."""
-    for stranger in _strangers(value):  # of strings NumPy would make all as long as the longest
+def listed_numbers(data: object, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> NDArray[Any]:
+    """Returns an input that holds no images, as JSON lists it. Raises InvalidArgument."""
+    expected = f"a list of {dtype.name}, flat or of shape {list(shape)}"
+    values = to_array(data, where, expected, has_flags=dtype.kind == "b")
+    if values.shape != shape and (values.ndim > 1 or values.size != math.prod(shape)):
+        raise InvalidArgument(where, expected, f"shape {list(values.shape)}")
+    return cast(values, dtype, where).reshape(shape)
+
+
+def to_array(value: object, where: str, expected: str, *, has_flags: bool = False) -> NDArray[Any]:
+    """Returns numbers as JSON lists them, nested or flat; true and false too where it `has_flags`.
+
+    Raises InvalidArgument for all else.
+    """
+    known = _LISTED | {bool} if has_flags else _LISTED
+    for stranger in _strangers(value, known):  # of strings NumPy would make all as long as the longest
         raise InvalidArgument(where, expected, shown(stranger))
     try:
         values = np.asarray(value)
     except ValueError:
         raise InvalidArgument(where, expected, "lists of several lengths") from None
-    if values.dtype.kind not in "iuf":
+    if values.dtype.kind not in ("iufb" if has_flags else "iuf"):
         raise InvalidArgument(where, expected, "numbers of more than 64 bits")
     return values
 
 
-def _strangers(value: object) -> Iterator[object]:
+def _strangers(value: object, known: Set[type]) -> Iterator[object]:
     """Yields values that are neither numbers nor lists of them, as soon as one is found."""
     left = [value]
     while left:
         one = left.pop()
         if isinstance(one, list):
             kinds = {*map(type, one)}
-            if not kinds <= _LISTED:
-                yield next(inner for inner in one if type(inner) not in _LISTED)
+            if not kinds <= known:
+                yield next(inner for inner in one if type(inner) not in known)
             elif list in kinds:
                 left += one
         elif not isinstance(one, (int, float, NumberArray, np.ndarray)):
@@ -147,14 +166,14 @@ def parse(body: Json, binary: memoryview) -> InferRequest:
     is_raw = fields.flag(parameters, ALL_BINARY)
     listed = fields.objects(body, "inputs")
     inputs = []
-    for tensor in listed[:MAX_SHOWN]:
+    for tensor in listed[:MAX_INPUTS]:
         size, raw = fields.object_of(tensor, "parameters").get(BINARY_SIZE), None
         if size is not None:
             if type(size) is not int or not 0 <= size <= len(binary):
                 raise InvalidArgument(BINARY_SIZE, f"at most the {len(binary)} bytes that are left", shown(size))
             raw, binary = binary[:size], binary[size:]
         inputs.append(JsonInput(tensor, raw))
-    if binary and len(listed) <= MAX_SHOWN:
+    if binary and len(listed) <= MAX_INPUTS:
         raise InvalidArgument("body", f"what {BINARY_SIZE} says behind the JSON", f"{len(binary)} bytes more")
     outputs = [_output(output, is_raw) for output in fields.objects(body, "outputs")]
     others = check_parameters(_without(parameters, ALL_BINARY))

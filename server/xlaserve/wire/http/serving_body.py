@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from xlaserve.errors import InvalidArgument, shown
 from xlaserve.images.decoder import Encoded
-from xlaserve.pipeline import Readable
+from xlaserve.request_inputs import Readable
 from xlaserve.wire.http import fields
 from xlaserve.wire.http.json_numbers import NumberArray
-from xlaserve.wire.http.json_tensors import ListedPixels, image, to_array
+from xlaserve.wire.http.json_tensors import ListedPixels, image, listed_numbers, to_array
 from xlaserve.wire.http.message import HttpRequest, Json
 from xlaserve.wire.shared.input_tensors import IMAGE, MAX_IMAGES, MAX_SHOWN, PIXELS
 from xlaserve.wire.shared.tensorflow_serving_models import check_signature
@@ -66,15 +66,16 @@ class JsonTensor:
     __slots__ = ("_place", "_value", "datatype", "name", "parameters", "shape")
     bytes_field = "values"
     values_field = "values"
+    states_datatype = False
 
-    def __init__(self, name: str, value: Any, place: Place) -> None:
+    def __init__(self, name: str, value: Any, place: Place, *, is_encoded: bool) -> None:
         self.name = name
         self.parameters: Iterable[str] = ()
         self._place = place
-        self._value: Any = value if name == IMAGE else _arrays(value, place.whole)
+        self._value: Any = value if is_encoded else _arrays(value, place.whole)
         self.datatype: str
         self.shape: Sequence[int]
-        self.datatype, self.shape = ("BYTES", [len(value)]) if name == IMAGE else _kind_of(self._value, place.whole)
+        self.datatype, self.shape = ("BYTES", [len(value)]) if is_encoded else _kind_of(self._value, place.whole)
 
     def raw(self) -> memoryview | None:
         """Returns None: everything is listed."""
@@ -89,11 +90,16 @@ class JsonTensor:
         """Returns the listed images."""
         return [image(one, f"{self._place.of(index)}.{B64}") for index, one in enumerate(self._value)]
 
+    def numbers(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Returns an array of the listed numbers."""
+        return listed_numbers(self._value, shape, dtype, self._place.whole)
 
-def parse(body: Json, input_name: str = "") -> PredictBody:
+
+def parse(body: Json, input_name: str = "", names: Sequence[str] = ()) -> PredictBody:
     """Returns what the body of a request to predict holds. Raises InvalidArgument.
 
-    `input_name` is another name of either input.
+    `input_name` is another name of either input; `names` are those of the inputs of a model that takes others than one
+    image.
     """
     check_signature(fields.text(body, "signature_name", "body", ""))
     if (ROWS in body) == (COLUMNS in body):
@@ -104,8 +110,10 @@ def parse(body: Json, input_name: str = "") -> PredictBody:
     given, has_names = _columns_of(value) if is_rows else _named(value)
     if not given:
         raise InvalidArgument(ROWS if is_rows else COLUMNS, f"{PIXELS!r} or {IMAGE!r} by name", shown({}))
+    if names and not has_names:  # a model's only input needs no name
+        given = dict.fromkeys(names[:1], next(iter(given.values())))
     key = ""
-    if input_name and given.keys() == {input_name}:
+    if not names and input_name and given.keys() == {input_name}:
         key = input_name
         given, _ = _named(given[input_name])
     tensors = []
@@ -166,8 +174,8 @@ def _named(value: object) -> tuple[Mapping[str, object], bool]:
 
 
 def _tensor(name: str, value: object, place: Place) -> JsonTensor:
-    if name != IMAGE:
-        return JsonTensor(name, value, place)
+    if name == PIXELS or (name != IMAGE and not _has_encoded(value)):
+        return JsonTensor(name, value, place, is_encoded=False)
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, list):
@@ -176,7 +184,7 @@ def _tensor(name: str, value: object, place: Place) -> JsonTensor:
     for index, one in enumerate(value):
         if not _is_encoded(one):
             raise InvalidArgument(place.of(index), _ENCODED, _keys(one) if isinstance(one, dict) else shown(one))
-    return JsonTensor(name, value, place)
+    return JsonTensor(name, value, place, is_encoded=True)
 
 
 def _arrays(value: Any, field: str) -> NumberArray | NDArray[Any] | list[NumberArray | NDArray[Any]]:
@@ -200,6 +208,13 @@ def _kind_of(value: NumberArray | NDArray[Any] | list[Any], field: str) -> tuple
         raise InvalidArgument(field, "images of one shape", "several")
     is_integer = all(one.is_integer if isinstance(one, NumberArray) else one.dtype.kind in "iu" for one in arrays)
     return "INT32" if is_integer else "FP32", [len(arrays), *shape] if isinstance(value, list) else shape
+
+
+def _has_encoded(value: object) -> bool:
+    """Returns whether a value begins with an encoded image."""
+    while isinstance(value, list) and value:
+        value = value[0]
+    return _is_encoded(value)
 
 
 def _is_encoded(value: object) -> bool:

@@ -13,7 +13,7 @@ from xlaserve.pipeline import Answer, Request
 from xlaserve.wire.http import serving_body
 from xlaserve.wire.http.json_tensors import JsonListing
 from xlaserve.wire.http.message import HttpAnswer, HttpRequest, json_answer, separated, to_json
-from xlaserve.wire.shared import inference
+from xlaserve.wire.shared import inference, named_inputs
 from xlaserve.wire.shared import tensorflow_serving_models as serving
 from xlaserve.wire.shared.call import Calls
 from xlaserve.wire.shared.inference import InferRequest
@@ -36,7 +36,9 @@ class TensorflowServing:
         name, version = _model(request)
         with self.calls.enter("predict", name, version, math.inf) as call:
             task, settings = call.served.model.task, call.served.settings
-            body = serving_body.parse(await request.json(), settings.input_name)
+            model = call.served.model
+            names = () if model.is_of_one_image else named_inputs.names_of(model, settings.input_name)
+            body = serving_body.parse(await request.json(), settings.input_name, names)
             parsed, wanted = inference.parse(InferRequest(body.inputs), call, LISTING)
             answer = await call.run(parsed)
             render = RenderedOutputs(wanted, LISTING).renderer(task)

@@ -16,12 +16,13 @@ from xlaserve.config import PixelRange
 from xlaserve.engine.inputs import Images
 from xlaserve.engine.request import DEFAULT_PRIORITY, WEIGHTS
 from xlaserve.errors import InvalidArgument, UnsupportedFeature, shown
-from xlaserve.images.decoder import Encoded
 from xlaserve.models.task import Task, TensorSpec, classification_at
-from xlaserve.pipeline import Pending, Request
+from xlaserve.pipeline import Request
+from xlaserve.request_inputs import Given
 from xlaserve.wire.shared import slips
 from xlaserve.wire.shared.call import Call
 from xlaserve.wire.shared.input_tensors import InputTensor, bounded, check_unknown, images_of
+from xlaserve.wire.shared.named_inputs import inputs_of
 from xlaserve.wire.shared.output_tensors import Listing, WantedOutput, rendering_of
 
 CLASSIFICATION: Final = "classification"
@@ -137,11 +138,12 @@ def parse(request: InferRequest, call: Call, listing: Listing) -> tuple[Request,
         wanted = check_outputs(request.outputs, task, settings.output_name, is_strict=is_strict)
     else:
         wanted = all_outputs(task, settings.output_name, is_raw=request.is_raw)
-    images: Images | Pending | Sequence[Encoded]
+    others: tuple[Given, ...] = ()
+    images: Given
+    ranges = settings.pixel_range, parameters.pixel_range
     if request.known_images is not None:
         images = request.known_images
-    else:
-        ranges = settings.pixel_range, parameters.pixel_range
+    elif served.model.is_of_one_image:
         images = images_of(
             request.inputs,
             *ranges,
@@ -149,9 +151,14 @@ def parse(request: InferRequest, call: Call, listing: Listing) -> tuple[Request,
             input_name=settings.input_name,
             is_strict=is_strict,
         )
+    else:
+        images, *rest = inputs_of(
+            request.inputs, served.model, *ranges, input_name=settings.input_name, is_strict=is_strict
+        )
+        others = tuple(rest)
     until = min(call.deadline, call.began + parameters.timeout_s)
     rendering = rendering_of(wanted, served, images, listing)
-    return Request(parameters.mode, images, until, rendering, parameters.priority), wanted
+    return Request(parameters.mode, images, until, rendering, parameters.priority, others=others), wanted
 
 
 def outputs_of(task: Task, output_name: str = "") -> Sequence[TensorSpec]:

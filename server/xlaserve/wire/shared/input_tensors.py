@@ -19,7 +19,7 @@ from xlaserve.engine.inputs import Images
 from xlaserve.errors import InvalidArgument
 from xlaserve.images.decoder import Encoded, check_pixels
 from xlaserve.images.image_input import RGB, ImageInput
-from xlaserve.pipeline import Pending, Readable
+from xlaserve.request_inputs import Pending, Readable
 
 PIXELS: Final = "pixels"
 IMAGE: Final = "image"
@@ -42,6 +42,8 @@ MAX_IMAGES: Final = 4096
 """Encoded images in one request: they are taken apart on the event loop."""
 MAX_SHOWN: Final = 8
 """Names of inputs that a refusal shows."""
+MAX_INPUTS: Final = 64
+"""Inputs of a request that are read."""
 MAX_PARAMETERS: Final = 64
 """Parameters in one place: those that are not ours are read only to be ignored."""
 
@@ -56,6 +58,8 @@ class InputTensor(Protocol):
 
     bytes_field: str
     values_field: str
+    states_datatype: bool
+    """Whether the request says of what type the values are, and its lists need not be read for that."""
     name: str
     datatype: str
     shape: Sequence[int]
@@ -70,6 +74,10 @@ class InputTensor(Protocol):
 
     def elements(self) -> list[Encoded]:
         """Returns the listed images."""
+
+    def numbers(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Returns the listed numbers of an input that holds no images; blocks where they are many. Raises
+        InvalidArgument."""
 
 
 def images_of(
@@ -104,13 +112,9 @@ def images_of(
         expected = f"{PixelRange.UNIT} with {' or '.join(FRACTIONS)} {PIXELS!r} alone"
         raise InvalidArgument("parameters.pixel_range", expected, got)
     if name == PIXELS:
-        pixels = _pixels(tensor, raw, image)
-        is_view = isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and image.is_arranged(pixels.shape)
-        if isinstance(pixels, np.ndarray) and (is_view or pixels.size <= MAX_INLINE_PIXEL_VALUES):
-            return check_pixels(pixels, pixel_range or default_range, image)
-        return Pending(pixels, pixel_range or default_range, image)
+        return pixels_of(tensor, raw, image, pixel_range or default_range)
     if name == IMAGE:
-        return _encoded(tensor, raw)
+        return encoded_of(tensor, raw)
     raise InvalidArgument("inputs", expected, repr(name[:64]))
 
 
@@ -128,11 +132,11 @@ def check_unknown(key: str, where: str, *, is_strict: bool) -> None:
         raise InvalidArgument(f"{where}.parameters", ", ".join(SHARED_MEMORY), repr(key[:64]))
 
 
-def check_count(count: int, shape: Sequence[int], field: str, values: str = "values") -> None:
-    """Raises InvalidArgument where `count` pixels of a list are not those of a tensor of this shape."""
+def check_count(count: int, shape: Sequence[int], field: str, values: str = "values", name: str = PIXELS) -> None:
+    """Raises InvalidArgument where `count` numbers of a list are not those of a tensor of this shape."""
     if count != math.prod(shape):
         expected = f"{math.prod(shape)} {values} for {list(shape)}"
-        raise InvalidArgument(f"{field} of {PIXELS}", expected, f"{count} values")
+        raise InvalidArgument(f"{field} of {name}", expected, f"{count} values")
 
 
 def raw_bytes(elements: Iterable[bytes]) -> bytes:
@@ -140,40 +144,59 @@ def raw_bytes(elements: Iterable[bytes]) -> bytes:
     return b"".join(struct.pack("<I", len(element)) + element for element in elements)
 
 
-def _pixels(tensor: InputTensor, raw: memoryview | None, image: ImageInput) -> NDArray[Any] | Readable:
+def pixels_of(
+    tensor: InputTensor, raw: memoryview | None, image: ImageInput, pixel_range: PixelRange, name: str = PIXELS
+) -> Images | Pending:
+    """Returns the pixels of an image input, checked, or to be checked on a thread. Raises InvalidArgument."""
+    pixels = _pixels(tensor, raw, image, name)
+    is_view = isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and image.is_arranged(pixels.shape)
+    if isinstance(pixels, np.ndarray) and (is_view or pixels.size <= MAX_INLINE_PIXEL_VALUES):
+        return check_pixels(pixels, pixel_range, image)
+    return Pending(pixels, pixel_range, image)
+
+
+def _pixels(tensor: InputTensor, raw: memoryview | None, image: ImageInput, name: str) -> NDArray[Any] | Readable:
     datatype = tensor.datatype
     if datatype not in PIXEL_DTYPES:
-        raise InvalidArgument(f"{PIXELS}.datatype", " or ".join(PIXEL_DTYPES), repr(datatype[:32]))
-    shape = _shape(tensor, PIXELS, image.text(), ranks=image.ranks)
+        raise InvalidArgument(f"{name}.datatype", " or ".join(PIXEL_DTYPES), repr(datatype[:32]))
+    shape = checked_shape(tensor, name, image.text(), ranks=image.ranks)
     if raw is None:
         return tensor.values(shape)
-    dtype = PIXEL_DTYPES[datatype]
+    return array_of(tensor, raw, PIXEL_DTYPES[datatype], shape, name)
+
+
+def array_of(
+    tensor: InputTensor, raw: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...], name: str
+) -> NDArray[Any]:
+    """Returns a view of raw bytes as an array. Raises InvalidArgument where they are too few or too many."""
     size_bytes = math.prod(shape) * dtype.itemsize
     if len(raw) != size_bytes:
-        expected = f"{size_bytes} bytes for {datatype} {list(shape)}"
-        raise InvalidArgument(f"{tensor.bytes_field} of {PIXELS}", expected, f"{len(raw)} bytes")
+        expected = f"{size_bytes} bytes for {tensor.datatype} {list(shape)}"
+        raise InvalidArgument(f"{tensor.bytes_field} of {name}", expected, f"{len(raw)} bytes")
     return np.frombuffer(raw, dtype).reshape(shape)
 
 
-def _encoded(tensor: InputTensor, raw: memoryview | None) -> list[Encoded]:
+def encoded_of(tensor: InputTensor, raw: memoryview | None, name: str = IMAGE) -> list[Encoded]:
+    """Returns the encoded images of an image input. Raises InvalidArgument."""
     if tensor.datatype != "BYTES":
-        raise InvalidArgument(f"{IMAGE}.datatype", "BYTES", repr(tensor.datatype[:32]))
-    shape = _shape(tensor, IMAGE, "[n] or [n, 1]", ranks=(1, 2))
+        raise InvalidArgument(f"{name}.datatype", "BYTES", repr(tensor.datatype[:32]))
+    shape = checked_shape(tensor, name, "[n] or [n, 1]", ranks=(1, 2))
     if len(shape) == 2 and shape[1] != 1:
-        raise InvalidArgument(f"{IMAGE}.shape", "[n] or [n, 1]", list(shape))
+        raise InvalidArgument(f"{name}.shape", "[n] or [n, 1]", list(shape))
     count = shape[0]
     if count > MAX_IMAGES:
-        raise InvalidArgument(f"{IMAGE}.shape", f"at most {MAX_IMAGES} images", list(shape))
+        raise InvalidArgument(f"{name}.shape", f"at most {MAX_IMAGES} images", list(shape))
     if raw is not None:
-        return _split(raw, count, f"{tensor.bytes_field} of {IMAGE}")
+        return _split(raw, count, f"{tensor.bytes_field} of {name}")
     elements = tensor.elements()
     if len(elements) != count:
         expected = f"{count} elements for {list(shape)}"
-        raise InvalidArgument(f"{tensor.values_field} of {IMAGE}", expected, f"{len(elements)} elements")
+        raise InvalidArgument(f"{tensor.values_field} of {name}", expected, f"{len(elements)} elements")
     return elements
 
 
-def _shape(tensor: InputTensor, name: str, expected: str, ranks: Iterable[int]) -> tuple[int, ...]:
+def checked_shape(tensor: InputTensor, name: str, expected: str, ranks: Iterable[int]) -> tuple[int, ...]:
+    """Returns the shape of a tensor. Raises InvalidArgument where it has another number of axes, or no row."""
     shape = tuple(tensor.shape[:16])
     if len(shape) not in ranks or min(shape) < 1:
         raise InvalidArgument(f"{name}.shape", f"{expected} with every dimension at least 1", list(shape))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from xlaserve import __version__
 from xlaserve.admission.audit import audited
 from xlaserve.admission.caller import CURRENT
 from xlaserve.engine.request import DEFAULT_PRIORITY, WEIGHTS
 from xlaserve.errors import InvalidArgument, ModelNotFound, UnsupportedFeature
-from xlaserve.images.image_input import Axes
+from xlaserve.images.image_input import Axes, ImageInput
 from xlaserve.models.task import ImageToImage, Reading, Regression, Task, TensorSpec, WithClasses, readings_of
 from xlaserve.models.version import Served, State, Version
 from xlaserve.telemetry.version_metrics import Duration, Statistics
+from xlaserve.wire.shared import named_inputs
 from xlaserve.wire.shared.backend import Backend
 from xlaserve.wire.shared.inference import outputs_of
 from xlaserve.wire.shared.input_tensors import IMAGE, PIXELS
@@ -65,17 +66,17 @@ class Models:
             return False
 
     def metadata(self, name: str, version: str) -> Json:
-        """Returns the metadata of a model, with one of its two inputs: most clients fill all that are listed."""
+        """Returns the metadata of a model, an image of it either as pixels or encoded: most clients fill all that are
+        listed."""
         CURRENT.get().check_model(name)
         served = self.directory.get(name, version)
-        image = {"name": _input(served, IMAGE), "datatype": "BYTES", "shape": [ANY, 1]}
-        shape = served.model.image.shape(ANY, *_pixel_size(served))
-        pixels = {"name": _input(served, PIXELS), "datatype": "UINT8", "shape": [*shape]}
         return {
             "name": served.settings.name,
             "versions": [served.settings.version] if version else self._ready_versions(name),
             "platform": _platform(served),
-            "inputs": [image if _shows_image(served) else pixels],
+            "inputs": [
+                {"name": one.name, "datatype": one.datatype, "shape": [*one.shape]} for one in described_inputs(served)
+            ],
             "outputs": [
                 {"name": one.name, "datatype": one.datatype, "shape": [*one.shape]} for one in _outputs(served)
             ],
@@ -90,13 +91,6 @@ class Models:
         CURRENT.get().check_model(name)
         served, device = self.directory.get(name, version), self.backend.device
         batches = sorted({bucket.batch for bucket in served.model.buckets})
-        image = {"name": _input(served, IMAGE), "data_type": "TYPE_STRING", "dims": [1]}
-        pixels = {
-            "name": _input(served, PIXELS),
-            "data_type": "TYPE_UINT8",
-            "format": FORMATS[served.model.image.axes],
-            "dims": [*served.model.image.shape(ANY, *_pixel_size(served))[1:]],
-        }
         group = {"name": "lanes", "count": device.lanes // max(1, len(device.gpus)), "gpus": [*device.gpus]}  # of a GPU
         return {
             "name": served.settings.name,
@@ -104,7 +98,15 @@ class Models:
             "backend": served.model.program.platform,
             "version_policy": {"specific": {"versions": sorted(map(int, self._ready_versions(name)))}},
             "max_batch_size": batches[-1],
-            "input": [image if _shows_image(served) else pixels],
+            "input": [
+                {
+                    "name": one.name,
+                    "data_type": f"TYPE_{'STRING' if one.datatype == 'BYTES' else one.datatype}",
+                    **({} if one.image is None or one.datatype == "BYTES" else {"format": FORMATS[one.image.axes]}),
+                    "dims": [*one.shape[1:]],
+                }
+                for one in described_inputs(served)
+            ],
             "output": [
                 {"name": output.name, "data_type": f"TYPE_{output.datatype}", "dims": [*output.shape[1:]]}
                 for output in _outputs(served)
@@ -177,7 +179,7 @@ class Models:
             "task": served.model.task.name,
             **({"task_reason": served.model.reason} if served.model.reason else {}),
             **_readings(served.model.task),
-            "inputs": PIXELS if served.model.image.color is None else f"{PIXELS},{IMAGE}",
+            "inputs": _input_names(served),
             "pixels": served.model.pixels,
             "fit": served.model.fit,
             "resize": str(served.model.resize),
@@ -252,12 +254,45 @@ def _platform(served: Served) -> str:
     return f"{platform}_xla" if platform == "tensorflow" else platform
 
 
-def _input(served: Served, name: str) -> str:
-    return served.settings.input_name or name
+class DescribedInput(NamedTuple):
+    """An input as metadata show it."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    """-1 is a side of any length, and the batch."""
+    image: ImageInput | None
+    """None where it holds no images."""
 
 
-def _shows_image(served: Served) -> bool:
-    return served.settings.metadata_input == IMAGE and served.model.image.color is not None
+def described_inputs(served: Served) -> list[DescribedInput]:
+    """Returns the inputs of a model as clients see them: images as pixels, or encoded where the settings say so."""
+    model, settings = served.model, served.settings
+    size = _pixel_size(served)
+    described = []
+    named = named_inputs.names_of(model, settings.input_name)
+    for name, spec, image in zip(named, model.inputs, (model.image, *model.others), strict=True):
+        if not spec.is_image or image is None:
+            datatype = named_inputs.datatype_of(spec)
+            described.append(DescribedInput(name, datatype, (ANY, *spec.row_shape(*size)), None))
+            continue
+        shows_image = settings.metadata_input == IMAGE and image.color is not None
+        own = name
+        if model.is_of_one_image:
+            own = settings.input_name or (IMAGE if shows_image else PIXELS)
+        if shows_image:
+            described.append(DescribedInput(own, "BYTES", (ANY, 1), image))
+        else:
+            height, width, _ = spec.row_shape(*size)
+            described.append(DescribedInput(own, "UINT8", image.shape(ANY, height, width), image))
+    return described
+
+
+def _input_names(served: Served) -> str:
+    model = served.model
+    if not model.is_of_one_image:
+        return ",".join(named_inputs.names_of(model, served.settings.input_name))
+    return PIXELS if model.image.color is None else f"{PIXELS},{IMAGE}"
 
 
 def _outputs(served: Served) -> Sequence[TensorSpec]:

@@ -13,12 +13,11 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve.engine.inputs import Images
 from xlaserve.engine.program import Outputs, Value
-from xlaserve.images.decoder import Encoded
 from xlaserve.models.task import DATATYPES, Classification, Datatype, Task, TensorSpec, classification_at
 from xlaserve.models.version import Served
-from xlaserve.pipeline import Answer, Pending, Render
+from xlaserve.pipeline import Answer, Render
+from xlaserve.request_inputs import ARRAYS, Given
 from xlaserve.wire.shared.input_tensors import raw_bytes
 from xlaserve.wire.shared.parts import Part
 
@@ -101,14 +100,14 @@ class OutputTensor(NamedTuple):
 
 
 def rendering_of(
-    wanted: Sequence[WantedOutput], served: Served, images: Images | Pending | Sequence[Encoded], listing: Listing
+    wanted: Sequence[WantedOutput], served: Served, images: Given, listing: Listing
 ) -> RenderedOutputs | None:
     """Returns the rendering that writes each image's rows on a thread; None where the event loop can do it."""
     slow = [one for one in wanted if one.takes_time(listing)]
     if not slow:
         return None
     pixels = max(height * width for height, width in served.inputs)
-    if isinstance(images, (np.ndarray, Pending)):
+    if isinstance(images, ARRAYS) and len(images.shape) == len("NHWC"):
         pixels = images.shape[1] * images.shape[2]
     cost_us = len(images) * sum(one.cost_us(listing, pixels) for one in slow)
     return RenderedOutputs(slow, listing) if cost_us > MAX_INLINE_US else None

@@ -31,7 +31,7 @@ from xlaserve.models.likeness import OfImage, can_compare, likeness
 from xlaserve.models.task import Task
 from xlaserve.models.version import Served
 from xlaserve.models.version_lookup import Directory
-from xlaserve.pipeline import Pending
+from xlaserve.request_inputs import Given, Pending, PendingTensor
 from xlaserve.telemetry.findings import Findings, Likeness, Pair, TimeRatio
 from xlaserve.telemetry.metrics import Metrics
 
@@ -91,7 +91,7 @@ class Shadows:
         self._is_shadow_first = False
         self._thread = ThreadPoolExecutor(1, "shadow", initializer=yield_to_traffic)
 
-    def offer(self, served: Served, images: RequestImages, mode: Mode) -> None:
+    def offer(self, served: Served, images: Given, mode: Mode) -> None:
         """Takes the images of a request that `served` has answered in `mode`. Returns at once and raises nothing."""
         settings = served.settings.shadow
         if settings is None or self._draw() >= settings.share:
@@ -110,7 +110,7 @@ class Shadows:
             await asyncio.wait(running)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _begin(self, ours: Side, version: str | None, mode: Mode | None, images: RequestImages) -> None:
+    def _begin(self, ours: Side, version: str | None, mode: Mode | None, images: Given) -> None:
         name = ours.served.settings.name
         try:
             served = ours.served if version is None else self._directory.get(name, version)
@@ -120,8 +120,12 @@ class Shadows:
         theirs = Side(served, mode or _mode_like(ours.mode, served))
         if theirs == ours:
             return
-        size_bytes = _size_bytes(images)
         pair = Pair(ours.mode, served.settings.version, theirs.mode)
+        # Other inputs than one image are not compared.
+        if isinstance(images, PendingTensor) or not all(side.served.model.is_of_one_image for side in (ours, theirs)):
+            self._drop(ours, pair, "unlike")
+            return
+        size_bytes = _size_bytes(images)
         if name in self._running:
             self._drop(ours, pair, "busy")
         elif self._held.total + size_bytes > MAX_HELD_BYTES:

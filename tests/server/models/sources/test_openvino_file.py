@@ -127,7 +127,7 @@ def test_an_operation_answers_as_in_openvino(case: str, has_channels_last: bool)
     end = CASES[case](ops.transpose(pixels, [0, 3, 1, 2]) if has_channels_last else pixels)
     built = ov.Model([end], [pixels])
     translator = Translator(built)
-    images = RANDOM.uniform(-1, 1, tuple(translator.pixels.shape)).astype(np.float32)
+    images = RANDOM.uniform(-1, 1, tuple(translator.inputs[0].shape)).astype(np.float32)
     expected = ov.Core().compile_model(built, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(images)[0]
     answer = tf.function(translator.run, autograph=False)(tf.constant(images))[translator.outputs[0]]
     np.testing.assert_allclose(answer, expected, rtol=2e-3 if case == "narrow" else 1e-4, atol=1e-5)

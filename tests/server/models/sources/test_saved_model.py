@@ -152,11 +152,6 @@ def test_a_saved_model_of_any_size_takes_the_one_that_is_set(tmp_path: Path) -> 
     ("options", "specs", "expected"),
     [
         (
-            {"function": "two_inputs"},
-            [FLOAT32, tf.TensorSpec((None, 6, 5, 3), tf.float32, name="mask")],
-            "source: expected a signature of one input, the image, but serving_default takes mask, photo",
-        ),
-        (
             {"function": "two_outputs", "task": "classification"},
             [FLOAT32],
             "output_names: expected the name of the output to take for scores, "
@@ -164,15 +159,9 @@ def test_a_saved_model_of_any_size_takes_the_one_that_is_set(tmp_path: Path) -> 
         ),
         (
             {},
-            [tf.TensorSpec((None, 6, 5, 3, 1), tf.float32, name="photo")],
-            "source: expected an input of images, such as [None, height, width, channels], of float32, float16, "
-            "bfloat16, float64, uint8, uint16 or int32, got float32 [None, 6, 5, 3, 1]",
-        ),
-        (
-            {},
-            [tf.TensorSpec((None, 6, 5, 3), tf.int64, name="photo")],
-            "source: expected an input of images, such as [None, height, width, channels], of float32, float16, "
-            "bfloat16, float64, uint8, uint16 or int32, got int64 [None, 6, 5, 3]",
+            [tf.TensorSpec((None, None, None, 2, 3), tf.float32, name="photo")],
+            "source: expected images, such as [None, height, width, channels], or numbers [None, ...] whose other "
+            "sides are known, got photo: float32 [None, None, None, 2, 3]; export the model with these sides",
         ),
         (
             {},
@@ -190,6 +179,31 @@ def test_a_signature_that_does_not_fit_fails_with_what_it_is(
     with pytest.raises(ModelFailed) as failure:
         catalog.load(settings(source, task=task))
     assert str(failure.value) == expected
+
+
+def test_a_signature_of_two_images_takes_both_by_name(tmp_path: Path) -> None:
+    mask = tf.TensorSpec((None, 6, 5, 3), tf.float32, name="mask")
+    model = catalog.load(settings(export(tmp_path / "sums", FLOAT32, mask, function="two_inputs")))
+    assert sorted(model.names) == ["mask", "photo"]
+    given = {"photo": PIXELS, "mask": PIXELS % 2}
+    for mode in (Mode.GRAPH, Mode.XLA, Mode.OPENVINO):
+        executable = model.program.compile(mode, Bucket(2, 6, 5)).executable
+        (scores,) = executable(*(given[name] for name in model.names))
+        np.testing.assert_allclose(scores, (given["photo"] * given["mask"]).sum(axis=(1, 2)) * 0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "spec", [tf.TensorSpec((None, 6, 5, 3, 1), tf.float32), tf.TensorSpec((None, 6, 5, 3), tf.int64)]
+)
+def test_what_has_the_shape_or_type_of_no_image_is_passed_as_it_comes(tmp_path: Path, spec: tf.TensorSpec) -> None:
+    module = tf.Module()
+    module.double = tf.function(lambda values: {"doubled": 2 * values}, autograph=False)
+    tf.saved_model.save(module, str(tmp_path / "doubles"), signatures=module.double.get_concrete_function(spec))
+    model = catalog.load(settings(str(tmp_path / "doubles")))
+    assert (model.buckets, [each.is_image for each in model.inputs]) == ((Bucket(2, 0, 0),), [False])
+    values = np.ones((2, *spec.shape[1:]), spec.dtype.as_numpy_dtype)
+    (doubled,) = model.program.compile(Mode.GRAPH, Bucket(2, 0, 0)).executable(values)
+    np.testing.assert_array_equal(doubled, 2 * values)
 
 
 def test_a_broken_saved_model_fails_with_its_name_and_not_its_folder(tmp_path: Path) -> None:

@@ -186,6 +186,7 @@ class JsonTensor:
 
     bytes_field = "binary data"
     values_field = "data"
+    states_datatype = True
 
     def __init__(self, text: str, binary: bytes | None = None) -> None:
         fields = json.loads(text)
@@ -205,6 +206,9 @@ class JsonTensor:
 
     def elements(self) -> list[Any]:
         return [element.encode() for element in self._data]
+
+    def numbers(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        return np.array(self._data, dtype).reshape(shape)
 
 
 PIXELS = '{"name": "pixels", "datatype": "UINT8", "shape": [1, 1, 2, 3]'

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.fakes import of_one_image
 
 from xlaserve.config import PILLOW_BILINEAR, Bucket, Color, Fit, Mode, ModelSettings
 from xlaserve.images.image_input import RGB, ImageInput
@@ -31,7 +32,7 @@ def served(*buckets: Bucket, image: ImageInput = RGB) -> Served:
         reason="",
         buckets=buckets,
         task=Classification(2, ("cat", "other")),
-        image=image,
+        **of_one_image(image),
         pixels="[n, height, width, 3] rgb",
         fit=Fit.PAD,
         resize=PILLOW_BILINEAR,
