@@ -25,6 +25,8 @@ from xlaserve_proto import tensorflow_serving_pb2_grpc as tfs_grpc
 
 SIDES = (12, 10)
 MODES = ("xla", "graph", "eager", "openvino")
+KINDS = {"": ".keras", "-saved": "-saved", "-lite": ".tflite"}
+"""Ends of models' names, and of the names of their files."""
 DATATYPES = {"uint8": "UINT8", "float32": "FP32", "int32": "INT32"}
 Inputs = Mapping[str, Any]
 
@@ -36,7 +38,7 @@ class World(NamedTuple):
 
     def expected(self, name: str, inputs: Inputs) -> Any:
         """Returns what Keras answers."""
-        model = self.models[name.removesuffix("-saved").removesuffix("-onnx")]
+        model = self.models[name.removesuffix("-saved").removesuffix("-lite")]
         given = [np.asarray(inputs[tensor.name], tensor.dtype) for tensor in model.inputs]
         return np.asarray(model(given if len(given) > 1 else given[0], training=False))
 
@@ -71,6 +73,8 @@ def alone(keras: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    import tensorflow as tf
+
     from xlaserve.models.networks.keras_runtime import keras
 
     keras.utils.set_random_seed(5)
@@ -81,6 +85,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         for name, model in models.items():
             model.save(folder / f"{name}.keras")
             model.export(str(folder / f"{name}-saved"), verbose=False)
+            (folder / f"{name}.tflite").write_bytes(tf.lite.TFLiteConverter.from_keras_model(model).convert())
     return World(folder, models)
 
 
@@ -88,9 +93,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def server(request: pytest.FixtureRequest, start_module_server: StartServer, world: World) -> Server:
     common = {"buckets": [1, 4], "modes": [*MODES], "task": "tensors", "preprocess": "none"}
     models = [
-        {"name": name, "source": str(world.folder / (name if name.endswith("-saved") else f"{name}.keras")), **common}
+        {"name": base + kind, "source": str(world.folder / f"{base}{suffix}"), **common}
         for base in world.models
-        for name in (base, f"{base}-saved")
+        for kind, suffix in KINDS.items()
     ]
     return start_module_server(
         {"models": models, "fronts": request.param, "compile_cache": str(world.folder / "cache")}
@@ -139,12 +144,12 @@ def over_rest(server: Server, name: str, inputs: Inputs, **parameters: str) -> A
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("saved", ["", "-saved"])
+@pytest.mark.parametrize("kind", [*KINDS])
 @pytest.mark.parametrize("name", ["siamese", "with-numbers", "alone"])
-def test_answers_are_those_of_keras(server: Server, world: World, name: str, saved: str, mode: str) -> None:
+def test_answers_are_those_of_keras(server: Server, world: World, name: str, kind: str, mode: str) -> None:
     for count in (1, 3, 6):  # alone, padded, and in two batches
         inputs = rows(name, count, seed=count)
-        got = over_rest(server, name + saved, inputs, mode=mode)
+        got = over_rest(server, name + kind, inputs, mode=mode)
         np.testing.assert_allclose(got, world.expected(name, inputs), atol=1e-4)
 
 
@@ -196,6 +201,33 @@ def test_binary_tensors_lie_one_behind_the_other_over_rest(server: Server, world
     np.testing.assert_allclose(
         np.reshape(answer["outputs"][0]["data"], (2, 3)), world.expected("with-numbers", inputs), atol=1e-4
     )
+
+
+def test_programs_come_from_the_compile_cache(start_server: StartServer, world: World) -> None:
+    """Those of this test's first start, at its second; a model that is loaded again answers as before."""
+    cache = world.folder / "kept"
+    models = [
+        {"name": name, "source": str(world.folder / f"{name}.keras"), "buckets": [1, 4], "modes": ["xla", "graph"]}
+        for name in world.models
+    ]
+    config = {"models": models, "compile_cache": str(cache), "model_control": True}
+    for is_kept in (False, True):
+        server = start_server(config)
+        for name in world.models:
+            inputs = rows(name, 3, seed=9)
+            for mode in ("xla", "graph"):
+                np.testing.assert_allclose(
+                    over_rest(server, name, inputs, mode=mode), world.expected(name, inputs), atol=1e-4
+                )
+        if is_kept:
+            assert " compiled in " not in server.stderr
+            assert server.stderr.count(" loaded in ") > 0
+            assert ask(server, "/v2/repository/models/siamese/load", {})[0] == 200
+            inputs = rows("siamese", 2, seed=3)
+            np.testing.assert_allclose(
+                over_rest(server, "siamese", inputs), world.expected("siamese", inputs), atol=1e-4
+            )
+        server.stop()
 
 
 def png(pixels: Any) -> bytes:

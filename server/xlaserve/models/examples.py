@@ -51,6 +51,9 @@ def check(
     """
     settings = model.settings.examples
     assert settings is not None
+    if not model.is_of_one_image:
+        names = ", ".join(model.names)
+        raise ModelFailed(f"examples: expected none, as the model takes other inputs than one image: {names}")
     try:
         examples = example_files.read(settings.folder)
         wanted = example_files.for_task(examples, model.task, model.settings)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from xlaserve.config import sources
-from xlaserve.images.image_input import DTYPES, OF_TEXT, axes_of, of_flattened
+from xlaserve.images.image_input import OF_TEXT
 from xlaserve.inspection.model_file import reading
 from xlaserve.inspection.model_file.description import Description, Tensor
 from xlaserve.inspection.model_file.image_input import ImageInput, image_input
@@ -19,6 +19,8 @@ from xlaserve.models.sources.graph_operations import DECODERS
 SUFFIXES: Final = {"zip archive": ".keras", "HDF5": ".h5", "TFLite": ".tflite"}
 """Suffixes by words in the names of formats."""
 MOST_LINES: Final = 6
+ONE_INPUT: Final = frozenset({sources.Source.GRAPH_FILE, sources.Source.JAX_FILE})
+"""Kinds of sources that are served with one input only."""
 FAMILY_PREPROCESS: Final = {
     **{"mobilenet": "tf", "mobilenetv3": "none", "resnet": "caffe", "vgg": "caffe", "densenet": "torch"},
     **{"xception": "tf", "inception": "tf", "nasnet": "tf", "efficientnet": "none", "convnext": "none"},
@@ -70,20 +72,18 @@ def _unfit(found: Description) -> str:
     path = found.path
     if sources.kind_of(_source(path)) is None:
         return f"source: {_next_step(found)}"
-    inputs = found.inputs
-    if len(inputs) > 1 and not dict(found.settings).get("input_tensor"):
+    inputs, kind = found.inputs, sources.kind_of(_source(path))
+    if len(inputs) > 1 and kind in ONE_INPUT and not dict(found.settings).get("input_tensor"):
         return (
             f"source: expected a model of one input, the image, got {_listed(inputs)}; where the model is, export one"
             " that takes the image alone"
         )
     if _takes_encoded(found):
         return ""
-    if inputs and inputs[0].dtype == "string":
+    if any(one.dtype == "string" for one in inputs):
         return f"source: expected pixels, got {_listed(inputs)}: {OF_TEXT}"
-    if inputs and image_input(inputs[0]) is None:
-        kinds = f" of {' or '.join(DTYPES)}" if axes_of(inputs[0].shape) else ""
-        got = f"{_listed(inputs)}{of_flattened(inputs[0].shape)}"
-        return f"source: expected images [n, height, width, channels]{kinds}, got {got}"
+    if any(image_input(one) is None and None in (one.shape or (None, None))[1:] for one in inputs):
+        return f"source: expected images [n, height, width, channels], or tensors of known sides, got {_listed(inputs)}"
     return ""
 
 

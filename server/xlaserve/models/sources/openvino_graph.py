@@ -27,6 +27,8 @@ from xlaserve.models.sources.openvino_values import (
 MIN_VARIABLE: Final = 4096
 """Numbers of a weight that becomes a variable; smaller ones are constants of the graph."""
 NARROW: Final = frozenset({"f16", "bf16"})
+ADDED: Final = re.compile(r"^serving_default_|:\d+$")
+"""Parts of names that TensorFlow adds to those of inputs in TFLite files."""
 INVALID: Final = re.compile(r"[^A-Za-z0-9_.\\/>-]")
 """Characters that names of TensorFlow's tensors don't have."""
 
@@ -38,7 +40,7 @@ class Translator:
         self._model = model
         self._weights: dict[tuple[str, Order], tf.Variable] = {}
         self.inputs = [
-            tf.TensorSpec(static_shape(each), _dtype(each), name=INVALID.sub("_", _name(each, index, "input")))
+            tf.TensorSpec(static_shape(each), _dtype(each), name=_input_name(_name(each, index, "input")))
             for index, each in enumerate(model.inputs)
         ]
         """The types of the inputs, with their names."""
@@ -121,6 +123,10 @@ def static_shape(output: Any) -> list[int | None] | None:
 def _dtype(output: Any) -> tf.DType:
     kind = output.get_element_type().get_type_name()
     return tf.float32 if kind in NARROW else tf.as_dtype(output.get_element_type().to_dtype())
+
+
+def _input_name(name: str) -> str:
+    return INVALID.sub("_", ADDED.sub("", name))
 
 
 def _name(port: Any, index: int, kind: str = "output") -> str:

@@ -14,7 +14,7 @@ from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.grpc.packed_lists import ListField
 from xlaserve.wire.grpc.wire_format import LARGE_BYTES
 from xlaserve.wire.shared.inference import Parameters
-from xlaserve.wire.shared.input_tensors import MAX_SHOWN, PIXELS, SHARED_MEMORY
+from xlaserve.wire.shared.input_tensors import MAX_SHOWN, SHARED_MEMORY
 from xlaserve_proto import open_inference_pb2 as pb
 
 RAW: Final = "raw_input_contents"
@@ -26,6 +26,8 @@ TYPED: Final = {
 """By datatype: the field of `contents` that holds it."""
 TYPED_BY_NAME: Final = {field.name: field for field in TYPED.values()}
 BYTES: Final = "bytes_contents"
+ENCODED: Final = "BYTES"
+"""The datatype of encoded images."""
 
 MAX_KNOWN: Final = 64
 """Requests that are kept."""
@@ -37,7 +39,6 @@ NAME_BYTES: Final = 32
 SHARED_PREFIX: Final = b"shared_memory_"
 """How the names of SHARED_MEMORY begin."""
 
-_UNKNOWN: Final[tuple[bytes, CachedHeader | None]] = (b"", None)
 _LISTS: Final = pb.InferTensorContents.DESCRIPTOR.fields_by_name
 _CONTENTS: Final = {_LISTS[name].number: name for name in (*(field.name for field in TYPED.values()), BYTES)}
 _FIELDS: Final[wire_format.Fields] = {
@@ -98,52 +99,82 @@ class InferMessage(NamedTuple):
         return bool(self.raw) or self.head.has_shared
 
 
+class _Known(NamedTuple):
+    """The parts that messages of one size and one head have in common."""
+
+    beginning: bytes
+    """All that stands before the first byte of the first tensor."""
+    between: Sequence[tuple[int, bytes]]
+    """The bytes between two tensors, and where they begin."""
+    tensors: Sequence[tuple[int, int]]
+    """Where each tensor begins and ends."""
+    head: CachedHeader
+
+    def fits(self, data: bytes) -> bool:
+        """Returns whether a message of that size has these parts."""
+        return data.startswith(self.beginning) and (
+            not self.between or all(data.startswith(part, at) for at, part in self.between)
+        )
+
+
 class InferMessages:
     """Parses requests.
 
-    Most differ from an earlier one only in the bytes of their raw tensor, which comes last. Their size and their first
+    Most differ from an earlier one only in the bytes of their raw tensors, which come last. Their size and their first
     bytes identify them, and the head of the earlier one is reused. Requests with an id are not kept.
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, bytes], tuple[bytes, CachedHeader]] = {}
-        """By a message's size and prefix: all that stands before the tensor's first byte, and the head."""
+        self._known: dict[tuple[int, bytes], _Known] = {}
+        """By a message's size and prefix."""
 
     def parse(self, data: bytes) -> InferMessage | None:
         """Returns the message, None where `data` can't be parsed.
 
         Raises InvalidArgument beyond a bound of `wire_format`.
         """
-        beginning, head = self._known.get((len(data), data[:NAME_BYTES]), _UNKNOWN)
-        if head is not None and data.startswith(beginning):
-            return InferMessage(head, (memoryview(data)[len(beginning) :],), {})
+        known = self._known.get((len(data), data[:NAME_BYTES]))
+        if known is not None and known.fits(data):
+            view = memoryview(data)
+            return InferMessage(known.head, [view[start:stop] for start, stop in known.tensors], {})
         try:
             message = _parse(data)
         except DecodeError:
             return None
-        if len(message.raw) == 1 and not message.head.id:
-            self._learn(data, message.raw[0])
+        if message.raw and not message.head.id:
+            self._learn(data, message.raw)
         return message
 
-    def _learn(self, data: bytes, tensor: memoryview) -> None:
-        """Keeps how a message begins, where its tensor comes last.
+    def _learn(self, data: bytes, raw: Sequence[memoryview]) -> None:
+        """Keeps how a message begins, where its tensors come last.
 
         Protobuf parses two messages, one behind the other, as one with the fields of both. So the rest means the same
-        with any tensor of this size behind it.
+        with any tensors of these sizes behind it.
         """
-        beginning = data[: len(data) - len(tensor)]
-        opening = wire_format.opening(pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER, len(tensor))
-        if len(beginning) > MAX_KNOWN_BYTES or not beginning.endswith(opening):
+        end, tensors, openings = len(data), [], []
+        for tensor in reversed(raw):
+            start = end - len(tensor)
+            opening = wire_format.opening(pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER, len(tensor))
+            tensors.append((start, end))
+            end = start - len(opening)
+            openings.append((end, opening))
+            if end < 0 or not data.startswith(opening, end):
+                return
+        if end > MAX_KNOWN_BYTES:
             return
         try:
-            head = CachedHeader(beginning.removesuffix(opening))
+            head = CachedHeader(data[:end])
         except DecodeError:
             return
-        if [tensor.name for tensor in head.fields.inputs] != [PIXELS]:  # encoded images hardly ever have one size
+        inputs = head.fields.inputs
+        # Encoded images hardly ever have one size.
+        if len(inputs) != len(raw) or any(tensor.datatype == ENCODED for tensor in inputs):
             return
         if len(self._known) >= MAX_KNOWN:
             del self._known[next(iter(self._known))]
-        self._known[len(data), data[:NAME_BYTES]] = beginning, head
+        _, *others = reversed(openings)
+        known = _Known(data[: tensors[-1][0]], others, tensors[::-1], head)
+        self._known[len(data), data[:NAME_BYTES]] = known
 
 
 def parameter_items(parameters: Mapping[str, pb.InferParameter]) -> Iterator[tuple[str, object]]:

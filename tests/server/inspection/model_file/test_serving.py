@@ -164,13 +164,13 @@ def test_labels_beside_the_model_are_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "said"),
     [
-        ((PIXELS, Tensor("mask", (None, 8, 8, 1))), "mask"),
+        ((PIXELS, Tensor("words", (None, None))), "words"),
         ((Tensor("files", (None,), "string"),), "text"),
-        ((Tensor("features", (None, 32)),), "features"),
+        ((Tensor("features", (None, None)),), "features"),
         ((Tensor("photo", None),), "unknown shape"),
     ],
 )
-def test_what_takes_no_image_alone_is_refused(inputs: tuple[Tensor, ...], said: str) -> None:
+def test_inputs_that_are_neither_images_nor_of_known_sides_are_refused(inputs: tuple[Tensor, ...], said: str) -> None:
     planned = plan(described(output(2), inputs=inputs))
     assert said in planned.refusal
     assert planned.lines == ()
@@ -181,6 +181,11 @@ def test_text_that_the_graph_decodes_is_served_as_images() -> None:
     assert not planned.refusal
     assert "preprocess" not in {line.field for line in planned.lines}
     assert "images" in dict(planned.facts)
+
+
+@pytest.mark.parametrize("others", [(Tensor("mask", (None, 8, 8, 1)),), (Tensor("age", (None,), "int32"),)])
+def test_a_model_of_several_inputs_is_served(others: tuple[Tensor, ...]) -> None:
+    assert not plan(described(output(2), inputs=(PIXELS, *others))).refusal
 
 
 @pytest.mark.parametrize(

@@ -278,19 +278,16 @@ def test_labels_are_read_and_counted(tmp_path: Path, keras_file: SaveKeras, tiny
 
 
 def test_a_model_of_another_kind_fails_with_what_it_is(keras_file: SaveKeras, tiny_model: TinyModel) -> None:
-    vector = keras.Input((30,))
-    assert reason(from_file(keras_file(keras.Model(vector, keras.layers.Dense(2)(vector))))) == (
-        "source: expected an input of images, such as [None, height, width, channels], of float32, float16, "
-        "bfloat16, float64, uint8, uint16 or int32, got float32 [None, 30]"
+    vector = keras.Input((None,), name="vector")
+    assert reason(from_file(keras_file(keras.Model(vector, vector * 2)))) == (
+        "source: expected images, such as [None, height, width, channels], or numbers [None, ...] whose other sides "
+        "are known, got vector: float32 [None, None]; export the model with these sides"
     )
     pixels = keras.Input((6, 5, 3))
     rows = keras.Model(pixels, keras.layers.Reshape((30, 3))(pixels))
     assert reason(from_file(keras_file(rows), task="classification")) == (
         "source: expected an output of scores [None, classes], got float32 [None, 30, 3]"
     )
-    other = keras.Input((6, 5, 3))
-    two = keras.Model([pixels, other], keras.layers.Flatten()(pixels + other))
-    assert reason(from_file(keras_file(two))) == "source: expected a model of one input, got 2"
     one_image = keras.Input(batch_shape=(1, 6, 5, 3))
     single = keras.Model(one_image, keras.ops.reshape(one_image, (1, 90)))
     assert reason(from_file(keras_file(single))) == (

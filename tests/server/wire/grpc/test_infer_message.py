@@ -156,6 +156,25 @@ def test_requests_that_differ_in_their_pixels_alone_share_a_head(side: int) -> N
     assert len({id(message.head) for message in parsed[1:] if message}) == 1
 
 
+def test_requests_of_several_raw_tensors_share_a_head_as_well() -> None:
+    def of_two(level: int, id: str = "") -> pb.ModelInferRequest:
+        message = pb.ModelInferRequest(model_name="two", id=id)
+        message.inputs.add(name="photo", datatype="UINT8", shape=(1, 8, 8, 3))
+        message.inputs.add(name="age", datatype="FP32", shape=(1, 2))
+        message.raw_input_contents.extend([bytes([level]) * 192, bytes([level + 1]) * 8])
+        return message
+
+    messages = InferMessages()
+    parsed = [messages.parse(of_two(level).SerializeToString()) for level in range(4)]
+    assert [put_together(message) for message in parsed if message] == [of_two(level) for level in range(4)]
+    assert len({id(message.head) for message in parsed[1:] if message}) == 1
+    other = of_two(5)
+    other.raw_input_contents[:] = [bytes(190), bytes(10)]  # as large in all
+    got = messages.parse(other.SerializeToString())
+    assert got is not None
+    assert put_together(got) == other
+
+
 def test_requests_of_one_size_that_differ_are_told_apart() -> None:
     messages = InferMessages()
     sent = [of_level(level, model_version=version) for level, version in enumerate("1221")]
@@ -205,7 +224,7 @@ def test_what_is_kept_is_bounded() -> None:
         messages.parse(of_level(1, side).SerializeToString())
         assert len(messages._known) <= MAX_KNOWN
     messages.parse(of_level(1, model_version="v" * 2000).SerializeToString())
-    assert max(len(beginning) for beginning, _ in messages._known.values()) < 2000
+    assert max(len(known.beginning) for known in messages._known.values()) < 2000
 
 
 LITTLE = st.binary(max_size=3)
