@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from xlaserve.config import sources
-from xlaserve.images.image_input import OF_TEXT
+from xlaserve.images.image_input import OF_TEXT, of_flattened
 from xlaserve.inspection.model_file import reading
 from xlaserve.inspection.model_file.description import Description, Tensor
 from xlaserve.inspection.model_file.image_input import ImageInput, image_input
@@ -146,6 +146,8 @@ def _facts(found: Description, image: ImageInput | None) -> Iterator[tuple[str, 
     if _takes_encoded(found):
         yield "images", "encoded: the server decodes and resizes them in the graph's place, or says why it can't"
     if image is None:
+        if found.inputs and not _takes_encoded(found):
+            yield "inputs", f"{_listed(found.inputs)}{of_flattened(found.inputs[0].shape)}"
         return
     scaled = f"; the model scales them itself: {', '.join(found.scaling)}" if found.scaling else ""
     yield "images", f"{image.text}{scaled}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,13 +13,15 @@ import tensorflow as tf
 from xlaserve.config import ModelSettings
 from xlaserve.engine.inputs import Inputs, InputSpec, pixels
 from xlaserve.errors import ModelFailed
-from xlaserve.images.image_input import DTYPES, NO_IMAGE, OF_TEXT, ImageInput, axes_of
+from xlaserve.images.image_input import DTYPES, NO_IMAGE, OF_TEXT, ImageInput, axes_of, of_flattened
 from xlaserve.models.networks.heads import Raw, TensorShape
 from xlaserve.models.networks.image_tensor import Call, ImageTensor, image_tensor
 from xlaserve.models.networks.network import NO_SIZE, Size
 
 Prepare = Callable[["NetworkInput", tf.Tensor], tf.Tensor]
 """Returns what a network takes for an input of a program, the channels of images last."""
+
+_log = logging.getLogger(__name__)
 
 _NARROW: Final = {"bfloat16": "float32"}
 """Types that clients have no name for, and the ones that they are sent in."""
@@ -144,4 +147,6 @@ def _image(name: str, declared: TensorShape, settings: ModelSettings) -> ImageTe
             "source: expected images, such as [None, height, width, channels], or numbers [None, ...] whose other sides"
             f" are known, got {name}: {declared}; export the model with these sides"
         )
+    if hint := of_flattened(declared.shape):
+        _log.info("input %s takes numbers, %s%s", name, declared, hint)
     return None

@@ -367,7 +367,7 @@ def test_a_shape_is_not_known_to_a_model_of_another_layout() -> None:
             message = messages.parse(pixels_request(pixels, "UINT8", raw=True).SerializeToString())
             assert message is not None
             request = open_inference_tensors.infer_request(message, image)
-            images = request.known_images
+            images: object = request.known_images
             if images is None:
                 images = input_tensors.images_of(request.inputs, PixelRange.LEVELS, image=image)
             assert isinstance(images, np.ndarray)
