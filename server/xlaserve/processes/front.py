@@ -20,7 +20,7 @@ from xlaserve.admission.shared_counts import Kind, SharedCounts
 from xlaserve.config import Settings
 from xlaserve.engine.memory import machine_memory_bytes, resident_bytes
 from xlaserve.images.decoder import ImageLimits
-from xlaserve.pipeline import Pipeline
+from xlaserve.pipeline.pipeline import Pipeline
 from xlaserve.processes.event_loop import in_background
 from xlaserve.processes.memory_bounds import MemoryBounds, left_bytes
 from xlaserve.processes.ports import Ports

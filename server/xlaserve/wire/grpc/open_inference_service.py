@@ -15,7 +15,7 @@ from xlaserve.config import Mode
 from xlaserve.engine.timings import STAGES, Timings
 from xlaserve.errors import XlaserveError, explain, retry_after_s
 from xlaserve.models.version import Served
-from xlaserve.pipeline import Answer
+from xlaserve.pipeline.pipeline import Answer
 from xlaserve.telemetry import request_context
 from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.grpc.context import Context, deadline

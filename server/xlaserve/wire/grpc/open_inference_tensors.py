@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from xlaserve.errors import InvalidArgument
 from xlaserve.images.decoder import Encoded
 from xlaserve.images.image_input import RGB, ImageInput
-from xlaserve.request_inputs import Given, Readable
+from xlaserve.pipeline.request_inputs import Given, Readable
 from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.grpc.infer_message import BYTES, RAW, TYPED, TYPED_BY_NAME, InferMessage, parameter_items
 from xlaserve.wire.grpc.packed_lists import PackedListing, listed_numbers, numbers_of, pixels_of

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from xlaserve.engine.program import Value
 from xlaserve.errors import InvalidArgument
 from xlaserve.models.task import DATATYPES, Datatype
-from xlaserve.request_inputs import Readable
+from xlaserve.pipeline.request_inputs import Readable
 from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.shared.input_tensors import PIXELS
 from xlaserve.wire.shared.named_inputs import cast

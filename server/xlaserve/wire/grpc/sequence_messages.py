@@ -9,7 +9,7 @@ from xlaserve.images.frame import Frame
 from xlaserve.models.sequences import Transcript
 from xlaserve.models.task import ClassSequence, Task, reading_of
 from xlaserve.models.version import Served
-from xlaserve.pipeline import Answer, Render, Request
+from xlaserve.pipeline.pipeline import Answer, Render, Request
 from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.grpc.vision_messages import Response, VisionMessage, pipeline_request
 from xlaserve.wire.shared.objects import task_of

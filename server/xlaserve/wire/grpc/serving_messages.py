@@ -14,7 +14,7 @@ from xlaserve.errors import InvalidArgument, UnsupportedFeature
 from xlaserve.images.decoder import Encoded
 from xlaserve.models.task import Category
 from xlaserve.models.version import Served
-from xlaserve.pipeline import Answer, Request
+from xlaserve.pipeline.pipeline import Answer, Request
 from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.grpc.reader import Parser
 from xlaserve.wire.grpc.tensor_protos import VIEWED, TensorInput, output_parts

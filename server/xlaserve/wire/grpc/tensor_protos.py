@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from xlaserve.errors import InvalidArgument
 from xlaserve.images.decoder import Encoded
-from xlaserve.request_inputs import Readable
+from xlaserve.pipeline.request_inputs import Readable
 from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.grpc.packed_lists import ListField, PackedListing, listed_numbers, numbers_of, pixels_of
 from xlaserve.wire.shared.input_tensors import check_count

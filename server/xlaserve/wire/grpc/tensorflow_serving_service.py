@@ -14,7 +14,7 @@ from xlaserve.admission.audit import audited
 from xlaserve.config import ModelSettings
 from xlaserve.errors import InvalidArgument, UnsupportedFeature
 from xlaserve.models.version import Served
-from xlaserve.pipeline import Answer, Request
+from xlaserve.pipeline.pipeline import Answer, Request
 from xlaserve.wire.grpc import serving_messages as messages
 from xlaserve.wire.grpc.context import Context, deadline
 from xlaserve.wire.grpc.serving_messages import ServingMessage, version_of

@@ -21,7 +21,7 @@ from xlaserve.images.decoder import Encoded
 from xlaserve.images.frame import Frame
 from xlaserve.models.task import Classification, Detection, Embedding, Objects, Segmentation, Task, reading_of
 from xlaserve.models.version import Served
-from xlaserve.pipeline import Answer, Render, Request
+from xlaserve.pipeline.pipeline import Answer, Render, Request
 from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.grpc.wire_format import LARGE_BYTES
 from xlaserve.wire.shared.inference import check_priority

@@ -8,7 +8,7 @@ from typing import Any
 
 from xlaserve.admission.caller import CURRENT
 from xlaserve.models.version import Served
-from xlaserve.pipeline import Answer, Request
+from xlaserve.pipeline.pipeline import Answer, Request
 from xlaserve.programs.watch.xla_log import XlaCompilation
 from xlaserve.wire.grpc import keypoint_messages, sequence_messages, vision_models
 from xlaserve.wire.grpc import vision_messages as messages

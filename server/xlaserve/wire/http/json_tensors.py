@@ -20,7 +20,7 @@ from xlaserve.engine.program import Value
 from xlaserve.errors import InvalidArgument, shown
 from xlaserve.images.decoder import Encoded
 from xlaserve.models.task import Datatype
-from xlaserve.request_inputs import Readable
+from xlaserve.pipeline.request_inputs import Readable
 from xlaserve.wire.http import fields
 from xlaserve.wire.http.base64_text import EXPECTED, NotBase64, decoded
 from xlaserve.wire.http.json_numbers import NumberArray

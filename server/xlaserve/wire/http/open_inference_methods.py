@@ -13,7 +13,7 @@ from typing import Final
 from xlaserve.engine.timings import STAGES, Timings
 from xlaserve.errors import InvalidArgument
 from xlaserve.models.version import Served
-from xlaserve.pipeline import Answer
+from xlaserve.pipeline.pipeline import Answer
 from xlaserve.wire.http import fields, json_tensors
 from xlaserve.wire.http.json_tensors import BINARY_SIZE, JSON_LENGTH, OCTETS, JsonListing
 from xlaserve.wire.http.message import HttpAnswer, HttpRequest, Json, json_answer, separated, to_json

@@ -24,7 +24,7 @@ from xlaserve.models.task import (
     Task,
     reading_of,
 )
-from xlaserve.pipeline import Draw, Render
+from xlaserve.pipeline.pipeline import Draw, Render
 from xlaserve.wire.shared.objects import in_original, within
 
 PNG: Final = "image/png"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from xlaserve.errors import InvalidArgument, shown
 from xlaserve.images.decoder import Encoded
-from xlaserve.request_inputs import Readable
+from xlaserve.pipeline.request_inputs import Readable
 from xlaserve.wire.http import fields
 from xlaserve.wire.http.json_numbers import NumberArray
 from xlaserve.wire.http.json_tensors import ListedPixels, image, listed_numbers, to_array

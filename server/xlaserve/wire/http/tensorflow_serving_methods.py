@@ -9,7 +9,7 @@ from typing import Final
 
 from xlaserve.engine.program import Outputs
 from xlaserve.models.task import Category
-from xlaserve.pipeline import Answer, Request
+from xlaserve.pipeline.pipeline import Answer, Request
 from xlaserve.wire.http import serving_body
 from xlaserve.wire.http.json_tensors import JsonListing
 from xlaserve.wire.http.message import HttpAnswer, HttpRequest, json_answer, separated, to_json

@@ -33,7 +33,7 @@ from xlaserve.models.task import (
     reading_of,
 )
 from xlaserve.models.version import Served
-from xlaserve.pipeline import Drawn, Render, Rendering, Request
+from xlaserve.pipeline.pipeline import Drawn, Render, Rendering, Request
 from xlaserve.wire.http import pictures
 from xlaserve.wire.http.forms import Form, read_form
 from xlaserve.wire.http.json_tensors import listed

@@ -24,7 +24,7 @@ from xlaserve.errors import (
 )
 from xlaserve.models.version import Served, Version
 from xlaserve.models.version_lookup import Directory
-from xlaserve.pipeline import Answer, Pipeline, Request
+from xlaserve.pipeline.pipeline import Answer, Pipeline, Request
 from xlaserve.telemetry import request_context
 from xlaserve.telemetry.access_log import AccessLog
 from xlaserve.telemetry.failures import Failures

@@ -17,8 +17,8 @@ from xlaserve.engine.inputs import Images
 from xlaserve.engine.request import DEFAULT_PRIORITY, WEIGHTS
 from xlaserve.errors import InvalidArgument, UnsupportedFeature, shown
 from xlaserve.models.task import Task, TensorSpec, classification_at
-from xlaserve.pipeline import Request
-from xlaserve.request_inputs import Given
+from xlaserve.pipeline.pipeline import Request
+from xlaserve.pipeline.request_inputs import Given
 from xlaserve.wire.shared import slips
 from xlaserve.wire.shared.call import Call
 from xlaserve.wire.shared.input_tensors import InputTensor, bounded, check_unknown, images_of

@@ -19,7 +19,7 @@ from xlaserve.engine.inputs import Images
 from xlaserve.errors import InvalidArgument
 from xlaserve.images.decoder import Encoded, check_pixels
 from xlaserve.images.image_input import RGB, ImageInput
-from xlaserve.request_inputs import Pending, Readable
+from xlaserve.pipeline.request_inputs import Pending, Readable
 
 PIXELS: Final = "pixels"
 IMAGE: Final = "image"

@@ -15,7 +15,7 @@ from xlaserve.errors import InvalidArgument
 from xlaserve.images.image_input import ImageInput
 from xlaserve.models.catalog import Model
 from xlaserve.models.task import DATATYPES
-from xlaserve.request_inputs import Given, PendingTensor
+from xlaserve.pipeline.request_inputs import Given, PendingTensor
 from xlaserve.wire.shared.input_tensors import (
     FRACTIONS,
     MAX_SHOWN,

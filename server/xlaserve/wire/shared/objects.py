@@ -27,7 +27,7 @@ from xlaserve.models.task import (
     readings_of,
 )
 from xlaserve.models.version import Served
-from xlaserve.pipeline import Render
+from xlaserve.pipeline.pipeline import Render
 
 DEFAULT_TOP_K: Final = 5
 METHODS: Final[dict[type[Task], str]] = {

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from xlaserve.engine.program import Outputs, Value
 from xlaserve.models.task import DATATYPES, Classification, Datatype, Task, TensorSpec, classification_at
 from xlaserve.models.version import Served
-from xlaserve.pipeline import Answer, Render
-from xlaserve.request_inputs import ARRAYS, Given
+from xlaserve.pipeline.pipeline import Answer, Render
+from xlaserve.pipeline.request_inputs import ARRAYS, Given
 from xlaserve.wire.shared.input_tensors import raw_bytes
 from xlaserve.wire.shared.parts import Part
 

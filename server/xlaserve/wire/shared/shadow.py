@@ -31,7 +31,7 @@ from xlaserve.models.likeness import OfImage, can_compare, likeness
 from xlaserve.models.task import Task
 from xlaserve.models.version import Served
 from xlaserve.models.version_lookup import Directory
-from xlaserve.request_inputs import Given, Pending, PendingTensor
+from xlaserve.pipeline.request_inputs import Given, Pending, PendingTensor
 from xlaserve.telemetry.findings import Findings, Likeness, Pair, TimeRatio
 from xlaserve.telemetry.metrics import Metrics
 

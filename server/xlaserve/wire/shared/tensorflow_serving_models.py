@@ -9,7 +9,7 @@ from xlaserve.errors import InvalidArgument, ModelFailed, UnsupportedFeature, st
 from xlaserve.images.decoder import Encoded
 from xlaserve.models.task import Category, Classification, Regression, Task, reading_of, readings_of
 from xlaserve.models.version import Served, State, Version
-from xlaserve.pipeline import Answer, Render, Request
+from xlaserve.pipeline.pipeline import Answer, Render, Request
 from xlaserve.wire.shared.models import Models
 from xlaserve.wire.shared.objects import DEFAULT_TOP_K, task_of
 from xlaserve.wire.shared.output_tensors import fits_inline

@@ -16,8 +16,8 @@ from xlaserve.errors import InvalidArgument
 from xlaserve.images.frame import whole
 from xlaserve.models.task import Classification, Detection, Embedding, Segmentation, Task
 from xlaserve.models.version import Served
-from xlaserve.pipeline import Answer, Request
-from xlaserve.request_inputs import Pending
+from xlaserve.pipeline.pipeline import Answer, Request
+from xlaserve.pipeline.request_inputs import Pending
 from xlaserve.wire.grpc import infer_message, open_inference_service, open_inference_tensors
 from xlaserve.wire.grpc.open_inference_tensors import LISTING
 from xlaserve.wire.shared import inference

@@ -17,7 +17,7 @@ from xlaserve.errors import InvalidArgument
 from xlaserve.images.decoder import Encoded
 from xlaserve.images.image_input import ImageInput
 from xlaserve.models.task import DATATYPES, Datatype
-from xlaserve.request_inputs import Pending
+from xlaserve.pipeline.request_inputs import Pending
 from xlaserve.wire.grpc import infer_message, open_inference_tensors, packed_lists, wire_format
 from xlaserve.wire.grpc.open_inference_tensors import LISTING
 from xlaserve.wire.shared import input_tensors

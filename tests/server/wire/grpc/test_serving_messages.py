@@ -14,7 +14,7 @@ from xlaserve.errors import InvalidArgument, UnsupportedFeature
 from xlaserve.images.frame import whole
 from xlaserve.models.task import Classification, Detection, Segmentation, Task
 from xlaserve.models.version import Served
-from xlaserve.pipeline import Answer, Request
+from xlaserve.pipeline.pipeline import Answer, Request
 from xlaserve.wire.grpc import serving_messages as messages
 from xlaserve.wire.grpc.tensor_protos import LISTING
 from xlaserve.wire.shared import inference

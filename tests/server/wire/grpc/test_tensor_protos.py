@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from xlaserve.config import PixelRange
 from xlaserve.errors import InvalidArgument
 from xlaserve.models.task import DATATYPES
-from xlaserve.request_inputs import Pending
+from xlaserve.pipeline.request_inputs import Pending
 from xlaserve.wire.grpc import serving_messages, tensor_protos, wire_format
 from xlaserve.wire.grpc.tensor_protos import LISTING, TensorInput
 from xlaserve.wire.shared.input_tensors import images_of

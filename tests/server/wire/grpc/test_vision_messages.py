@@ -31,7 +31,7 @@ from xlaserve.models.task import (
     TensorSpec,
 )
 from xlaserve.models.version import Served
-from xlaserve.pipeline import Answer, Request
+from xlaserve.pipeline.pipeline import Answer, Request
 from xlaserve.wire.grpc import keypoint_messages, open_inference_tensors, sequence_messages, tensor_protos
 from xlaserve.wire.grpc import vision_messages as messages
 from xlaserve.wire.grpc.wire_format import LARGE_BYTES

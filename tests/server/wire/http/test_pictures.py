@@ -12,7 +12,7 @@ from xlaserve.config import Color
 from xlaserve.errors import ImageTooLarge, InvalidArgument
 from xlaserve.images.frame import whole
 from xlaserve.models.task import Classification, ClassSequence, Detection, ImageToImage, Keypoints, Segmentation
-from xlaserve.pipeline import Drawing, Drawn, Rendering
+from xlaserve.pipeline.pipeline import Drawing, Drawn, Rendering
 from xlaserve.wire.http import pictures, vision_methods
 from xlaserve.wire.http.pictures import DrawnClasses, DrawnMap, DrawnObjects, MadeImage
 

@@ -24,8 +24,8 @@ from tests.fakes import served_with
 from xlaserve.errors import InvalidArgument, MessageTooLarge, QueueFull, RequestError
 from xlaserve.images.decoder import Encoded
 from xlaserve.models.task import Classification, Detection, Segmentation, Task
-from xlaserve.pipeline import Request
-from xlaserve.request_inputs import Pending
+from xlaserve.pipeline.pipeline import Request
+from xlaserve.pipeline.request_inputs import Pending
 from xlaserve.wire.http import forms, json_numbers, json_tensors, serving_body, vision_methods
 from xlaserve.wire.http.body import decompress, read_body
 from xlaserve.wire.http.forms import MAX_OPTION_BYTES, MAX_OPTIONS, Form, read_form

@@ -11,7 +11,7 @@ import pytest
 
 from xlaserve.config import PixelRange
 from xlaserve.errors import InvalidArgument
-from xlaserve.request_inputs import Pending
+from xlaserve.pipeline.request_inputs import Pending
 from xlaserve.wire.http import json_numbers, serving_body
 from xlaserve.wire.http.message import HttpRequest
 from xlaserve.wire.shared.input_tensors import images_of

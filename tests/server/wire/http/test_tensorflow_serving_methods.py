@@ -10,7 +10,7 @@ from xlaserve.config import Mode
 from xlaserve.engine.timings import Timings
 from xlaserve.images.frame import whole
 from xlaserve.models.task import Classification, Detection, Segmentation, Task
-from xlaserve.pipeline import Answer
+from xlaserve.pipeline.pipeline import Answer
 from xlaserve.wire.http import tensorflow_serving_methods as serving
 from xlaserve.wire.shared.inference import all_outputs
 from xlaserve.wire.shared.output_tensors import RenderedOutputs

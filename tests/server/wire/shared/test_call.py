@@ -23,7 +23,7 @@ from xlaserve.errors import (
     ShuttingDown,
     XlaserveError,
 )
-from xlaserve.pipeline import Answer, Request
+from xlaserve.pipeline.pipeline import Answer, Request
 from xlaserve.telemetry import request_context
 from xlaserve.telemetry.metrics import Metrics
 from xlaserve.telemetry.tracing import Endpoint

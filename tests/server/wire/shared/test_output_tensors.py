@@ -14,7 +14,7 @@ from xlaserve.config import Mode
 from xlaserve.engine.timings import Timings
 from xlaserve.images.frame import whole
 from xlaserve.models.task import Classification, Detection, Segmentation, Task
-from xlaserve.pipeline import Answer
+from xlaserve.pipeline.pipeline import Answer
 from xlaserve.wire.shared.output_tensors import (
     MAX_COPIED_BYTES,
     OutputTensor,

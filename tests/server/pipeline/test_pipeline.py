@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 from tests.fakes import Clock
 
-from xlaserve import pipeline, request_decoding, request_inputs
 from xlaserve.admission.shared_counts import SharedCounts
 from xlaserve.config import Bucket, Decoding, Fit, Grey16, Mode, ModelSettings, PixelRange, Settings, Window
 from xlaserve.engine.inputs import Images, Rows
@@ -37,8 +36,9 @@ from xlaserve.images.image_input import RGB, ImageInput
 from xlaserve.models.catalog import Model
 from xlaserve.models.task import Classification, Segmentation, Task
 from xlaserve.models.version import Served
-from xlaserve.pipeline import Pipeline, Request
-from xlaserve.request_inputs import Pending
+from xlaserve.pipeline import pipeline, request_decoding, request_inputs
+from xlaserve.pipeline.pipeline import Pipeline, Request
+from xlaserve.pipeline.request_inputs import Pending
 
 DEADLINE = 123.0
 PATIENCE_S = 20
@@ -613,7 +613,7 @@ async def test_what_is_rendered_still_counts_as_admitted(pipe: Pipeline, served:
 
 
 def test_images_are_decoded_on_as_many_threads_as_a_container_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xlaserve.pipeline.usable_cores", lambda: 3)
+    monkeypatch.setattr("xlaserve.pipeline.pipeline.usable_cores", lambda: 3)
     pipe = Pipeline(Settings())
     pipe.stop()
     assert pipe._threads.count == 3

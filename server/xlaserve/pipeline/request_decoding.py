@@ -18,7 +18,7 @@ from xlaserve.images.decoder import Encoded, ImageLimits, Place, decode
 from xlaserve.images.frame import Frame, whole
 from xlaserve.images.image_input import ImageInput
 from xlaserve.models.version import Served
-from xlaserve.request_inputs import size_of
+from xlaserve.pipeline.request_inputs import size_of
 
 
 class RowDecoder:

@@ -28,9 +28,8 @@ from xlaserve.images.decoder import Encoded, ImageLimits, decode, of_images
 from xlaserve.images.frame import Frame, whole, within
 from xlaserve.images.threads import DecodingThreads
 from xlaserve.models.version import Served
-from xlaserve.programs.tf.device import usable_cores
-from xlaserve.request_decoding import RowDecoder
-from xlaserve.request_inputs import (
+from xlaserve.pipeline.request_decoding import RowDecoder
+from xlaserve.pipeline.request_inputs import (
     ARRAYS,
     Array,
     Given,
@@ -39,6 +38,7 @@ from xlaserve.request_inputs import (
     check_size,
     size_of,
 )
+from xlaserve.programs.tf.device import usable_cores
 
 MAX_INLINE_BYTES: Final = 2**19
 """Bytes of outputs that are put together on the event loop; four times as many take about a millisecond."""
