@@ -52,9 +52,11 @@ def lines(records: Mapping[str, Tried]) -> Iterator[str]:
             yield from (f"Not tried: {', '.join(untried)}.", "")
         if done := [record for record in found if not record.failed]:
             yield from _table(COLUMNS, map(_row, done))
-        if failed := [record for record in found if record.failed]:
-            yield from ("", "Not served:", "")
-            yield from (f"- `{record.name}`: {_shortened(record.failed)}" for record in failed)
+        failed = [record for record in found if record.failed]
+        for heading, ran_out in (("Not served:", False), ("Given up, so that it is not known:", True)):
+            if named := [record for record in failed if record.failed.endswith(" s") == ran_out]:
+                yield from ("", heading, "")
+                yield from (f"- `{record.name}`: {_shortened(record.failed)}" for record in named)
 
 
 _LEGEND: Final = (
