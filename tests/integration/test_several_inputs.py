@@ -259,6 +259,22 @@ def test_one_of_two_images_may_be_encoded_and_the_other_pixels(server: Server, w
         np.testing.assert_allclose(got, world.expected("siamese", inputs), atol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (SIDES[0], 1), (SIDES[0], SIDES[1] + 1)])
+@pytest.mark.parametrize("name", ["left", "right"])
+def test_pixels_of_another_size_beside_encoded_images_are_refused(
+    server: Server, name: str, shape: tuple[int, int]
+) -> None:
+    encoded = base64.b64encode(png(rows("siamese", 1)["left"][0])).decode()
+    other = "right" if name == "left" else "left"
+    tensors = listed({name: np.zeros((1, *shape, 3), np.uint8)})
+    tensors.append({"name": other, "datatype": "BYTES", "shape": [1], "data": [encoded]})
+    status, answer = ask(server, "/v2/models/siamese/infer", {"inputs": tensors})
+    assert (status, answer["error"]) == (
+        400,
+        f"{name}: expected shape [n, 12, 10, 3], got [1, {shape[0]}, {shape[1]}, 3]",
+    )
+
+
 @pytest.mark.parametrize("name", ["siamese", "with-numbers", "alone"])
 def test_rows_and_columns_of_tensorflow_serving_name_the_inputs(server: Server, world: World, name: str) -> None:
     inputs = rows(name, 3)

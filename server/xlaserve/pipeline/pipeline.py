@@ -37,6 +37,7 @@ from xlaserve.pipeline.request_inputs import (
     check_others,
     check_size,
     size_of,
+    sizes_of,
 )
 from xlaserve.programs.tf.device import usable_cores
 
@@ -233,19 +234,16 @@ class Pipeline:
 
         Each gets the resolution that suits it best; where outputs can't have several, all get that of the first.
         """
-        count, size = len(given[0]), None
-        if isinstance(given[0], np.ndarray):
-            size = size_of(served.model, given[0])
-            check_size(served, given[0], size)
-            check_others(served.model, given, size)
+        count, sizes = len(given[0]), sizes_of(served, given)
         # Where all have one resolution, they are decoded to where they run. Unused arrays are never paged in.
         allocate = admitted.buffer if len(served.inputs) == 1 else partial(_allocate, served.model.inputs)
-        sizes = served.inputs if size is None else [size]
         buffers = {size: allocate(count, size) for size in sizes}
         rows_of_given = RowDecoder(served, given, buffers, self._limits, self.memory)
         decode_row, warned = rows_of_given.decode, rows_of_given.warned
         model = served.settings.name
-        if served.has_sized_outputs and len(buffers) > 1:
+        if len(sizes) == 1:
+            rows_of_given.place = partial(served.place_into, sizes[0])
+        if served.has_sized_outputs and len(sizes) > 1:
             (of_first,) = await self._threads.map(model, decode_row, 1, deadline)
             rows_of_given.place = partial(served.place_into, (of_first.input_height, of_first.input_width))
             rest = count - 1

@@ -123,6 +123,26 @@ def check_others(model: Model, given: Sequence[Given], size: Resolution) -> None
             _check_shape(model, place, one, size)
 
 
+def sizes_of(served: Served, given: Sequence[Given]) -> list[Resolution]:
+    """Returns the sizes of the buckets in which a request with encoded images may run: where it has pixels of images of
+    any size as well, theirs alone. Raises InvalidArgument where an array has another shape than in these."""
+    first, model = given[0], served.model
+    if isinstance(first, ARRAYS):
+        size = size_of(model, first)
+        check_size(served, first, size)
+        sizes = [size]
+    else:
+        sizes = [size for size in served.inputs if _fit(model, given, size)] or list(served.inputs[:1])
+    check_others(model, given, sizes[0])
+    return sizes
+
+
+def _fit(model: Model, given: Sequence[Given], size: Resolution) -> bool:
+    """Returns whether all arrays of the inputs behind the first have the shapes of buckets of this size."""
+    arrays = ((spec, one) for spec, one in zip(model.inputs[1:], given[1:], strict=True) if isinstance(one, ARRAYS))
+    return all(tuple(one.shape[1:]) == spec.row_shape(*size) for spec, one in arrays)
+
+
 def _check_shape(model: Model, place: int, given: Array, size: Resolution) -> None:
     shape = model.inputs[place].row_shape(*size)
     if tuple(given.shape[1:]) != shape:

@@ -5,6 +5,7 @@ import io
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -16,7 +17,7 @@ from tests.fakes import Clock
 
 from xlaserve.admission.shared_counts import SharedCounts
 from xlaserve.config import Bucket, Decoding, Fit, Grey16, Mode, ModelSettings, PixelRange, Settings, Window
-from xlaserve.engine.inputs import Images, Rows
+from xlaserve.engine.inputs import RGB_IMAGE, Images, Rows
 from xlaserve.engine.program import Outputs
 from xlaserve.engine.request import BatchRows, EncodedRequest, EngineRequest, Result, check_row_shapes
 from xlaserve.engine.timings import Timings
@@ -93,7 +94,7 @@ class Batcher:
             raise self.unreachable
 
     async def run(self, request: EngineRequest) -> Result:
-        (pixels,) = request.rows
+        pixels, *_ = request.rows
         self.ran.append((pixels, request.mode, request.deadline))
         self.priorities.append(request.priority)
         if self.hold:
@@ -651,6 +652,40 @@ async def test_images_whose_outputs_depend_on_the_resolution_all_go_to_that_of_t
     ]  # a letterbox's border
     ((images, _, _),) = batcher.ran
     assert images.shape == (3, 4, 6, 3)
+
+
+@pytest.fixture
+def of_two_images(batcher: Batcher) -> Served:
+    """A model of two images, which both have 4 x 6 or 8 x 8 pixels."""
+    served = make_served(batcher, (4, 6), (8, 8))
+    inputs = tuple(RGB_IMAGE[0]._replace(name=name) for name in ("before", "after"))
+    model = replace(served.model, inputs=inputs, others=(RGB,))
+    return Served(cast(Any, served.version), model, cast(Any, batcher))
+
+
+@pytest.mark.parametrize("is_first_encoded", [True, False])
+async def test_encoded_images_get_the_size_of_the_pixels_beside_them(
+    pipe: Pipeline, of_two_images: Served, batcher: Batcher, is_first_encoded: bool
+) -> None:
+    encoded, array = [png(1, 4, 6), png(1, 8, 8)], pixels(1, 2, height=8, width=8)
+    images, other = (encoded, array) if is_first_encoded else (array, encoded)
+    answer = await pipe.run(of_two_images, Request("", images, DEADLINE, others=(other,)))
+    assert [(frame.input_height, frame.input_width) for frame in answer.frames] == [(8, 8)] * 2
+    assert len(batcher.ran) == 1
+
+
+@pytest.mark.parametrize("sizes", [((4, 6),), ((4, 6), (8, 8))])
+@pytest.mark.parametrize("shape", [(1, 1), (4, 1), (1, 6), (5, 6)])
+async def test_pixels_of_another_size_beside_encoded_images_are_refused(
+    pipe: Pipeline, of_two_images: Served, batcher: Batcher, shape: tuple[int, int], sizes: tuple[tuple[int, int], ...]
+) -> None:
+    buckets = tuple(Bucket(2, *size) for size in sizes)
+    model = replace(of_two_images.model, buckets=buckets)
+    served = Served(cast(Any, of_two_images.version), model, cast(Any, batcher))
+    request = Request("", [png(1)], DEADLINE, others=(pixels(1, height=shape[0], width=shape[1]),))
+    with pytest.raises(InvalidArgument, match=r"after: expected shape \[n, 4, 6, 3\]"):
+        await pipe.run(served, request)
+    assert not batcher.ran
 
 
 async def test_where_one_resolution_fails_the_whole_request_does_and_its_other_images_are_cancelled(
