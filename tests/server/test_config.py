@@ -459,7 +459,10 @@ def test_a_wrong_setting_is_named_with_what_was_expected_and_what_came(
             ["model m: buckets.0: expected a whole number or a list, as in buckets: [1, 4, [1, 224, 224]], got 1.5"],
         ),
         ("versions: [1.5]", ["configuration: model m: versions.0: expected pattern "]),
-        ("preprocess: bgr", ["model m: preprocess: ", "'caffe' or 'unit'", "got 'bgr'"]),
+        ("preprocess: bgr", ["model m: preprocess: ", "'caffe', 'unit'", "got 'bgr'"]),
+        ("preprocess: {mean: [a]}", ["configuration: model m: preprocess.mean.0: expected a number", "got 'a'"]),
+        ("preprocess: {scale: 2}", ["configuration: model m: preprocess.scale: no such field"]),
+        ("preprocess: {}", ["model m: preprocess: ", "divisor, mean or deviation, as in preprocess: {"]),
     ],
 )
 def test_a_wrong_field_of_a_model_is_named_by_its_place(fields: str, parts: list[str], write: Write) -> None:

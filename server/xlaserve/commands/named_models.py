@@ -20,7 +20,8 @@ FLAGS: Final = {
     "name": "its name in requests; the name of the file without it",
     "task": "the meaning of its outputs; told by the model without it",
     "labels": "its classes' names: a file with one a line, or a list such as cat,dog",
-    "preprocess": "how pixels from 0 to 255 are scaled for the network: none, unit, tf, torch or caffe",
+    "preprocess": "how pixels from 0 to 255 are scaled for the network: none, unit, tf, torch, caffe, standardize or"
+    " {mean: 127, deviation: 128}",
     "input_size": "height and width for a model that takes any: 224,224",
     "color": "the colours that it was trained with: grey, rgb, bgr, rgba or yuv",
     "weights": "imagenet, random, a preset or a file",
@@ -115,15 +116,21 @@ def _assigned(assignments: list[str]) -> dict[str, object]:
         if not is_assigned or field not in ModelSettings.model_fields:
             hint = did_you_mean(field, ModelSettings.model_fields) if is_assigned else ""
             raise ConfigError(f"--set: expected FIELD=VALUE with a field of a model, got {assignment}{hint}")
-        try:
-            own[field] = config.parse(text)
-        except ValueError as error:
-            raise ConfigError(f"--set {field}: not YAML: {error}") from None
+        own[field] = _parsed(f"--set {field}", text)
     return own
+
+
+def _parsed(flag: str, text: str) -> object:
+    try:
+        return config.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: not YAML: {error}") from None
 
 
 def _value(field: str, text: str) -> object:
     is_list = field in LISTS and text != "auto" and not (field == "labels" and "," not in text)
+    if field == "preprocess" and text.startswith("{"):
+        return _parsed("--preprocess", text)
     if not is_list:
         return text
     words = [word.strip() for word in text.split(",") if word.strip()]

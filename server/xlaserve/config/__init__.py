@@ -25,6 +25,7 @@ from xlaserve.config.output_settings import (
     OutputSettings,
     TaskName,
 )
+from xlaserve.config.preprocess_settings import OF_RGB, Preprocess, ScalingSettings
 from xlaserve.config.resize_settings import (
     PILLOW_BILINEAR,
     TENSORFLOW_BILINEAR,
@@ -42,6 +43,7 @@ __all__ = [
     "CUTS",
     "ENV_PREFIX",
     "MIB",
+    "OF_RGB",
     "PILLOW_BILINEAR",
     "TENSORFLOW_BILINEAR",
     "Activation",
@@ -68,9 +70,11 @@ __all__ = [
     "PerformanceHint",
     "PixelRange",
     "Precision",
+    "Preprocess",
     "ResizeFilter",
     "ResizeLibrary",
     "ResizeSettings",
+    "ScalingSettings",
     "Settings",
     "ShadowSettings",
     "TaskName",

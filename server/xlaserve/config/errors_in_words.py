@@ -51,7 +51,9 @@ _VALUELESS: Final = ("extra_forbidden", "missing")
 _WITH_EXAMPLE: Final = ("tuple_type", "named_tuple_type", "model_type", MAPPING, "string_pattern_mismatch")
 """Types of errors about how a value is written, which an example shows."""
 _PYDANTIC: Final = re.compile("^(Input should be|(Tuple|String) should have|String should match)")
-_ALTERNATIVE: Final = re.compile(r"(literal|tuple|function-\w+|lax-or-strict)\[|constrained-|(str|int|float)$")
+_ALTERNATIVE: Final = re.compile(
+    r"(literal|tuple|function-\w+|lax-or-strict)\[|constrained-|(str|int|float)$|[A-Z]\w+Settings$"
+)
 """How pydantic names the types of which a value may be one, in the place of an error."""
 _MAX_NAME: Final = 128
 _CHOICE: Final = re.compile("'([^']*)'")

@@ -38,6 +38,7 @@ from xlaserve.config.output_settings import (
     OutputSettings,
     TaskName,
 )
+from xlaserve.config.preprocess_settings import NamedPreprocess, ScalingSettings
 from xlaserve.config.resize_settings import ResizeSettings
 from xlaserve.config.shadow_settings import ShadowSettings
 from xlaserve.config.version_names import LATEST, SHARED, Label, Number, Percentage, VersionOrLabel
@@ -87,10 +88,14 @@ class ModelSettings(Frozen):
     classes: int | None = Field(None, ge=1)
     """How many classes `keras.applications`, `keras_cv` and `keras_hub` are built for; those of the published weights
     by default. For outputs that name classes by their numbers: how many there are, if no labels say it."""
-    preprocess: Literal["auto", "none", "tf", "torch", "caffe", "unit"] = "auto"
+    preprocess: Literal["auto", NamedPreprocess] | ScalingSettings = Field(
+        "auto", examples=["unit", {"divisor": 255, "mean": [0.485, 0.456, 0.406], "deviation": [0.229, 0.224, 0.225]}]
+    )
     """Preprocessing of pixels from 0 to 255 inside the compiled program: `tf` scales to -1..1, `unit` to 0..1,
     `torch` RGB to 0..1 and then by ImageNet's mean and deviation, `caffe` reorders RGB to BGR and subtracts ImageNet's
-    mean, `none` passes 0..255. `auto` is what Keras, KerasCV or KerasHub define for the family or the preset, and
+    mean, `standardize` brings each image to a mean of 0 and a deviation of 1 (`tf.image.per_image_standardization`),
+    `none` passes 0..255. A mapping has numbers of one's own: `(level / divisor - mean) / deviation`, such as
+    `{mean: 127, deviation: 128}`. `auto` is what Keras, KerasCV or KerasHub define for the family or the preset, and
     `none` for other sources."""
     input_size: tuple[int, int] | None = Field(None, examples=[[224, 224]])
     """Height and width, for a model that takes several; the model's own by default."""

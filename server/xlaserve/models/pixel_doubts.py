@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from xlaserve.config import sources
+from xlaserve.config import Preprocess, ScalingSettings, sources
 from xlaserve.engine.inputs import selected
 from xlaserve.engine.program import Outputs, run_batch
 from xlaserve.engine.warmup.auto_buckets import Programs
@@ -57,9 +57,14 @@ def doubts(model: Model) -> list[str]:
             "the file doesn't tell how pixels were scaled in training; without preprocess they are from 0 to 255; write"
             f" preprocess: unit, or as it was trained: {_CHOICE}"
         ]
-    if how in OF_PREPROCESS and scale / OF_PREPROCESS[how] < OF_LEVELS:
+    if how != "auto" and (factor := factor_of(how)) is not None and scale / factor < OF_LEVELS:
         return [f"pixels are scaled twice, by preprocess: {how} and by the model itself; write preprocess: none"]
     return []
+
+
+def factor_of(how: Preprocess) -> float | None:
+    """Returns the factor of preprocessing for levels; None where it has none, or another for each image."""
+    return how.factor if isinstance(how, ScalingSettings) else OF_PREPROCESS.get(how)
 
 
 def is_of_file(model: Model) -> bool:

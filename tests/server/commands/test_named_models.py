@@ -10,7 +10,7 @@ import pytest
 
 from xlaserve import config
 from xlaserve.commands import named_models
-from xlaserve.config import BucketSettings, Color, Mode, ModelSettings, Settings
+from xlaserve.config import BucketSettings, Color, Mode, ModelSettings, ScalingSettings, Settings
 from xlaserve.errors import ConfigError
 from xlaserve_client.cli_parser import Parser
 
@@ -66,6 +66,13 @@ def test_buckets_may_be_chosen_by_the_server() -> None:
 def test_several_sources_share_their_flags() -> None:
     found = settings("cats.keras", "dogs.keras", "--preprocess", "tf").models
     assert [(one.name, one.preprocess) for one in found] == [("cats", "tf"), ("dogs", "tf")]
+
+
+def test_numbers_of_preprocessing_are_given_as_a_mapping() -> None:
+    (model,) = settings("cats.keras", "--preprocess", "{mean: 127, deviation: 128}").models
+    assert model.preprocess == ScalingSettings(mean=127, deviation=128)
+    with pytest.raises(ConfigError, match="--preprocess: not YAML"):
+        settings("cats.keras", "--preprocess", "{mean: 127")
 
 
 def test_a_path_with_a_colon_is_a_path(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xlaserve.config import BucketSettings, Mode, ModelSettings
+from xlaserve.config import BucketSettings, Mode, ModelSettings, ScalingSettings
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.warmup.auto_buckets import Warmed
 from xlaserve.models import catalog, pixel_doubts
@@ -76,9 +76,9 @@ def test_settings_that_say_so_end_the_warning(tmp_path: Path) -> None:
     assert pixel_doubts.doubts(load(tmp_path, preprocess="unit")) == []
 
 
-@pytest.mark.parametrize("how", ["unit", "tf", "torch"])
+@pytest.mark.parametrize("how", ["unit", "tf", "torch", ScalingSettings(mean=127, deviation=128)])
 @pytest.mark.parametrize("first", [rescaling, normalization])
-def test_pixels_that_are_scaled_twice_get_a_warning(tmp_path: Path, first: Any, how: str) -> None:
+def test_pixels_that_are_scaled_twice_get_a_warning(tmp_path: Path, first: Any, how: str | ScalingSettings) -> None:
     (doubt,) = pixel_doubts.doubts(load(tmp_path, first(), preprocess=how))
     assert "twice" in doubt
     assert doubt.endswith("write preprocess: none")

@@ -8,7 +8,17 @@ from enum import StrEnum
 from itertools import product
 from typing import Any, Final
 
-from xlaserve.config import Color, Decoding, Fit, ResizeFilter, ResizeLibrary, ResizeSettings, sources
+from xlaserve.config import (
+    OF_RGB,
+    Color,
+    Decoding,
+    Fit,
+    ResizeFilter,
+    ResizeLibrary,
+    ResizeSettings,
+    ScalingSettings,
+    sources,
+)
 from xlaserve.config.image_settings import CUTS
 from xlaserve.config.resize_settings import FILTERS
 from xlaserve.images import tensorflow_jpeg
@@ -95,7 +105,7 @@ def combinations(choices: tuple[Choice, ...]) -> Iterator[Changes]:
 
 def is_possible(changes: Changes) -> bool:
     """Returns whether settings go together: the means of `torch` and `caffe` are for RGB alone."""
-    return changes.get("preprocess") not in ("torch", "caffe") or changes.get("color", Color.RGB) is Color.RGB
+    return changes.get("preprocess") not in OF_RGB or changes.get("color", Color.RGB) is Color.RGB
 
 
 def _choice(field: str, part: Part, own: object, *values: object) -> Choice:
@@ -108,8 +118,9 @@ def _preprocess(model: Model) -> Choice:
     if not model.is_unscaled:  # it takes whole numbers, which are not scaled
         return Choice("preprocess", Part.SCALE, own, ("none",))
     has_means = model.image.color in (Color.RGB, Color.BGR)
-    means = ("torch", "caffe") if has_means else ()
-    return _choice("preprocess", Part.SCALE, own, "unit", "none", "tf", *means)
+    means = OF_RGB if has_means else ()
+    numbers = (own,) if isinstance(own, ScalingSettings) else ()
+    return _choice("preprocess", Part.SCALE, own, "unit", "none", "tf", *means, "standardize", *numbers)
 
 
 def _color(model: Model) -> Choice:

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import tensorflow as tf
 
-from xlaserve.config import Color, ModelSettings, Precision
+from xlaserve.config import OF_RGB, Color, ModelSettings, Precision, ScalingSettings
 from xlaserve.engine.warmup.sample import make_rows
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks import preprocess
@@ -116,6 +116,10 @@ def _check_preprocessing(preprocessing: Preprocess, pixels: ImageTensor) -> None
         raise ModelFailed(
             f"preprocess: the model takes {pixels.dtype} pixels as they are, expected none, got {preprocessing}"
         )
-    if preprocessing in ("torch", "caffe") and pixels.image.color is not Color.RGB:
+    if isinstance(preprocessing, ScalingSettings) and (wrong := preprocessing.channels - {pixels.image.channels}):
+        raise ModelFailed(
+            f"preprocess: expected numbers for each of {pixels.image.channels} channels, got {min(wrong)}"
+        )
+    if preprocessing in OF_RGB and pixels.image.color is not Color.RGB:
         kind = pixels.image.color or f"{pixels.image.channels} channels"
         raise ModelFailed(f"preprocess: {preprocessing} has the means of RGB, expected another for {kind}")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import tensorflow as tf
+
+from xlaserve.config import Preprocess as Configured
+from xlaserve.config import ScalingSettings
 
 
 class Scaling(NamedTuple):
@@ -14,7 +17,7 @@ class Scaling(NamedTuple):
     offset: tuple[float, ...]
 
 
-Preprocess = Literal["none", "tf", "torch", "caffe", "unit"] | Scaling
+Preprocess = Configured | Scaling
 
 FAMILIES: Final[dict[str, Preprocess]] = {
     "convnext": "none",
@@ -41,7 +44,7 @@ _IMAGENET_DEVIATION: Final = (0.229, 0.224, 0.225)
 _CAFFE_MEAN: Final = (103.939, 116.779, 123.68)  # of BGR from 0 to 255
 
 
-def apply(pixels: tf.Tensor, how: Preprocess) -> tf.Tensor:
+def apply(pixels: tf.Tensor, how: Preprocess) -> tf.Tensor:  # noqa: PLR0911 - one each
     """Turns `pixels` `[n, height, width, channels]` from 0 to 255 into float32 of the same shape.
 
     `torch` and `caffe` are for RGB.
@@ -50,6 +53,8 @@ def apply(pixels: tf.Tensor, how: Preprocess) -> tf.Tensor:
     match how:
         case Scaling(scale, offset):
             return values * scale + offset
+        case ScalingSettings():
+            return (values / how.divisor - how.mean) / how.deviation
         case "none":
             return values
         case "unit":
@@ -60,3 +65,5 @@ def apply(pixels: tf.Tensor, how: Preprocess) -> tf.Tensor:
             return (values / 255.0 - _IMAGENET_MEAN) / _IMAGENET_DEVIATION
         case "caffe":
             return tf.reverse(values, axis=[-1]) - _CAFFE_MEAN
+        case "standardize":
+            return tf.image.per_image_standardization(values)

@@ -85,6 +85,10 @@ def torch(path: Path) -> Pixels:
     return scaled
 
 
+def standardized(path: Path) -> Pixels:
+    return np.asarray(tf.image.per_image_standardization(load_img(path)))
+
+
 def blue_first(path: Path) -> Pixels:
     """As `cv2.imread` has the channels."""
     return load_img(path)[..., ::-1] / 255
@@ -138,6 +142,7 @@ def match(
         (minus_one_to_one, 3, {"preprocess": "tf"}),
         (caffe, 3, {"preprocess": "caffe"}),
         (torch, 3, {"preprocess": "torch"}),
+        (standardized, 3, {"preprocess": "standardize"}),
         (blue_first, 3, {"preprocess": "unit", "color": "bgr"}),
         (letterboxed, 3, {"preprocess": "none", "fit": "letterbox"}),
         (grey, 1, {"preprocess": "unit"}),

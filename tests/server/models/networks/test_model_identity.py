@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from xlaserve.config import Mode, ModelSettings, Precision
+from xlaserve.config import Mode, ModelSettings, Precision, ScalingSettings
 from xlaserve.models.networks.model_identity import identity
 
 
@@ -25,6 +25,10 @@ def test_what_makes_another_model_has_another_identity(tmp_path: Path) -> None:
     before = identity(settings)
     assert identity(settings.model_copy(update={"name": "b", "max_queue_images": 3, "decode": "fast"})) == before
     assert identity(settings.model_copy(update={"preprocess": "unit"})) != before
+    scaled, other = (
+        identity(settings.model_copy(update={"preprocess": ScalingSettings(mean=mean)})) for mean in (1.0, 2.0)
+    )
+    assert before != scaled != other
     both, graph = (settings.model_copy(update={"modes": modes}) for modes in ((Mode.GRAPH, Mode.XLA), (Mode.GRAPH,)))
     assert identity(both) == before != identity(graph), "what is lowered for XLA is not known of this one"
     for path in (file, labels, folder / "saved_model.pb", calibration / "calibration.json"):
