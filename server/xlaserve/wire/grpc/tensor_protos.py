@@ -110,11 +110,23 @@ class TensorInput:
             return np.asarray(self.values(shape)).astype(dtype)
         name = _FIELDS[LISTING.fields[self.datatype]].name  # type: ignore[index]
         listed, views = getattr(self._tensor, name), self._views.get(name, ())
-        if not views and 1 <= len(listed) < math.prod(shape):
-            listed = [*listed, *[listed[-1]] * (math.prod(shape) - len(listed))]
-        return listed_numbers(
-            listed, views, shape, dtype, field=_LISTS.get(name), where=name, name=self.name, raw_field=CONTENT
+        sent, count = len(listed), math.prod(shape)
+        is_filled = not views and 1 <= sent < count
+        numbers = listed_numbers(
+            listed,
+            views,
+            (sent,) if is_filled else shape,
+            dtype,
+            field=_LISTS.get(name),
+            where=name,
+            name=self.name,
+            raw_field=CONTENT,
         )
+        if not is_filled:
+            return numbers
+        filled = np.full(count, numbers[-1])  # unlike a list, without the interpreter's lock
+        filled[:sent] = numbers
+        return filled.reshape(shape)
 
 
 def output_parts(tensor: OutputTensor) -> wire_format.Wire:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -44,7 +45,7 @@ class _Listed(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of the array."""
-        return int(np.prod(self.shape)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def __array__(self, dtype: object = None, copy: object = None) -> NDArray[Any]:
         return self.tensor.numbers(self.shape, self.dtype)
@@ -132,7 +133,7 @@ def _tensor_input(tensor: InputTensor, spec: InputSpec, name: str) -> Given:
         raise InvalidArgument(f"{name}.shape", expected, list(shape))
     if raw is None:
         values = _Listed(tensor, shape, dtype)
-        return PendingTensor(values) if np.prod(shape) > MAX_INLINE_VALUES else np.asarray(values)
+        return PendingTensor(values) if math.prod(shape) > MAX_INLINE_VALUES else np.asarray(values)
     if dtype == np.bool_:
         flags: NDArray[np.bool_] = array_of(tensor, raw, np.dtype(np.uint8), shape, name) != 0
         return flags

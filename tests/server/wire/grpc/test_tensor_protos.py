@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,38 @@ def test_a_short_list_is_filled_up_with_its_last_value(dtype: pb.DataType.ValueT
     short = listed(dtype, np.array([7, 9]))
     found = images("pixels", tensor(dtype, SHAPE, **short), least)
     assert found.reshape(-1).tolist() == [7] + [9] * (found.size - 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "field", "numpy_dtype"),
+    [
+        (pb.DT_FLOAT, "float_val", np.float32),
+        (pb.DT_INT64, "int64_val", np.int64),
+        (pb.DT_BOOL, "bool_val", np.bool_),
+        (pb.DT_HALF, "half_val", np.float16),
+    ],
+)
+def test_numbers_are_filled_up_with_the_last_one(
+    dtype: pb.DataType.ValueType, field: str, numpy_dtype: type[Any]
+) -> None:
+    given = TensorInput("x", tensor(dtype, (2, 3), **{field: [0, 1]}), {})
+    numbers = given.numbers((2, 3), np.dtype(numpy_dtype))
+    last = np.array([1], np.uint16).view(np.float16)[0] if field == "half_val" else 1
+    np.testing.assert_array_equal(numbers, np.array([[0, last, last], [last] * 3], numpy_dtype))
+    assert numbers.dtype == numpy_dtype
+
+
+def test_filling_up_makes_no_list_of_numbers() -> None:
+    """It would take a hundred times as long, and hold the interpreter's lock for it."""
+    shape = (4, 2**18)
+    given = TensorInput("x", tensor(pb.DT_FLOAT, shape, float_val=[1]), {})
+    tracemalloc.start()
+    try:
+        numbers = given.numbers(shape, np.dtype(np.float32))
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 1.5 * numbers.nbytes
 
 
 def test_what_is_filled_up_takes_no_memory_before_it_is_read() -> None:
