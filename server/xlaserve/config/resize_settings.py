@@ -17,10 +17,12 @@ class ResizeLibrary(StrEnum):
     """`tf.image.resize`, which Keras's layers and `image_dataset_from_directory` use as well."""
     PILLOW = "pillow"
     """`PIL.Image.resize`, which torchvision uses for Pillow's images and Keras's `load_img` as well."""
+    OPENCV = "opencv"
+    """`cv2.resize`, of levels of 8 bits."""
 
 
 class ResizeFilter(StrEnum):
-    """A filter for resizing, named as in its library."""
+    """A filter for resizing, named as in its library; OpenCV's INTER_LINEAR is `bilinear`, INTER_CUBIC `bicubic`."""
 
     NEAREST = "nearest"
     BILINEAR = "bilinear"
@@ -33,6 +35,7 @@ class ResizeFilter(StrEnum):
     BOX = "box"
     HAMMING = "hamming"
     LANCZOS = "lanczos"
+    LANCZOS4 = "lanczos4"
 
 
 FILTERS: Final = {
@@ -54,6 +57,13 @@ FILTERS: Final = {
         ResizeFilter.BICUBIC,
         ResizeFilter.LANCZOS,
     ),
+    ResizeLibrary.OPENCV: (
+        ResizeFilter.NEAREST,
+        ResizeFilter.BILINEAR,
+        ResizeFilter.AREA,
+        ResizeFilter.BICUBIC,
+        ResizeFilter.LANCZOS4,
+    ),
 }
 """The filters that each library has."""
 _NEVER_ANTIALIASED: Final = {ResizeFilter.NEAREST}
@@ -65,14 +75,16 @@ class ResizeSettings(Frozen):
 
     library: ResizeLibrary
     """The library whose results are followed: `tensorflow` (`tf.image.resize`, and so Keras's layers and
-    `image_dataset_from_directory`) or `pillow` (`PIL.Image.resize`, and so torchvision on Pillow's images and Keras's
-    `load_img`)."""
+    `image_dataset_from_directory`), `pillow` (`PIL.Image.resize`, and so torchvision on Pillow's images and Keras's
+    `load_img`) or `opencv` (`cv2.resize`)."""
     filter: ResizeFilter = ResizeFilter.BILINEAR
     """With `tensorflow` `nearest`, `bilinear`, `bicubic`, `area`, `lanczos3`, `lanczos5`, `gaussian` or
-    `mitchellcubic`; with `pillow` `nearest`, `box`, `bilinear`, `hamming`, `bicubic` or `lanczos`."""
+    `mitchellcubic`; with `pillow` `nearest`, `box`, `bilinear`, `hamming`, `bicubic` or `lanczos`; with `opencv`
+    `nearest`, `bilinear` (INTER_LINEAR), `area`, `bicubic` (INTER_CUBIC) or `lanczos4`."""
     antialias: bool | None = None
     """Whether an image that shrinks is smoothed, so that every pixel counts. Pillow always does; TensorFlow does not
-    unless told to, which is the default here too. `nearest` never does, `area` always."""
+    unless told to, which is the default here too. OpenCV does with `area` alone. `nearest` never does, `area`
+    always."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -92,7 +104,13 @@ class ResizeSettings(Frozen):
             return False
         if self.filter in _ALWAYS_ANTIALIASED or self.library is ResizeLibrary.PILLOW:
             return True
-        return bool(self.antialias)
+        return self.library is ResizeLibrary.TENSORFLOW and bool(self.antialias)
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether `antialias` chooses."""
+        has_both = self.filter not in _NEVER_ANTIALIASED | _ALWAYS_ANTIALIASED
+        return self.library is ResizeLibrary.TENSORFLOW and has_both
 
     def __str__(self) -> str:
         return f"{self.library} {self.filter}, {'antialiased' if self.is_antialiased else 'not antialiased'}"

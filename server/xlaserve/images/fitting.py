@@ -10,7 +10,7 @@ from xlaserve.config import ResizeLibrary, ResizeSettings
 from xlaserve.images import colors
 from xlaserve.images.frame import Frame, Region
 from xlaserve.images.orientation import SIDEWAYS, TURNS
-from xlaserve.images.resizing.resize import Resized, array, by_pillow, by_tensorflow, picture
+from xlaserve.images.resizing.resize import Resized, array, by_pillow, of_pixels, picture
 
 
 def fitted(
@@ -23,16 +23,14 @@ def fitted(
     to = _resizing(frame, turn, box)
     is_pillow = resize.library is ResizeLibrary.PILLOW
     if not is_pillow and turn not in TURNS:
-        return by_tensorflow(array(source), to, resize, np.uint8)
+        return of_pixels(array(source), to, resize)
     image = source if isinstance(source, Image.Image) else picture(source)
     if is_pillow and to.is_whole:  # before the turn, which is then one of fewer pixels
         image = by_pillow(image, to.sideways if turn in SIDEWAYS else to, resize.filter)
         return array(image.transpose(TURNS[turn]) if turn in TURNS else image)
     if turn in TURNS:
         image = image.transpose(TURNS[turn])
-    return (
-        array(by_pillow(image, to, resize.filter)) if is_pillow else by_tensorflow(array(image), to, resize, np.uint8)
-    )
+    return array(by_pillow(image, to, resize.filter)) if is_pillow else of_pixels(array(image), to, resize)
 
 
 def bordered(pixels: NDArray[np.uint8], frame: Frame, channels: int) -> NDArray[np.uint8]:

@@ -62,7 +62,7 @@ class Model(Network):
             fit=self.fit,
             shorter_side=self.settings.shorter_side,
             border=self.settings.border,
-            cuts_pixels=self.resize.library is ResizeLibrary.TENSORFLOW,
+            cuts_pixels=self.resize.library is not ResizeLibrary.PILLOW,
         )
 
     @property

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from xlaserve.config import ResizeFilter, ResizeSettings
+from xlaserve.config import ResizeFilter, ResizeLibrary, ResizeSettings
 from xlaserve.images.frame import Region, Window
-from xlaserve.images.resizing import tensorflow_filters
-from xlaserve.images.resizing.tensorflow_filters import Axis
+from xlaserve.images.resizing import opencv_filters, tensorflow_filters
+from xlaserve.images.resizing.weighted import Axis
 
 _PILLOW: Final = {
     ResizeFilter.NEAREST: Image.Resampling.NEAREST,
@@ -72,21 +72,48 @@ def by_pillow(image: Image.Image, to: Resized, how: ResizeFilter) -> Image.Image
 
 
 def by_tensorflow(image: NDArray[np.uint8], to: Resized, how: ResizeSettings, dtype: type[Value]) -> NDArray[Value]:
-    """Returns the window of an image, both `[height, width, channels]`.
+    """Returns the window of an image as TensorFlow resizes it, both `[height, width, channels]`.
 
     TensorFlow's own results are float32: as uint8 they are rounded, half to even, and clipped.
     """
+    pixels, rows, columns = _sides(image, to)
+    if pixels.shape[:2] == (to.height, to.width) and how.filter not in _BLURS:
+        return _cut(pixels, to.window).astype(dtype, copy=False)
+    out = np.empty((rows.stop - rows.start, columns.stop - columns.start, pixels.shape[2]), dtype)
+    tensorflow_filters.resize(pixels, rows, columns, how.filter, antialias=how.is_antialiased, out=out)
+    return out
+
+
+def by_opencv(image: NDArray[np.uint8], to: Resized, how: ResizeFilter) -> NDArray[np.uint8]:
+    """Returns the window of an image as OpenCV resizes it, both `[height, width, channels]`."""
+    pixels, rows, columns = _sides(image, to)
+    if pixels.shape[:2] == (to.height, to.width):
+        return _cut(pixels, to.window)
+    out = np.empty((rows.stop - rows.start, columns.stop - columns.start, pixels.shape[2]), np.uint8)
+    opencv_filters.resize(pixels, rows, columns, how, out)
+    return out
+
+
+def of_pixels(image: NDArray[np.uint8], to: Resized, how: ResizeSettings) -> NDArray[np.uint8]:
+    """Returns the window of an image, both `[height, width, channels]`, by a library other than Pillow."""
+    if how.library is ResizeLibrary.OPENCV:
+        return by_opencv(image, to, how.filter)
+    return by_tensorflow(image, to, how, np.uint8)
+
+
+def _sides(image: NDArray[np.uint8], to: Resized) -> tuple[NDArray[np.uint8], Axis, Axis]:
+    """Returns the part of an image that is resized, and its rows and columns."""
     left, top, right, bottom = to.part
     across, down = round(left), round(top)
     pixels = image[down : math.ceil(bottom), across : math.ceil(right)]
     window = to.window
-    if pixels.shape[:2] == (to.height, to.width) and how.filter not in _BLURS:
-        return pixels[window.top : window.bottom, window.left : window.right].astype(dtype, copy=False)
-    out = np.empty((window.bottom - window.top, window.right - window.left, pixels.shape[2]), dtype)
     rows = Axis(pixels.shape[0], bottom - down, to.height, window.top, window.bottom)
     columns = Axis(pixels.shape[1], right - across, to.width, window.left, window.right)
-    tensorflow_filters.resize(pixels, rows, columns, how.filter, antialias=how.is_antialiased, out=out)
-    return out
+    return pixels, rows, columns
+
+
+def _cut(pixels: NDArray[np.uint8], window: Window) -> NDArray[np.uint8]:
+    return pixels[window.top : window.bottom, window.left : window.right]
 
 
 def array(image: Image.Image | NDArray[np.uint8]) -> NDArray[np.uint8]:

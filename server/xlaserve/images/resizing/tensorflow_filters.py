@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve.config import ResizeFilter
 from xlaserve.images.resizing.weighted import (
+    Axis,
     Floats,
     Lerp,
     Pixels,
@@ -32,31 +33,6 @@ _LONGEST_KEPT: Final = 4096
 _HALF: Final = np.float32(0.5)
 _PI: Final = np.float32(math.pi)
 _LEAST_SUM: Final = np.float32(1000) * np.finfo(np.float32).tiny
-
-
-class Axis(NamedTuple):
-    """One side of an image that is resized."""
-
-    pixels: int
-    """Old pixels in memory."""
-    length: float
-    """Old pixels that are the image: fewer, by less than one, where a JPEG was reduced in decoding."""
-    resized: int
-    """New pixels."""
-    start: int
-    """The first of the new pixels that are wanted."""
-    stop: int
-    """The end of these."""
-
-    @property
-    def wanted(self) -> Floats:
-        """The numbers of the new pixels that are wanted."""
-        return np.arange(self.start, self.stop, dtype=np.float32)
-
-    @property
-    def scale(self) -> np.float32:
-        """Old pixels of each new one."""
-        return np.float32(self.length) / np.float32(self.resized)
 
 
 def resize(pixels: Pixels, rows: Axis, columns: Axis, how: ResizeFilter, *, antialias: bool, out: NDArray[Any]) -> None:

@@ -19,6 +19,31 @@ _BLOCK_VALUES: Final = 1 << 15
 """Values of a block of rows, of the image or of the result, whichever has the longer ones."""
 
 
+class Axis(NamedTuple):
+    """One side of an image that is resized."""
+
+    pixels: int
+    """Old pixels in memory."""
+    length: float
+    """Old pixels that are the image: fewer, by less than one, where a JPEG was reduced in decoding."""
+    resized: int
+    """New pixels."""
+    start: int
+    """The first of the new pixels that are wanted."""
+    stop: int
+    """The end of these."""
+
+    @property
+    def wanted(self) -> Floats:
+        """The numbers of the new pixels that are wanted."""
+        return np.arange(self.start, self.stop, dtype=np.float32)
+
+    @property
+    def scale(self) -> np.float32:
+        """Old pixels of each new one."""
+        return np.float32(self.length) / np.float32(self.resized)
+
+
 class Taps(NamedTuple):
     """The pixels along one side that make each of the new pixels there."""
 
@@ -39,9 +64,9 @@ class Lerp(NamedTuple):
 
 def nearest(pixels: Pixels, rows: NDArray[np.intp], columns: NDArray[np.intp], out: NDArray[Any]) -> None:
     """Writes the pixels at `rows` and `columns` into `out`."""
-    values = _flat(pixels)
-    places = _spread(columns, pixels.shape[2])
-    for start, stop in _blocks(pixels, out):
+    values = flat(pixels)
+    places = spread(columns, pixels.shape[2])
+    for start, stop in blocks(pixels, out):
         block = values.take(rows[start:stop], axis=0).take(places, axis=1)
         out[start:stop] = block.reshape(out[start:stop].shape)
 
@@ -52,10 +77,10 @@ def interpolate(pixels: Pixels, rows: Lerp, columns: Lerp, out: NDArray[Any]) ->
     Each step is `a + (b - a) * share`, rounded to float32.
     """
     channels = pixels.shape[2]
-    values = _flat(pixels)
-    lower, upper = (_spread(places, channels) for places in (columns.lower, columns.upper))
+    values = flat(pixels)
+    lower, upper = (spread(places, channels) for places in (columns.lower, columns.upper))
     across = columns.share.repeat(channels)
-    for start, stop in _blocks(pixels, out):
+    for start, stop in blocks(pixels, out):
         size = stop - start
         both = values.take(np.concatenate([rows.lower[start:stop], rows.upper[start:stop]]), axis=0)
         left = both.take(lower, axis=1).astype(np.float32)
@@ -72,16 +97,16 @@ def interpolate(pixels: Pixels, rows: Lerp, columns: Lerp, out: NDArray[Any]) ->
 
 def sum_rows_first(pixels: Pixels, rows: Taps, columns: Taps, out: NDArray[Any]) -> None:
     """Writes weighted sums of rows, then of their columns, into `out`."""
-    values, across = _flat(pixels), _of_values(columns, pixels.shape[2])
-    for start, stop in _blocks(pixels, out):
+    values, across = flat(pixels), _of_values(columns, pixels.shape[2])
+    for start, stop in blocks(pixels, out):
         total = _sum(values.take(part.places, axis=0) * part.weights for part in _taps(rows, start, stop))
         _store(_columns(total, across), out[start:stop])
 
 
 def sum_columns_first(pixels: Pixels, rows: Taps, columns: Taps, factor: np.float32, out: NDArray[Any]) -> None:
     """Writes weighted sums of columns, then of rows, times `factor`, into `out`."""
-    values, across = _flat(pixels), _of_values(columns, pixels.shape[2])
-    for start, stop in _blocks(pixels, out):
+    values, across = flat(pixels), _of_values(columns, pixels.shape[2])
+    for start, stop in blocks(pixels, out):
         taps = _taps(rows, start, stop)
         total = _sum(_columns(values.take(part.places, axis=0), across) * part.weights for part in taps)
         total *= factor
@@ -103,7 +128,7 @@ def _taps(rows: Taps, start: int, stop: int) -> Iterator[_Tap]:
 
 def _of_values(columns: Taps, channels: int) -> Taps:
     """Returns the taps of the values of a row, of those of its pixels."""
-    return Taps(_spread(columns.indices, channels), columns.weights.repeat(channels, axis=1))
+    return Taps(spread(columns.indices, channels), columns.weights.repeat(channels, axis=1))
 
 
 def _columns(values: NDArray[Any], across: Taps) -> Floats:
@@ -127,18 +152,18 @@ def _store(values: Floats, out: NDArray[Any]) -> None:
     out[...] = values.reshape(out.shape)
 
 
-def _flat(pixels: Pixels) -> NDArray[np.uint8]:
+def flat(pixels: Pixels) -> NDArray[np.uint8]:
     """Returns the rows of an image, in one piece: `take` would copy a part of a larger one as a whole each time."""
     return np.ascontiguousarray(pixels.reshape(len(pixels), -1))
 
 
-def _spread(places: NDArray[np.intp], channels: int) -> NDArray[np.intp]:
+def spread(places: NDArray[np.intp], channels: int) -> NDArray[np.intp]:
     """Returns the places of values of those of pixels, along the last axis."""
     values = places[..., np.newaxis] * channels + np.arange(channels)
     return values.reshape(*places.shape[:-1], -1)
 
 
-def _blocks(pixels: Pixels, out: NDArray[Any]) -> Iterator[tuple[int, int]]:
+def blocks(pixels: Pixels, out: NDArray[Any]) -> Iterator[tuple[int, int]]:
     """Yields the first and the end of the rows of `out` that are made together."""
     longest = max(pixels.shape[1], out.shape[1]) * out.shape[2]
     step = max(1, _BLOCK_VALUES // longest)

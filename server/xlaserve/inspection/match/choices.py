@@ -54,11 +54,13 @@ class Choice:
     """The values to try: the model's own first, where it is one of them, then the most usual ones."""
 
 
-TENSORFLOW, PILLOW = ResizeLibrary.TENSORFLOW, ResizeLibrary.PILLOW
+TENSORFLOW, PILLOW, OPENCV = ResizeLibrary.TENSORFLOW, ResizeLibrary.PILLOW, ResizeLibrary.OPENCV
 _USUAL: Final = (
     (TENSORFLOW, ResizeFilter.BILINEAR, False),  # tf.image.resize, image_dataset_from_directory
     (PILLOW, ResizeFilter.NEAREST, False),  # load_img, ImageDataGenerator
     (PILLOW, ResizeFilter.BILINEAR, True),  # torchvision
+    (OPENCV, ResizeFilter.BILINEAR, False),  # cv2.resize
+    (OPENCV, ResizeFilter.AREA, True),
     (PILLOW, ResizeFilter.BICUBIC, True),
     (TENSORFLOW, ResizeFilter.NEAREST, False),
     (TENSORFLOW, ResizeFilter.AREA, True),
@@ -81,8 +83,7 @@ def _resizings() -> Iterator[ResizeSettings]:
 def _resizing(library: ResizeLibrary, name: ResizeFilter, *, antialias: bool) -> ResizeSettings:
     """Returns a way to resize; of filters that always or never antialias, the one that there is."""
     own = ResizeSettings(library=library, filter=name)
-    is_free = library is TENSORFLOW and name not in (ResizeFilter.NEAREST, ResizeFilter.AREA)
-    return ResizeSettings(library=library, filter=name, antialias=True) if is_free and antialias else own
+    return ResizeSettings(library=library, filter=name, antialias=True) if own.has_choice and antialias else own
 
 
 RESIZINGS: Final = tuple(dict.fromkeys(_resizings()))

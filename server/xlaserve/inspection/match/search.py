@@ -58,6 +58,10 @@ class Result:
     """Settings for which other values are exact as well, and all that are."""
 
 
+_ALIKE: Final = 0.15
+"""Orders of magnitude up to which distances are alike: then the largest difference says which is nearer."""
+
+
 def distance(compared: Compared) -> float:
     """Returns how far answers are from the expected ones, for comparison: by the order of magnitude, so that settings
     which are exact for most images are nearer than those which are a little off for all."""
@@ -126,7 +130,10 @@ class _Search:
         nearest = [changes for _, changes in sorted(self._distances, key=lambda pair: pair[0])[:NEAREST]]
         found_all = [self._found(changes) for changes in nearest]
         found_all.sort(key=lambda found: distance(found.compared))
-        return Result(found_all, len(self._distances), self._total)
+        least = distance(found_all[0].compared)
+        alike = [found for found in found_all if distance(found.compared) <= least + _ALIKE]
+        alike.sort(key=lambda found: found.compared.difference.largest)
+        return Result([*alike, *found_all[len(alike) :]], len(self._distances), self._total)
 
     def _try(self, changes: Changes) -> Found | None:
         """Returns a combination that is exact, for the few images and then for all."""
