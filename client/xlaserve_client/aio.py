@@ -10,11 +10,13 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from xlaserve_client import calls, vision_calls
+from xlaserve_client import inputs as named_inputs
 from xlaserve_client.aio_connection import Connection, Tried, connect
 from xlaserve_client.call import Call
 from xlaserve_client.connection import LOAD_DEADLINE_S, READY_POLL_S, checked_deadline
 from xlaserve_client.errors import DeadlineExceeded, ServerError, Unavailable
 from xlaserve_client.images import Images, any_on_disk
+from xlaserve_client.inputs import Inputs
 from xlaserve_client.results import (
     ClassifyResult,
     DetectResult,
@@ -93,10 +95,25 @@ class AsyncVisionClient(BaseClient):
         return await self._ask(build, images, deadline_s)
 
     async def infer(
-        self, images: Images, *, model: str, mode: str | None = None, deadline_s: float | None = None
+        self,
+        images: Images | None = None,
+        *,
+        model: str,
+        inputs: Inputs | None = None,
+        mode: str | None = None,
+        deadline_s: float | None = None,
     ) -> InferResult:
-        """Runs `model` on `images` and returns its output tensors; see `VisionClient.infer`."""
-        return await self._ask(partial(calls.infer, images, model=model, mode=mode), images, deadline_s)
+        """Runs `model` on `images` or `inputs` and returns its output tensors; see `VisionClient.infer`."""
+        self._check_given(images, inputs)
+        if images is not None:
+            return await self._ask(partial(calls.infer, images, model=model, mode=mode), images, deadline_s)
+        assert inputs is not None
+        with self._using_inputs(model):
+            declared = self._inputs.get(model) or await self._answer(calls.inputs_of(model), deadline_s)
+            self._inputs[model] = declared
+            build = partial(calls.infer_inputs, inputs, declared, model=model, mode=mode)
+            call = await asyncio.to_thread(build) if named_inputs.any_on_disk(inputs) else build()
+            return await self._answer(call, deadline_s)
 
     async def models(self, *, deadline_s: float | None = None) -> tuple[Model, ...]:
         """Returns every model with its state; see `VisionClient.models`."""

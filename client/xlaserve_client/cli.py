@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         with client:
             return int(options.run(client, options))
-    except (ClientError, OSError, ValueError) as error:
+    except (ClientError, OSError, TypeError, ValueError) as error:
         cli_images.complain(error)
         return 1
     except KeyboardInterrupt:
@@ -111,6 +111,9 @@ def _models(client: VisionClient, options: argparse.Namespace) -> int:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cli_images.say(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+    cli_images.say(
+        f"{model.name}: inputs {', '.join(map(str, model.inputs))}" for model in models if not model.is_of_one_image
     )
     cli_images.say(f"{model.name}: {model.reason}" for model in models if model.reason)
     cli_images.say(f"{model.name}: warning: {warning}" for model in models for warning in model.warnings)

@@ -6,18 +6,15 @@ import argparse
 import dataclasses
 import json
 import sys
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from xlaserve_client import cli_inputs, cli_tensors
 from xlaserve_client.errors import InvalidRequest
 from xlaserve_client.results import (
     Answer,
@@ -38,13 +35,11 @@ Command = Callable[[VisionClient, argparse.Namespace], int]
 
 _IN_FLIGHT: Final = 16
 """Requests under way at the same time, of one image each, so that the server can batch them."""
-_IMAGE_CHANNELS: Final = (1, 3, 4)
-"""Grey, RGB and RGBA."""
 _IMAGE_SUFFIXES: Final = frozenset((".jpg", ".jpeg", ".png", ".webp"))
 """Suffixes of the files of a folder that are sent."""
 _STDIN: Final = Path("-")
 _SHOWN: Final = 4
-"""Values of a vector or a tensor that are printed."""
+"""Values of a vector that are printed."""
 
 
 def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -52,7 +47,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     images = argparse.ArgumentParser(add_help=False, parents=[common])
     images.add_argument("model", metavar="MODEL")
     add_images(images)
-    images.add_argument("--mode", help="one of the model's modes, which `models` lists; its default without it")
+    _add_mode(images)
     drawn = argparse.ArgumentParser(add_help=False)
     drawn.add_argument(
         "--out",
@@ -78,21 +73,26 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     locate = commands.add_parser("locate", parents=[images, drawn], help="find the keypoints in images")
     locate.add_argument("--min-score", type=float, default=0.0, metavar="SCORE", help="leave out less likely keypoints")
     locate.set_defaults(run=partial(_on_images, _locate))
-    infer = commands.add_parser("infer", parents=[images], help="print the output tensors of any model")
+    infer = commands.add_parser("infer", parents=[common], help="print the output tensors of any model")
+    infer.add_argument("model", metavar="MODEL")
+    add_images(infer, at_least="*")
+    cli_inputs.add_inputs(infer)
+    _add_mode(infer)
     infer.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help="write them to DIR/IMAGE-infer.npz, for numpy.load; an image to DIR/IMAGE-infer.png",
+        help="write them to DIR/IMAGE-infer.npz, for numpy.load; an image to DIR/IMAGE-infer.png; those of --input to"
+        " DIR/MODEL-infer.npz",
     )
-    infer.set_defaults(run=partial(_on_images, _infer))
+    infer.set_defaults(run=_infer_any)
 
 
-def add_images(parser: argparse.ArgumentParser) -> None:
-    """Adds the images, as all commands take them."""
+def add_images(parser: argparse.ArgumentParser, *, at_least: Literal["*", "+"] = "+") -> None:
+    """Adds the images, as all commands take them: `+` for one or more, `*` for any number."""
     parser.add_argument(
         "images",
-        nargs="+",
+        nargs=at_least,
         type=Path,
         metavar="IMAGE",
         help="a JPEG, PNG or WebP file, a folder of them, or - for stdin",
@@ -141,6 +141,10 @@ def _images_in(folder: Path) -> list[Path]:
     if not found:
         raise ValueError(f"{folder}: expected a folder with {', '.join(sorted(_IMAGE_SUFFIXES))} files, got none")
     return found
+
+
+def _add_mode(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--mode", help="one of the model's modes, which `models` lists; its default without it")
 
 
 def _add_top_k(parser: argparse.ArgumentParser) -> None:
@@ -255,16 +259,31 @@ def _locate(client: VisionClient, options: argparse.Namespace) -> int:
     return _ask_each(options, partial(client.locate, min_score=options.min_score), lines, dataclasses.asdict)
 
 
+def _infer_any(client: VisionClient, options: argparse.Namespace) -> int:
+    """Runs a model on each image, or once on its inputs by their names."""
+    cli_inputs.check(options)
+    if options.images:
+        return _on_images(_infer, client, options)
+    result = client.infer(inputs=cli_inputs.read(options), model=options.model, mode=options.mode)
+    if options.out:
+        _make_folder(options.out)
+        cli_tensors.write_arrays(options.out / f"{options.model}-infer.npz", dict(result.outputs))
+    if options.json:
+        outputs = {name: values.tolist() for name, values in result.outputs.items()}
+        say([json.dumps({"outputs": outputs, **_common(result)}, indent=2)])
+    else:
+        say([_heading(options.model, result), *cli_tensors.lines(result.outputs)])
+    return 0
+
+
 def _infer(client: VisionClient, options: argparse.Namespace) -> int:
     written = _files(options, "infer", ".npz")
 
     def lines(path: Path, result: InferResult) -> list[str]:
         outputs = {name: values[0] for name, values in result.outputs.items()}
         if options.out:
-            _write(written[path], outputs)
-        return [
-            f"  {name}  {values.dtype} {list(values.shape)}  {_summary(values)}" for name, values in outputs.items()
-        ]
+            cli_tensors.write(written[path], outputs)
+        return cli_tensors.lines(outputs)
 
     def as_json(result: InferResult) -> dict[str, Any]:
         return {"outputs": {name: values[0].tolist() for name, values in result.outputs.items()}, **_common(result)}
@@ -280,36 +299,6 @@ _BY_TASK: Final[Mapping[str, Command]] = {
     "sequence": _transcribe,
     "keypoints": _locate,
 }
-
-
-def _write(file: Path, outputs: dict[str, Any]) -> None:
-    """Writes the outputs to a `.npz` file; an only one that is an image to a `.png` file beside it."""
-    (first, *more) = outputs.values()
-    if not more and first.dtype == np.uint8 and first.ndim == 3 and first.shape[2] in _IMAGE_CHANNELS:
-        from PIL import Image  # noqa: PLC0415 - the client alone does without Pillow
-
-        Image.fromarray(first[:, :, 0] if first.shape[2] == 1 else first).save(file.with_suffix(".png"))
-    else:
-        _write_arrays(file, outputs)
-
-
-def _write_arrays(file: Path, arrays: dict[str, Any]) -> None:
-    """Writes a `.npz` file, as NumPy's `savez` does for any names but `file`."""
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
-
-
-def _summary(values: NDArray[Any]) -> str:
-    """Returns the values of a tensor where they are few, else the smallest and the largest."""
-    if values.size <= _SHOWN:
-        return " ".join(map(_shown, values.ravel()))
-    return f"{_shown(values.min())} to {_shown(values.max())}"
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, np.floating) else str(value)
 
 
 def _ask_each(
@@ -348,7 +337,7 @@ def _ask_each(
     return int(failed)
 
 
-def _heading(path: Path, result: Answer) -> str:
+def _heading(path: Path | str, result: Answer) -> str:
     spent = f", {result.timings.total_s * 1000:.1f} ms in the server" if result.timings else ""
     return f"{path}  ({result.mode or 'unknown mode'}{spent})"
 

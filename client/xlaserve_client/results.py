@@ -233,6 +233,25 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelInput:
+    """An input of a model."""
+
+    name: str
+    datatype: str
+    """As in the Open Inference Protocol: UINT8, FP32; BYTES for encoded images."""
+    shape: tuple[int, ...]
+    """Begins with the batch. -1 is a side of any length."""
+    is_image: bool
+    """Whether it holds images."""
+
+    def __str__(self) -> str:
+        sides = ", ".join(
+            "n" if not place else "any" if side < 0 else str(side) for place, side in enumerate(self.shape)
+        )
+        return f"{self.name} [{sides}] {self.datatype}{' image' if self.is_image else ''}"
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A configured model and its state."""
 
@@ -264,3 +283,10 @@ class Model:
     """The pixels that the model takes, as in `[n, 224, 224, 3] rgb`."""
     warnings: tuple[str, ...] = ()
     """Warnings about the model's answers and how it is served."""
+    inputs: tuple[ModelInput, ...] = ()
+    """The inputs by their names; empty while the model is not ready."""
+
+    @property
+    def is_of_one_image(self) -> bool:
+        """Whether the only input holds images, as far as known: all methods take its images."""
+        return not self.inputs or (len(self.inputs) == 1 and self.inputs[0].is_image)

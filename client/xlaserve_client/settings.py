@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -22,7 +23,9 @@ from xlaserve_client.connection import (
     checked_hedge,
     checked_priority,
 )
-from xlaserve_client.errors import DeadlineExceeded
+from xlaserve_client.errors import DeadlineExceeded, InvalidRequest, ModelNotFound
+from xlaserve_client.images import Images
+from xlaserve_client.inputs import Inputs, ModelInputs
 from xlaserve_client.name_service import NameService, is_fleet
 from xlaserve_client.retries import Attempts, Retries
 
@@ -81,6 +84,8 @@ class BaseClient:
             credentials=credentials,
             metadata=call_metadata(token, metadata),
         )
+        self._inputs: dict[str, ModelInputs] = {}
+        """The inputs of models, as their metadata have declared them."""
         self._begin()
 
     @staticmethod
@@ -101,3 +106,20 @@ class BaseClient:
 
     def _begin(self) -> None:
         """Begins what need not wait for the first call."""
+
+    @staticmethod
+    def _check_given(images: Images | None, inputs: Inputs | None) -> None:
+        """Raises TypeError unless one of both is given."""
+        if (images is None) == (inputs is None):
+            raise TypeError(
+                'infer: expected images, or inputs by their names, as in infer(inputs={"left": ..., "right": ...}, ...)'
+            )
+
+    @contextmanager
+    def _using_inputs(self, model: str) -> Iterator[None]:
+        """Forgets a model's inputs when a request with them fails: the model may have been loaded with others."""
+        try:
+            yield
+        except (InvalidRequest, ModelNotFound, TypeError, ValueError):
+            self._inputs.pop(model, None)
+            raise

@@ -11,6 +11,7 @@ from xlaserve_client.call import Call
 from xlaserve_client.connection import LOAD_DEADLINE_S, READY_POLL_S, checked_deadline
 from xlaserve_client.errors import DeadlineExceeded, ServerError, Unavailable
 from xlaserve_client.images import Images
+from xlaserve_client.inputs import Inputs
 from xlaserve_client.results import (
     ClassifyResult,
     DetectResult,
@@ -106,10 +107,32 @@ class VisionClient(BaseClient):
         return self._answer(vision_calls.locate(images, model=model, min_score=min_score, mode=mode), deadline_s)
 
     def infer(
-        self, images: Images, *, model: str, mode: str | None = None, deadline_s: float | None = None
+        self,
+        images: Images | None = None,
+        *,
+        model: str,
+        inputs: Inputs | None = None,
+        mode: str | None = None,
+        deadline_s: float | None = None,
     ) -> InferResult:
-        """Runs `model` on `images` and returns its output tensors. Takes and raises the same as `classify`."""
-        return self._answer(calls.infer(images, model=model, mode=mode), deadline_s)
+        """Runs `model` on `images`, or on its `inputs` by their names, and returns its output tensors.
+
+        `inputs` are for models of several inputs and of inputs that hold no images: each is sent encoded images or an
+        array, all with the same number of rows. They are checked against the model's metadata, which the first request
+        asks for. Takes and raises the same as `classify`; TypeError also for arrays of another type, ValueError for
+        missing or unknown inputs and other shapes.
+
+            client.infer(inputs={"photo": "cat.jpg", "age": 3.5}, model="pets").outputs
+        """
+        self._check_given(images, inputs)
+        if images is not None:
+            return self._answer(calls.infer(images, model=model, mode=mode), deadline_s)
+        assert inputs is not None
+        with self._using_inputs(model):
+            declared = self._inputs.get(model) or self._answer(calls.inputs_of(model), deadline_s)
+            self._inputs[model] = declared
+            call = calls.infer_inputs(inputs, declared, model=model, mode=mode)
+            return self._answer(call, deadline_s)
 
     def models(self, *, deadline_s: float | None = None) -> tuple[Model, ...]:
         """Returns every model with its state, those that were unloaded included. Raises ServerError."""

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from xlaserve_client.errors import InvalidReply
 from xlaserve_proto import open_inference_pb2 as oip
 
+BYTES: Final = "BYTES"
+"""The datatype of encoded images."""
 _DTYPES: Final = {
     "BOOL": np.dtype("?"),
     **{f"INT{8 * size}": np.dtype(f"<i{size}") for size in (1, 2, 4, 8)},
@@ -30,6 +32,14 @@ _CONTENTS: Final = (
     ("BYTES", "bytes_contents"),
 )
 """Fields of typed data: the first entry whose name is a prefix of the datatype's."""
+
+
+def dtype(datatype: str) -> np.dtype[Any]:
+    """Returns the dtype of a datatype of the protocol. Raises TypeError for one that has none."""
+    try:
+        return _DTYPES[datatype]
+    except KeyError:
+        raise TypeError(f"no dtype for the protocol's datatype {datatype}") from None
 
 
 def datatype(array: NDArray[Any]) -> str:

@@ -26,6 +26,7 @@ from xlaserve_client.results import (
     Keypoints,
     LocateResult,
     Model,
+    ModelInput,
     Program,
     SegmentResult,
     Timings,
@@ -225,6 +226,7 @@ def _read_models(response: vision.ListModelsResponse) -> tuple[Model, ...]:
             decode=model.decode,
             pixels=model.pixels,
             warnings=tuple(model.warnings),
+            inputs=tuple(ModelInput(one.name, one.datatype, tuple(one.shape), one.is_image) for one in model.inputs),
         )
         for model in response.models
     )

@@ -1100,6 +1100,7 @@ class Model(_message.Message):
     TURNS_FIELD_NUMBER: _builtins.int
     PIXELS_FIELD_NUMBER: _builtins.int
     EXAMPLES_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     state: Global___Model.State.ValueType
@@ -1168,6 +1169,10 @@ class Model(_message.Message):
     def examples(self) -> _containers.RepeatedCompositeFieldContainer[Global___Difference]:
         """How far its answers to the images of `examples` are from the expected ones, by mode; empty without examples."""
 
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelInput]:
+        """Its inputs by their names, as metadata of the Open Inference Protocol show them; empty while it is not ready."""
+
     def __init__(
         self,
         *,
@@ -1196,14 +1201,50 @@ class Model(_message.Message):
         turns: _abc.Iterable[Global___Turn] | None = ...,
         pixels: _builtins.str = ...,
         examples: _abc.Iterable[Global___Difference] | None = ...,
+        inputs: _abc.Iterable[Global___ModelInput] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode_difference", b"decode_difference"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "decode", b"decode", "decode_difference", b"decode_difference", "default_mode", b"default_mode", "demands", b"demands", "differences", b"differences", "examples", b"examples", "fit", b"fit", "modes", b"modes", "name", b"name", "pixels", b"pixels", "precision", b"precision", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "shadows", b"shadows", "source", b"source", "state", b"state", "task", b"task", "turns", b"turns", "version", b"version", "warnings", b"warnings", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "decode", b"decode", "decode_difference", b"decode_difference", "default_mode", b"default_mode", "demands", b"demands", "differences", b"differences", "examples", b"examples", "fit", b"fit", "inputs", b"inputs", "modes", b"modes", "name", b"name", "pixels", b"pixels", "precision", b"precision", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "shadows", b"shadows", "source", b"source", "state", b"state", "task", b"task", "turns", b"turns", "version", b"version", "warnings", b"warnings", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class ModelInput(_message.Message):
+    """An input of a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DATATYPE_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    IS_IMAGE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    datatype: _builtins.str
+    """As in the Open Inference Protocol: "UINT8", "FP32"; "BYTES" for encoded images."""
+    is_image: _builtins.bool
+    """Whether it holds images."""
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Begins with the batch. -1 is a side of any length."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        datatype: _builtins.str = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        is_image: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["datatype", b"datatype", "is_image", b"is_image", "name", b"name", "shape", b"shape"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelInput: _TypeAlias = ModelInput  # noqa: Y015
 
 @_typing.final
 class Shadow(_message.Message):

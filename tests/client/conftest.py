@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -74,6 +74,14 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
         """Run lengths to answer with instead."""
         self.levels: NDArray[np.uint8] | None = None
         """An image to answer with instead."""
+        self.declared: list[tuple[str, str, Sequence[int]]] = [
+            ("photo", "UINT8", (-1, 4, 5, 3)),
+            ("numbers", "FP32", (-1, 2)),
+            ("place", "INT32", (-1, 1)),
+        ]
+        """Inputs in the metadata of any model."""
+        self.more_models: list[vision.Model] = []
+        """Listed behind the others."""
         self.hold: threading.Event | None = None
         """Where set, calls wait for it."""
 
@@ -116,6 +124,17 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
         self._enter(request, context)
         return oip.RepositoryModelUnloadResponse()
 
+    def ModelMetadata(
+        self, request: oip.ModelMetadataRequest, context: grpc.ServicerContext
+    ) -> oip.ModelMetadataResponse:
+        self._enter(request, context)
+        response = oip.ModelMetadataResponse(name=request.name)
+        for name, datatype, shape in self.declared:
+            response.inputs.add(name=name, datatype=datatype, shape=shape)
+        if len(self.declared) == 1:
+            response.properties["inputs"] = f"{self.declared[0][0]},image"
+        return response
+
     def ModelInfer(self, request: oip.ModelInferRequest, context: grpc.ServicerContext) -> oip.ModelInferResponse:
         self._enter(request, context)
         response = oip.ModelInferResponse(model_name=request.model_name, model_version="1")
@@ -124,10 +143,10 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
             response.parameters[stage].double_param = 0.25
         tensor, raw = request.inputs[0], request.raw_input_contents[0]
         count = tensor.shape[0]
-        if tensor.name == "image":
+        if tensor.datatype == "BYTES":
             classes = [raw[4]] * count
         else:
-            dtype = {"UINT8": "u1", "FP32": "<f4"}[tensor.datatype]
+            dtype = {"UINT8": "u1", "FP32": "<f4", "INT32": "<i4"}[tensor.datatype]
             classes = [int(row.flat[0]) for row in np.frombuffer(raw, dtype).reshape(tensor.shape)]
         if self.levels is not None:
             response.outputs.add(name="image", datatype="UINT8", shape=[count, *self.levels.shape])
@@ -241,6 +260,7 @@ class Puppet(oip_grpc.GRPCInferenceServiceServicer, vision_grpc.VisionServicer):
                     warnings=["it is served in batches of one"],
                 ),
                 vision.Model(name="broken", version="2", state=vision.Model.STATE_FAILED, reason="no such file"),
+                *self.more_models,
             ]
         )
 

@@ -12,9 +12,10 @@ import pytest
 from PIL import Image
 from tests.client.conftest import Puppet
 
-from xlaserve_client import cli_images, drawing
+from xlaserve_client import cli_tensors, drawing
 from xlaserve_client.cli import main
 from xlaserve_client.results import Box, Detection, Detections
+from xlaserve_proto import vision_pb2 as vision
 
 FIRST_OF_PNG = 0x89
 DETECTED = {
@@ -189,9 +190,67 @@ def test_infer_prints_the_output_tensors_and_writes_them(
     assert answer["outputs"] == {"scores": [0, 0, 0, 1]}
 
 
+def test_infer_takes_named_inputs(puppet: Puppet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photo, numbers, out = tmp_path / "three.png", tmp_path / "numbers.npy", tmp_path / "out"
+    photo.write_bytes(b"\3png")
+    np.save(numbers, np.array([[0.5, 2]]))
+    inputs = ["--input", f"photo={photo}", "--input", f"numbers={numbers}", "--input", "place=4"]
+    assert main(["infer", "pets", *inputs, "--out", str(out), "--target", puppet.target]) == 0
+    request = puppet.seen[-1]
+    assert {tensor.name: tensor.datatype for tensor in request.inputs} == {
+        "photo": "BYTES",
+        "numbers": "FP32",
+        "place": "INT32",
+    }
+    assert request.raw_input_contents[2] == np.array(4, "<i4").tobytes()
+    assert capsys.readouterr().out.splitlines() == [
+        "pets  (xla, 250.0 ms in the server)",
+        "  scores  float32 [1, 4]  0 0 0 1",
+    ]
+    with np.load(out / "pets-infer.npz") as written:
+        assert written["scores"].tolist() == [[0, 0, 0, 1]]
+    assert main(["infer", "pets", *inputs, "--json", "--target", puppet.target]) == 0
+    assert json.loads(capsys.readouterr().out)["outputs"] == {"scores": [[0, 0, 0, 1]]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "expected IMAGE ..., or --input NAME=VALUE"),
+        (["three.png", "--input", "place=4"], "expected IMAGE ..., or --input NAME=VALUE"),
+        (["--input", "place=4", "--input", "place=5"], "--input place: expected each input once"),
+        (["--input", "photo=missing.png"], "--input photo: expected an image file, a .npy file, or numbers in JSON"),
+        (["--input", "numbers=missing.npy"], "No such file"),
+        (["--input", "place=4"], "inputs: expected photo, numbers, place, got 'place'"),
+        (["--input", "photo=[1]", "--input", "numbers=[1,2]", "--input", "place=0.5"], "photo: expected shape"),
+    ],
+)
+def test_wrong_named_inputs_are_told(
+    puppet: Puppet, arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["infer", "pets", *arguments, "--target", puppet.target]) == 1
+    assert says in capsys.readouterr().err
+
+
+def test_an_input_without_a_name_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["infer", "pets", "--input", "a.png"])
+    assert "expected NAME=VALUE" in capsys.readouterr().err
+
+
+def test_models_lists_the_inputs_of_models_of_several(puppet: Puppet, capsys: pytest.CaptureFixture[str]) -> None:
+    photo = vision.ModelInput(name="photo", datatype="UINT8", shape=[-1, -1, -1, 3], is_image=True)
+    age = vision.ModelInput(name="age", datatype="FP32", shape=[-1])
+    puppet.more_models = [vision.Model(name="one", inputs=[photo]), vision.Model(name="pets", inputs=[photo, age])]
+    assert main(["models", "--target", puppet.target]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "pets: inputs photo [n, any, any, 3] UINT8 image, age [n] FP32" in lines
+    assert not any(line.startswith(("digits: inputs", "one: inputs")) for line in lines)
+
+
 def test_arrays_are_written_by_any_names(tmp_path: Path) -> None:
     arrays = {"file": np.arange(3), "heads/age:0": np.ones((2, 2), np.float32)}
-    cli_images._write_arrays(tmp_path / "it.npz", arrays)
+    cli_tensors.write_arrays(tmp_path / "it.npz", arrays)
     with np.load(tmp_path / "it.npz") as written:
         assert written.files == [*arrays]
         for name, array in arrays.items():

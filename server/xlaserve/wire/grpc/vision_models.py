@@ -13,7 +13,7 @@ from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.models.version import Version
 from xlaserve.programs.watch.xla_log import XlaCompilation
 from xlaserve.telemetry.findings import Findings, Pair
-from xlaserve.wire.shared.models import source_name
+from xlaserve.wire.shared.models import described_inputs, source_name
 from xlaserve_proto import vision_pb2 as pb
 
 
@@ -52,6 +52,10 @@ def model(version: Version, shadows: Mapping[Pair, Findings]) -> pb.Model:
         if version.decode_difference is None
         else _difference(settings.effective_default_mode, version.decode_difference),
         examples=[_difference(mode, found) for mode, found in version.examples.items()],
+        inputs=[
+            pb.ModelInput(name=name, datatype=datatype, shape=shape, is_image=image is not None)
+            for name, datatype, shape, image in (described_inputs(version.served) if version.served else ())
+        ],
         compile_s=sum(entry.trace_s + entry.compile_s for entry in entries),
     )
 
