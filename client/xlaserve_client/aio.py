@@ -109,8 +109,8 @@ class AsyncVisionClient(BaseClient):
             return await self._ask(partial(calls.infer, images, model=model, mode=mode), images, deadline_s)
         assert inputs is not None
         with self._using_inputs(model):
-            declared = self._inputs.get(model) or await self._answer(calls.inputs_of(model), deadline_s)
-            self._inputs[model] = declared
+            if (declared := self._inputs.get(model)) is None:
+                declared = self._inputs[model] = await self._answer(calls.inputs_of(model), deadline_s)
             build = partial(calls.infer_inputs, inputs, declared, model=model, mode=mode)
             call = await asyncio.to_thread(build) if named_inputs.any_on_disk(inputs) else build()
             return await self._answer(call, deadline_s)

@@ -1,4 +1,3 @@
-# ruff: noqa: F811 (fixtures are arguments)
 """The client, its command and loadtest with models of two images, of an image and numbers, and of numbers alone."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The filters of `cv2.resize` for levels of 8 bits without OpenCV: the same operations in the same order.
 
-`bilinear` and `lanczos4` compute in whole numbers, with weights in 2048ths; `area` and `bicubic` in float32. In OpenCV's
-packages for x86-64, Intel's IPP computes `bicubic`: what it rounds otherwise is a level apart.
+`bilinear` and `lanczos4` compute in whole numbers, with weights in 2048ths; `area` and `bicubic` in float32. In
+OpenCV's packages for x86-64, Intel's IPP computes `bicubic`: what it rounds otherwise is a level apart.
 """
 
 from __future__ import annotations
