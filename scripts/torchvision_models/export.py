@@ -93,7 +93,7 @@ def calibrate(model: Any, images: Any) -> None:
         for weights in model.parameters():
             if weights.abs().max() < TINY:
                 weights.normal_(std=0.1)
-    layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm)]
+    layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d)]
     for layer in layers:
         layer.momentum = None  # the mean of all batches, of which there is one
         layer.reset_running_stats()

@@ -337,7 +337,8 @@ def test_a_module_of_stablehlo_is_an_operation() -> None:
     ):
         weight = tf.Variable(3.0)
         shape = (2, 1, 1, 3)
-        exported = export(lambda pixels: (tf.cast(pixels, tf.float32) * weight,), shape)
+        spec = tf.TensorSpec(shape, tf.uint8)
+        exported = export(lambda pixels: (tf.cast(pixels, tf.float32) * weight,), [spec])
         (values,) = load(exported, "cpu")(tf.ones(shape, tf.uint8))
         assert values.numpy().tolist() == np.full(shape, 3.0).tolist()
 

@@ -19,6 +19,7 @@ from xlaserve.config import AutoBuckets, Bucket, ExampleSettings, Mode, ModelSet
 from xlaserve.engine import under_way
 from xlaserve.engine.buckets import demand
 from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.inputs import Inputs
 from xlaserve.engine.under_way import UnderWay
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.errors import ModelFailed, ModelNotReady
@@ -134,7 +135,7 @@ async def test_buckets_that_come_out_alike_are_counted_once(house: House) -> Non
 async def test_auto_buckets_are_chosen_for_the_recorded_demand_and_only_they_serve(
     house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cost(executable: object, bucket: Bucket, lanes: int, *, channels: int) -> Cost:
+    def cost(executable: object, bucket: Bucket, lanes: int, *, inputs: Inputs) -> Cost:
         return Cost(1.0 + bucket.batch, 1.0 + bucket.batch)
 
     monkeypatch.setattr("xlaserve.models.loader.measure", cost)
