@@ -11,7 +11,10 @@ A folder has the images, in folders of its own too, and one of:
 from __future__ import annotations
 
 import csv
+import tokenize
 import zipfile
+import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +36,11 @@ ONLY: Final = "output"
 """The name of the output in a CSV file."""
 MAX_BYTES: Final = 1 << 30
 """Most bytes of a file of expected outputs."""
+DAMAGED: Final = (
+    *(ValueError, EOFError, KeyError, SyntaxError, RuntimeError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
+)
+"""The errors of NumPy and of zip files for damaged, encrypted and foreign files, and for headers that lie."""
 _MAX_NAMED: Final = 3
 
 
@@ -71,9 +79,9 @@ def read(folder: Path, file: Path | None = None) -> Examples:
         raise ModelFailed(f"{file.name} can't be read: {error.strerror or error}") from None
     if not names:
         raise ModelFailed(f"expected at least one image in {file.name}, got none")
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
+    if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
         raise ModelFailed(f"expected each image once in {file.name}, got {_shown(repeated)} several times")
-    if missing := [name for name in names if not (folder / name).is_file()]:
+    if missing := [name for name in names if not _is_file(folder / name)]:
         raise ModelFailed(
             f"expected the images of {file.name} in {folder.name}, by their paths within it, got no {_shown(missing)}"
         )
@@ -129,12 +137,16 @@ def _from_npz(file: Path) -> tuple[list[str], dict[str, NDArray[Any]]]:
             if not isinstance(stored, np.lib.npyio.NpzFile):
                 raise ModelFailed(f"expected arrays in {file.name} as {form} writes them, got a single array")
             with stored:
-                arrays = {name: stored[name] for name in stored.files}
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+                size = sum(member.file_size for member in stored.zip.infolist())
+                if size > MAX_BYTES:
+                    raise ModelFailed(f"expected at most {MAX_BYTES} bytes of outputs in {file.name}, got {size}")
+                arrays = {name: np.asarray(stored[name]) for name in stored.files}
+        names = [_text(name) for name in arrays.get(FILES, np.array([])).reshape(-1).tolist()]
+    except DAMAGED as error:
         raise ModelFailed(f"expected arrays in {file.name} as {form} writes them: {error}") from None
-    names = arrays.pop(FILES, None)
-    if names is None or names.ndim != 1 or names.dtype.kind not in "US":
-        got = f"none, but {', '.join(arrays) or 'no others'}" if names is None else f"{names.dtype} {list(names.shape)}"
+    files = arrays.pop(FILES, None)
+    if files is None or files.ndim != 1 or files.dtype.kind not in "US":
+        got = f"none, but {', '.join(arrays) or 'no others'}" if files is None else f"{files.dtype} {list(files.shape)}"
         raise ModelFailed(f"expected {FILES} in {file.name}, the images' names as text [n], got {got}; write {form}")
     if not arrays:
         raise ModelFailed(f"expected the outputs in {file.name} beside {FILES}, got none; write {form}")
@@ -144,7 +156,19 @@ def _from_npz(file: Path) -> tuple[list[str], dict[str, NDArray[Any]]]:
                 f"{name}: expected numbers for each of {len(names)} files in {file.name}, got {values.dtype}"
                 f" {list(values.shape)}"
             )
-    return [name.decode() if isinstance(name, bytes) else str(name) for name in names.tolist()], arrays
+    return names, arrays
+
+
+def _text(name: object) -> str:
+    return name.decode() if isinstance(name, bytes) else str(name)
+
+
+def _is_file(path: Path) -> bool:
+    """Returns whether there is such a file; a name that no file can have is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _from_csv(file: Path) -> tuple[list[str], dict[str, NDArray[Any]]]:

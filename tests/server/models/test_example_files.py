@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from xlaserve.config import Color, ModelSettings
 from xlaserve.errors import ModelFailed
+from xlaserve.models import example_files
 from xlaserve.models.example_files import Examples, for_task, read
 from xlaserve.models.task import (
     Classification,
@@ -179,3 +181,69 @@ def test_numbers_without_a_second_axis_are_taken() -> None:
 def test_outputs_of_another_shape_are_refused(task: Any) -> None:
     with pytest.raises(ModelFailed, match=r"expected outputs of shape .*, got \[2, 2\]"):
         for_task(examples(output=SCORES.astype(np.int64)), task, settings())
+
+
+def npz(**members: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as opened:
+        for name, content in members.items():
+            opened.writestr(f"{name}.npy", content)
+    return file.getvalue()
+
+
+def npy(values: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+def header(**fields: Any) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, **fields})
+    return file.getvalue()
+
+
+GOOD = npz(files=npy(np.array(NAMES)), scores=npy(SCORES))
+DIRECTORY = GOOD.index(b"PK\1\2")
+
+
+def changed(*places: tuple[int, int]) -> bytes:
+    octets = bytearray(GOOD)
+    for place, octet in places:
+        octets[place] = octet
+    return bytes(octets)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(npz(files=b"no array", scores=npy(SCORES)), id="no array"),
+        pytest.param(npz(files=npy(np.array(NAMES)), scores=b"no array"), id="no numbers"),
+        pytest.param(npz(files=npy(np.array(NAMES)), scores=header(shape=(2, 2**50))), id="more than there is memory"),
+        pytest.param(
+            npz(files=npy(np.array(NAMES)), scores=header(shape=(2,)).replace(b"(2,)", b"((((")), id="no header"
+        ),
+        pytest.param(npz(files=npy(np.array([b"\xff", b"b.png"])), scores=npy(SCORES)), id="names that are no text"),
+        pytest.param(changed((6, 1), (DIRECTORY + 8, 1)), id="encrypted"),
+        pytest.param(changed((8, 97), (DIRECTORY + 10, 97)), id="an unknown compression"),
+        pytest.param(changed((50, 255), (51, 255), (52, 255)), id="damaged"),
+    ],
+)
+def test_damaged_and_foreign_npz_files_are_refused(folder: Path, content: bytes) -> None:
+    (folder / "predictions.npz").write_bytes(content)
+    with pytest.raises(ModelFailed, match=r"predictions\.npz"):
+        read(folder)
+
+
+def test_an_npz_file_that_becomes_too_large_is_not_unpacked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez_compressed(folder / "predictions.npz", files=np.array(NAMES), scores=np.zeros((2, 10**4)))
+    size = (folder / "predictions.npz").stat().st_size
+    monkeypatch.setattr(example_files, "MAX_BYTES", size + 1000)
+    with pytest.raises(ModelFailed, match=f"expected at most {size + 1000} bytes of outputs in predictions.npz"):
+        read(folder)
+
+
+def test_a_name_that_no_file_can_have_is_missing(folder: Path) -> None:
+    save(folder, files=np.array(["a.png", "b" * 5000]))
+    with pytest.raises(ModelFailed, match="got no bbbb"):
+        read(folder)
