@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from xlaserve_loadtest.schedule.mix import DISTINCT_REQUESTS, Kind
-from xlaserve_loadtest.schedule.payload import SUFFIXES, PayloadError, check_memory, reading_image, sampled
+from xlaserve_loadtest.schedule.payload import (
+    SUFFIXES,
+    Layout,
+    PayloadError,
+    check_memory,
+    reading_image,
+    sampled,
+    synthetic,
+)
 from xlaserve_proto import open_inference_pb2 as oip
 
 ANY: Final = -1
@@ -96,8 +104,8 @@ def choose(
     if not wanted:
         raise PayloadError(f"every input of the model is optional: name those to send, --input {names[0]}={NOISE}")
     return [
-        Input(tensor, sources.get(tensor.name, NOISE), _item_shape(tensor, shapes.get(tensor.name)), seed)
-        for tensor in wanted
+        Input(tensor, sources.get(tensor.name, NOISE), _item_shape(tensor, shapes.get(tensor.name)), seed + place)
+        for place, tensor in enumerate(wanted)  # two images of a pair would else be the same
     ]
 
 
@@ -207,8 +215,16 @@ def _items(one: Input) -> Sequence[Item]:
     if one.source == ZEROS:
         return [_full(tensor.datatype, shape)]
     check_memory([math.prod(shape) * _item_bytes(tensor.datatype)] * DISTINCT_REQUESTS)
+    if (layout := Layout.of((ANY, *shape))) and tensor.datatype == "UINT8":
+        return _images(layout, shape, one.seed)
     random = np.random.default_rng(one.seed)
     return [_noise(tensor.datatype, shape, random) for _ in range(DISTINCT_REQUESTS)]
+
+
+def _images(layout: Layout, shape: tuple[int, ...], seed: int) -> list[Item]:
+    sides = dict(zip(layout.axes[1:], shape, strict=True))
+    made = synthetic(DISTINCT_REQUESTS, size=(sides["H"], sides["W"]), seed=seed, channels=layout.channels)
+    return list(layout.arranged(np.stack([picture.pixels for picture in made])))
 
 
 def _words(shape: Sequence[int]) -> str:

@@ -46,6 +46,14 @@ def test_noise_is_that_of_the_seed() -> None:
     assert one != other
 
 
+def test_inputs_of_images_get_images_that_differ_between_the_inputs() -> None:
+    pair = [Tensor(name, "UINT8", (-1, 3, 40, 60)) for name in ("before", "after")]
+    before, after = sent(*pair)[0].raw_input_contents
+    assert before != after
+    channels = np.frombuffer(before, np.uint8).reshape(3, 40, 60).astype(int)
+    assert np.abs(np.diff(channels, axis=2)).mean() < 16  # soft, where noise has 85
+
+
 def test_every_input_is_sent_but_those_that_are_optional_unless_they_are_named() -> None:
     assert [tensor.name for tensor in sent(IDS, TEXT, optional=("text",))[0].inputs] == ["ids"]
     named = sent(IDS, TEXT, optional=("text",), sources={"text": "zeros"})[0]

@@ -25,7 +25,7 @@ from xlaserve.telemetry.tally import Counted, Labels
 from xlaserve.telemetry.version_metrics import Statistics
 from xlaserve.wire.shared.backend import Backend
 from xlaserve.wire.shared.call import Calls
-from xlaserve.wire.shared.models import source_name
+from xlaserve.wire.shared.models import described_inputs, source_name
 
 Json = dict[str, Any]
 Series = TypeVar("Series")
@@ -139,6 +139,10 @@ def _description(version: Version) -> Json:
         "source": source_name(settings.source),
         "weights": model.weights if model else "",
         "pixels": model.pixels if model else "",
+        "inputs": [
+            {"name": name, "datatype": datatype, "shape": [*shape], "is_image": image is not None}
+            for name, datatype, shape, image in (described_inputs(version.served) if version.served else ())
+        ],
         "task_reason": model.reason if model else "",
         "fit": model.fit if model else "",
         "precision": version.precision_text,

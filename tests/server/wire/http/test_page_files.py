@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
 import re
@@ -45,6 +46,7 @@ class State:
         self.key = ""
         self.buckets = 2
         self.label = "cat"
+        self.inputs: list[dict[str, Any]] = []
         self.posts: list[tuple[str, str, bytes]] = []
         self.began = time.monotonic()
         self.clock: Callable[[], float] = time.monotonic
@@ -147,6 +149,7 @@ class State:
             "fit": "letterbox",
             "precision": "bfloat16 (xla: largest difference 0.012, agreement 1.000 of 16 images)",
             "decode": "exact",
+            "inputs": self.inputs,
             "examples": "xla: largest difference 2e-07, agreement 1.000 of 20 images" if name == "birds" else "",
             "modes": ["auto"] if name == "choosy" else ["auto", "xla", "graph"],
             "stages": dict.fromkeys(("decode", "queue", "gather", "execute", "encode"), model["total"]),
@@ -200,7 +203,10 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["content-length"]))
         self.state.posts.append((self.path, self.headers["accept"], body))
         method = self.path.partition("?")[0].rpartition(":")[2]
-        if not body.startswith((b"\x89PNG", b"\xff\xd8")):
+        if self.path.startswith("/v2/"):
+            output = {"name": "scores", "datatype": "FP32", "shape": [1, 3], "data": [0.25, 0.5, 0.125]}
+            self._json({"outputs": [output], "parameters": {**self.state.answer("embed")["timings"]}})
+        elif not body.startswith((b"\x89PNG", b"\xff\xd8")):
             self._json({"error": f"image: expected JPEG, PNG or WebP, got {EVIL}"}, 400)
         elif self.headers["accept"] == "image/png":
             file = io.BytesIO()
@@ -364,6 +370,41 @@ def test_an_image_that_the_model_makes_takes_the_place_of_the_one_that_was_sent(
     page.wait_for("document.querySelector('#picture').naturalWidth === 480")
     assert page.evaluate("document.querySelector('#picture').alt").startswith("What denoiser makes of the image")
     assert {accept for _, accept, _ in state.posts} == {"application/json", "image/png"}
+
+
+def test_a_model_of_several_inputs_has_a_field_for_each(state: State, page: Page, tmp_path: Path) -> None:
+    state.inputs = [
+        {"name": "photo", "datatype": "UINT8", "shape": [-1, 12, 10, 3], "is_image": True},
+        {"name": "numbers", "datatype": "FP32", "shape": [-1, 2], "is_image": False},
+        {"name": "place", "datatype": "INT32", "shape": [-1], "is_image": False},
+    ]
+    page.wait_for("!document.querySelector('#inputs').hidden")
+    assert page.evaluate("document.querySelector('#drop').hidden")
+    photo = SAMPLES / "digits" / "7_1748.png"
+    page.drop(photo, "#inputs")
+    page.wait_for("document.querySelector('#inputs input').files.length === 1")
+    for field, text in ((2, "[0.5, 2"), (3, "4")):
+        page.click(f"#inputs-fields label:nth-child({field}) input")
+        page.type(text)
+    page.click("#inputs-end button")
+    page.wait_for("document.querySelector('#found').textContent.startsWith('numbers: expected numbers in JSON')")
+    assert state.posts == []
+    page.click("#inputs-fields label:nth-child(2) input")
+    page.type("]")
+    page.click("#inputs-end button")
+    page.wait_for("document.querySelector('#found').textContent === '1 output'")
+    assert "0.25, 0.5, 0.125" in page.text("#findings")
+    assert "execute" in page.text("#took-stages")
+    ((path, _, body),) = state.posts
+    assert path == "/v2/models/cats/versions/1/infer"
+    sent = json.loads(body)["inputs"]
+    assert base64.b64decode(sent[0].pop("data")[0]) == photo.read_bytes()
+    assert sent == [
+        {"name": "photo", "datatype": "BYTES", "shape": [1]},
+        {"name": "numbers", "datatype": "FP32", "shape": [1, 2], "data": [0.5, 2]},
+        {"name": "place", "datatype": "INT32", "shape": [1], "data": [4]},
+    ]
+    check_views(page, "inputs", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,14 @@ from xlaserve.engine.batching.costs import Turn
 from xlaserve.engine.batching.model_queues import Live
 from xlaserve.engine.batching.observed import Observed
 from xlaserve.engine.buckets.planner import Cost
+from xlaserve.engine.inputs import RGB_IMAGE
 from xlaserve.engine.program import Compilation
 from xlaserve.engine.timings import Timings
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.engine.warmup.verify import Verified
 from xlaserve.errors import PermissionDenied
+from xlaserve.images.image_input import RGB
 from xlaserve.models.version import State, Version
 from xlaserve.programs.tf.device import Device
 from xlaserve.telemetry.failures import Failures
@@ -109,7 +111,16 @@ class House:
     def serve(self, version: Version, *modes: Mode) -> None:
         turns = tuple((mode, bucket, Turn(Cost(0.25, 0.5), Observed())) for mode in modes for bucket in BUCKETS)
         live = Live(waiting_images=5, queued_work_s=0.75, in_flight_images=7, in_flight_images_limit=64, turns=turns)
-        version.served = cast(Any, SimpleNamespace(engine=SimpleNamespace(live=lambda: live)))
+        version.served = cast(
+            Any,
+            SimpleNamespace(
+                engine=SimpleNamespace(live=lambda: live),
+                model=SimpleNamespace(inputs=RGB_IMAGE, image=RGB, others=(), is_of_one_image=True, names=["pixels"]),
+                settings=version.settings,
+                takes_unmatched=False,
+                sizes={(4, 6)},
+            ),
+        )
 
     async def look(self) -> Json:
         return shown(await self.status.status(HttpRequest({}, {}, {}, NONE)))

@@ -300,7 +300,7 @@
     $("model").hidden = false;
     set($("model-title"), `${model.name}, version ${model.version}`);
     const weights = model.weights === model.source ? "" : model.weights;
-    set($("model-what"), [model.task, model.source, weights, model.precision, model.pixels, `fit ${model.fit}`, `decode ${model.decode}`, model.examples && `examples ${model.examples}`, model.task_reason && `${model.task} as ${model.task_reason}`].filter((word) => word && word !== "fit ").join(" · "));
+    set($("model-what"), [model.task, model.source, weights, model.precision, isOfOneImage(model) ? model.pixels : count(model.inputs.length, "input"), `fit ${model.fit}`, `decode ${model.decode}`, model.examples && `examples ${model.examples}`, model.task_reason && `${model.task} as ${model.task_reason}`].filter((word) => word && word !== "fit ").join(" · "));
     $("model-reason").hidden = !model.reason;
     set($("model-reason"), model.reason);
     $("model-warnings").hidden = !model.warnings.length;
@@ -310,6 +310,7 @@
     showStages(model, bounds);
     showLedger(model);
     showModes(model);
+    showInputs(model);
   };
   // Programs that `auto` has measured and that nobody may ask for get no batch.
   const served = (model) => model.buckets.filter((bucket) => bucket.batches || model.modes.includes(bucket.mode));
@@ -478,7 +479,6 @@
   };
   const showModes = (model) => {
     const options = $("mode").options;
-    set($("try-title"), `Try an image with ${model.name}`);
     if (model.modes.join() === [...options].map((option) => option.value).join()) { $("mode-label").hidden = model.modes.length < 2; return; }
     $("mode").replaceChildren(...model.modes.map((mode) => Object.assign(make("option", "", mode), { value: mode })));
     $("mode").value = model.mode;
@@ -540,26 +540,44 @@
     $("took-stages").replaceChildren(...parts.map(([stage, seconds]) => row(stage, stage, seconds)),
       row("total", "in the server", timings.total_s), row("total", "seen from here", trip_s));
   };
-  const tryImage = async (blob, name) => {
-    const model = looks.at(-1)?.by_key.get(selected);
-    if (!model || !blob) return;
+  // What is tried next ends what was tried before; `run` shows what it gets, unless it was ended.
+  const attempt = async (again, run) => {
     tried?.stop.abort();
-    const own = tried = { blob, name, stop: new AbortController() };
+    const own = tried = { again, stop: new AbortController() };
     const isShown = () => tried === own;
     $("tried").hidden = false;
     $("tried").classList.add("busy");
     attribute($("tried"), "aria-busy", "true");
+    try {
+      await run(own.stop.signal, isShown);
+    } catch (error) {
+      if (!isShown()) return;
+      showFindings(error.status || !(error instanceof TypeError) ? error.message : "The server does not answer.", []);
+      $("found").classList.add("failed");
+      showTook(null);
+    } finally {
+      if (isShown()) {
+        $("tried").classList.remove("busy");
+        attribute($("tried"), "aria-busy", null);
+      }
+    }
+  };
+  const tryImage = (blob, name) => {
+    const model = looks.at(-1)?.by_key.get(selected);
+    if (!model || !blob) return;
+    if (!$("inputs").hidden) { fillInput(blob); return; }
+    $("figure").hidden = false;
     showPicture(blob);
     $("picture").alt = `The image ${name}`;
     set($("caption"), `${name}, ${bytes(blob.size)}`);
-    try {
+    attempt(() => tryImage(blob, name), async (signal, isShown) => {
       const method = METHODS[model.task];
       if (!method && model.task) throw new Error(`v2/models/${model.name}/infer answers with its tensors; nothing is drawn of them`);
       if (!method) throw new Error(`${model.name} is not ready`);
       const query = new URLSearchParams({ ...OPTIONS[method], ...($("mode").value ? { mode: $("mode").value } : {}) });
       const path = `v1/models/${encodeURIComponent(model.name)}/versions/${encodeURIComponent(model.version)}:${method}?${query}`;
       const request = (accept) => ask(path, {
-        method: "POST", body: blob, signal: own.stop.signal,
+        method: "POST", body: blob, signal,
         headers: { accept, "content-type": blob.type || "application/octet-stream" },
       });
       const began = performance.now();
@@ -574,21 +592,75 @@
         showPicture(drawn);
         $("picture").alt = method === "transform" ? `What ${model.name} makes of the image ${name}` : `The image ${name} with what was found drawn in: ${title}`;
       }
-    } catch (error) {
-      if (!isShown()) return;
-      showFindings(error.status || !(error instanceof TypeError) ? error.message : "The server does not answer.", []);
-      $("found").classList.add("failed");
-      showTook(null);
-    } finally {
-      if (isShown()) {
-        $("tried").classList.remove("busy");
-        attribute($("tried"), "aria-busy", null);
-      }
-    }
+    });
   };
+
+  // A model of several inputs, or without images, has a field for each input.
+  const isOfOneImage = ({ inputs }) => !inputs.length || (inputs.length === 1 && inputs[0].is_image);
+  const sides = (shape) => `[${shape.map((side, i) => i ? (side < 0 ? "any" : side) : "n").join(", ")}]`;
+  const showInputs = (model) => {
+    const hasForm = !isOfOneImage(model);
+    set($("try-title"), hasForm ? `Try ${model.name}` : `Try an image with ${model.name}`);
+    $("drop").hidden = hasForm;
+    $("inputs").hidden = !hasForm;
+    const holder = hasForm ? $("inputs-end") : $("drop");
+    if ($("mode-label").parentElement !== holder) holder.append($("mode-label"));
+    const shown = JSON.stringify([keyOf(model), model.inputs]);
+    if (!hasForm || $("inputs").dataset.shown === shown) return; // what is chosen stays so
+    $("inputs").dataset.shown = shown;
+    $("inputs-fields").replaceChildren(...model.inputs.map((input) => {
+      const field = make("input");
+      Object.assign(field, input.is_image ? { type: "file", accept: "image/*" } : { type: "text", placeholder: input.shape.length > 1 ? "[0.5, 2, ...]" : "3.5", autocomplete: "off", spellcheck: false });
+      field.required = true;
+      const label = make("label", "", make("strong", "", input.name), " ", make("span", "soft", `${input.is_image ? "image" : input.datatype} ${sides(input.shape)}`), field);
+      return Object.assign(label, { field, input });
+    }));
+  };
+  const fillInput = (file) => {
+    const fields = [...$("inputs-fields").children].filter(({ input }) => input.is_image).map(({ field }) => field);
+    const field = fields.find(({ files }) => !files.length) ?? fields[0];
+    if (!field) return;
+    const transfer = new DataTransfer();
+    transfer.items.add(file instanceof File ? file : new File([file], "image"));
+    field.files = transfer.files;
+  };
+  const base64 = (file) => new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result.slice(reader.result.indexOf(",") + 1));
+    reader.onerror = () => reject(new Error(`${file.name} can't be read`));
+    reader.readAsDataURL(file);
+  });
+  const tensorOf = async ({ field, input: { name, datatype, shape, is_image } }) => {
+    if (is_image) return { name, datatype: "BYTES", shape: [1], data: [await base64(field.files[0])] };
+    let values;
+    try { values = [JSON.parse(field.value)].flat(Infinity); } catch { throw new Error(`${name}: expected numbers in JSON, such as 3.5 or [1, 2], got ${field.value}`); }
+    const row = shape.slice(1), size = row.reduce((product, side) => product * side, 1);
+    if (values.length !== size) throw new Error(`${name}: expected ${count(size, "number")}, got ${values.length}`);
+    return { name, datatype, shape: [1, ...row], data: values };
+  };
+  const shownValues = (values) => `${values.slice(0, 8).map((value) => typeof value === "number" ? number(value) : String(value)).join(", ")}${values.length > 8 ? ", …" : ""}`;
+  const tryInputs = () => {
+    const model = looks.at(-1)?.by_key.get(selected);
+    if (!model || !$("inputs").reportValidity()) return;
+    $("figure").hidden = true;
+    attempt(tryInputs, async (signal, isShown) => {
+      const inputs = await Promise.all([...$("inputs-fields").children].map(tensorOf));
+      const path = `v2/models/${encodeURIComponent(model.name)}/versions/${encodeURIComponent(model.version)}/infer`;
+      const parameters = $("mode").value ? { mode: $("mode").value } : {};
+      const began = performance.now();
+      const answer = await (await ask(path, {
+        method: "POST", body: JSON.stringify({ inputs, parameters }), signal, headers: { "content-type": "application/json" },
+      })).json();
+      if (!isShown()) return;
+      showFindings(count(answer.outputs.length, "output"), answer.outputs.map(({ name, datatype, shape, data }) =>
+        [`${name} ${datatype} [${shape.join(", ")}]`, null, shownValues(data.flat(Infinity))]));
+      showTook(answer.parameters?.total_s === undefined ? null : answer.parameters, (performance.now() - began) / 1000);
+    });
+  };
+  $("inputs").addEventListener("submit", (event) => { event.preventDefault(); tryInputs(); });
   const imageOf = (transfer) => [...(transfer?.files ?? [])][0] ?? null;
   $("file").addEventListener("change", () => { const [file] = $("file").files; if (file) tryImage(file, file.name); $("file").value = ""; });
-  $("mode").addEventListener("change", () => { if (tried) tryImage(tried.blob, tried.name); });
+  $("mode").addEventListener("change", () => { tried?.again(); });
   for (const button of document.querySelectorAll("[data-sample]")) {
     button.addEventListener("click", async () => tryImage(await (await fetch(button.dataset.sample)).blob(), button.dataset.sample.split("/").at(-1)));
   }
