@@ -136,6 +136,9 @@ class ModelSettings(Frozen):
     `rgb`, `bgr` and `yuv` (both as OpenCV has them) or `rgba`. By default by their number: `grey` for one channel,
     `rgb` for three, `rgba` for four; a model of another number takes only pixels. Pixels in requests are the model's
     own already and stay as they are."""
+    equalize: bool = False
+    """Whether the histogram of each encoded image is equalized once it has the model's size and before its border, as
+    `cv2.equalizeHist` does; for models of grey images. Pixels in requests stay as they are."""
     layout: Layout | None = None
     """Where the image input of a file or SavedModel has its channels: `channels_last` or `channels_first`. By default
     first where there are 1, 3 or 4 and both other sides are longer, else last. Requests to a model with its channels

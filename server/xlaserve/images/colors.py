@@ -77,6 +77,18 @@ def _rgb(yuv: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.rint(np.clip(rgb, 0, 255)).astype(np.uint8)
 
 
+def equalized(grey: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Returns the levels of an image of one channel with its histogram equalized, as `cv2.equalizeHist` does."""
+    counts = np.bincount(grey.ravel(), minlength=256)
+    darkest = counts.nonzero()[0][0]
+    rest = grey.size - counts[darkest]
+    if not rest:  # one level alone stays as it is
+        return grey
+    counts[darkest] = 0
+    table = np.rint(np.cumsum(counts).astype(np.float32) * (np.float32(255) / np.float32(rest)))
+    return table.astype(np.uint8).take(grey)
+
+
 def levels(values: NDArray[np.uint16], grey16: Grey16 | Window | None) -> NDArray[np.uint8]:
     """Returns values of 16 bits as levels from 0 to 255. Pillow would clip them, not scale."""
     if grey16 is None or grey16 is Grey16.HIGH_BYTE:

@@ -146,8 +146,9 @@ def decode(
     color: Color = Color.RGB,
     grey16: Grey16 | Window | None = None,
     resize: ResizeSettings = PILLOW_BILINEAR,
+    equalize: bool = False,
 ) -> Decoded:
-    """Returns the image as pixels of `color`, and of the size that `place` gives it.
+    """Returns the image as pixels of `color`, and of the size that `place` gives it; grey ones equalized on demand.
 
     Holds the bytes that decoding takes at its peak, once the header is read and before any pixel is allocated. Raises
     InvalidImage for anything but a whole JPEG, PNG or WebP image, ImageTooLarge before that, and the errors of `place`.
@@ -163,6 +164,8 @@ def decode(
         turn = orientation(image.info)  # which a PNG may hold behind its pixels
         frame = _placed(width, height, turn, place)
         pixels = fitted(source, frame, turn, box, resize)
+        if equalize:
+            pixels = colors.equalized(pixels)
         return Decoded(colors.colored(bordered(pixels, frame, color.channels), color), frame, warning)
 
 

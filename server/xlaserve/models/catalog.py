@@ -19,7 +19,14 @@ from xlaserve.errors import InvalidArgument, ModelFailed
 from xlaserve.images import tensorflow_jpeg
 from xlaserve.images.frame import Frame, place
 from xlaserve.models import class_names
-from xlaserve.models.network_settings import buckets_of, check_decode, check_fit, check_output_name, check_unmatched
+from xlaserve.models.network_settings import (
+    buckets_of,
+    check_decode,
+    check_equalize,
+    check_fit,
+    check_output_name,
+    check_unmatched,
+)
 from xlaserve.models.networks.network import Network
 from xlaserve.models.sources import file_content, noop
 from xlaserve.models.sources.conversions import Conversions
@@ -152,6 +159,7 @@ def load(
         check_output_name(settings, task)
         check_fit(settings, task)
         check_decode(settings)
+        check_equalize(settings, network)
     except ModelFailed:
         raise
     except Exception as error:

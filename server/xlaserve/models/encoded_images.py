@@ -20,4 +20,5 @@ def decode_for(model: Model, image: Encoded, place: Place, limits: ImageLimits) 
         color=model.color,
         grey16=settings.grey16,
         resize=model.resize,
+        equalize=settings.equalize,
     )

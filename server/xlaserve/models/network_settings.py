@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xlaserve.config import CUTS, Bucket, BucketSettings, Decoding, Fit, ModelSettings
+from xlaserve.config import CUTS, Bucket, BucketSettings, Color, Decoding, Fit, ModelSettings
 from xlaserve.engine.program import AnySize
 from xlaserve.errors import ModelFailed
 from xlaserve.images import tensorflow_jpeg
@@ -50,6 +50,13 @@ def check_decode(settings: ModelSettings) -> None:
     """Raises ModelFailed where a package for the decoding is missing."""
     if settings.decode is Decoding.TENSORFLOW and not tensorflow_jpeg.is_available():
         raise ModelFailed("decode: tensorflow needs simplejpeg; pip install 'simplejpeg>=1.8,<2'")
+
+
+def check_equalize(settings: ModelSettings, network: Network) -> None:
+    """Raises ModelFailed where histograms are to be equalized of images that are not grey."""
+    if settings.equalize and network.image.color is not Color.GREY:
+        kind = network.image.color or network.image.text()
+        raise ModelFailed(f"equalize: expected a model of grey images, got one of {kind}; write equalize: false")
 
 
 def check_fit(settings: ModelSettings, task: Task) -> None:

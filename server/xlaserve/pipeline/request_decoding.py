@@ -78,6 +78,7 @@ class RowDecoder:
                 color=image.color,
                 grey16=settings.grey16,
                 resize=model.resize,
+                equalize=settings.equalize,
             )
         except RequestError as error:
             if len(encoded) > 1:

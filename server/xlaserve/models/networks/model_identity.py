@@ -19,6 +19,7 @@ _IRRELEVANT: Final = {
     "border",
     "resize",
     "decode",
+    "equalize",
     "modes",
     "default_mode",
     "buckets",

@@ -249,6 +249,7 @@ def _decoded(sides: tuple[Side, Side], images: Sequence[Encoded], limits: ImageL
             served.model.decode,
             served.model.image.color,
             served.settings.grey16,
+            served.settings.equalize,
         )
         for served in (ours, theirs)
     ]
@@ -264,6 +265,7 @@ def _decoded(sides: tuple[Side, Side], images: Sequence[Encoded], limits: ImageL
             color=model.color,
             grey16=settings.grey16,
             resize=model.resize,
+            equalize=settings.equalize,
         )
 
     def decode_row(image: Encoded) -> tuple[Decoded, Decoded]:

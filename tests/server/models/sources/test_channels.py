@@ -134,6 +134,8 @@ def test_scaling_goes_channel_by_channel(channels: int) -> None:
         (1, {"preprocess": "torch"}, "preprocess"),
         (3, {"preprocess": "caffe", "color": "bgr"}, "preprocess"),
         (1, {"preprocess": {"mean": [1, 2, 3]}}, "preprocess"),
+        (3, {"equalize": True}, "equalize"),
+        (2, {"equalize": True}, "equalize"),
         (1, {"color": "rgb"}, "color"),
         (5, {"color": "rgba"}, "color"),
     ],
