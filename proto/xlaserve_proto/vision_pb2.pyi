@@ -1101,6 +1101,8 @@ class Model(_message.Message):
     PIXELS_FIELD_NUMBER: _builtins.int
     EXAMPLES_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
+    RESIZE_FIELD_NUMBER: _builtins.int
+    RESIZE_REASON_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     state: Global___Model.State.ValueType
@@ -1120,13 +1122,18 @@ class Model(_message.Message):
     compile_s: _builtins.float
     """Trace and compile seconds of all programs."""
     fit: _builtins.str
-    """How encoded images come to have the model's size: "resize", "letterbox", "pad" or "reject"."""
+    """How encoded images come to have the model's size: "resize", "letterbox", "pad", "crop", "center_crop" or
+    "reject".
+    """
     precision: _builtins.str
     """What it computes in: "float32", "bfloat16" or "float16"."""
     decode: _builtins.str
     """How JPEG images are decoded: "exact" or "fast"."""
     pixels: _builtins.str
     """The pixels that it takes, as in "[n, 224, 224, 3] rgb" or "[n, 28, 28, 1] grey"; encoded images are converted."""
+    resize: _builtins.str
+    """What resizes encoded images, as in "tensorflow bilinear, not antialiased", and why, where no setting says so."""
+    resize_reason: _builtins.str
     @_builtins.property
     def modes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1202,10 +1209,12 @@ class Model(_message.Message):
         pixels: _builtins.str = ...,
         examples: _abc.Iterable[Global___Difference] | None = ...,
         inputs: _abc.Iterable[Global___ModelInput] | None = ...,
+        resize: _builtins.str = ...,
+        resize_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode_difference", b"decode_difference"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "decode", b"decode", "decode_difference", b"decode_difference", "default_mode", b"default_mode", "demands", b"demands", "differences", b"differences", "examples", b"examples", "fit", b"fit", "inputs", b"inputs", "modes", b"modes", "name", b"name", "pixels", b"pixels", "precision", b"precision", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "shadows", b"shadows", "source", b"source", "state", b"state", "task", b"task", "turns", b"turns", "version", b"version", "warnings", b"warnings", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_modes", b"auto_modes", "buckets", b"buckets", "compile_s", b"compile_s", "decode", b"decode", "decode_difference", b"decode_difference", "default_mode", b"default_mode", "demands", b"demands", "differences", b"differences", "examples", b"examples", "fit", b"fit", "inputs", b"inputs", "modes", b"modes", "name", b"name", "pixels", b"pixels", "precision", b"precision", "programs", b"programs", "programs_total", b"programs_total", "reason", b"reason", "resize", b"resize", "resize_reason", b"resize_reason", "shadows", b"shadows", "source", b"source", "state", b"state", "task", b"task", "turns", b"turns", "version", b"version", "warnings", b"warnings", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

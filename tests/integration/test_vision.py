@@ -120,6 +120,7 @@ def test_models_are_listed_with_what_they_cost(vision: VisionStub) -> None:
     assert (digits.name, digits.version, digits.state, digits.reason) == ("digits", "1", pb.Model.STATE_READY, "")
     assert (digits.source, digits.weights, digits.task) == ("builtin:digits", "built in", "classification")
     assert digits.fit == "resize"
+    assert (digits.resize, digits.resize_reason) == ("pillow bilinear, antialiased", "")
     assert (list(digits.modes), digits.default_mode) == (["xla", "graph", "eager"], "xla")
     assert [(b.batch, b.height, b.width) for b in digits.buckets] == [(n, 32, 32) for n in (1, 2, 4, 8)]
     assert digits.programs_total == len(digits.programs) == 12

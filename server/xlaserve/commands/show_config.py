@@ -6,13 +6,14 @@ import argparse
 import sys
 
 from xlaserve import config
+from xlaserve.commands import image_defaults
 from xlaserve.commands.command import Command, Invocation
 
 
 def run(invocation: Invocation) -> int:
     """Says that the configuration is valid, or prints it; a wrong one does not come this far."""
     if invocation.own.show:
-        sys.stdout.write(config.dump(invocation.settings))
+        sys.stdout.write(image_defaults.commented(config.dump(invocation.settings), invocation.settings.models))
         return 0
     config.check_files(invocation.settings)
     sys.stdout.write("the configuration is valid; --show prints it\n")

@@ -85,8 +85,9 @@ def equalized(grey: NDArray[np.uint8]) -> NDArray[np.uint8]:
     if not rest:  # one level alone stays as it is
         return grey
     counts[darkest] = 0
-    table = np.rint(np.cumsum(counts).astype(np.float32) * (np.float32(255) / np.float32(rest)))
-    return table.astype(np.uint8).take(grey)
+    shares = np.cumsum(counts).astype(np.float32) * (np.float32(255) / np.float32(rest))
+    table: NDArray[np.uint8] = np.rint(shares).astype(np.uint8)
+    return table[grey]
 
 
 def levels(values: NDArray[np.uint16], grey16: Grey16 | Window | None) -> NDArray[np.uint8]:

@@ -28,6 +28,7 @@ from xlaserve.models.network_settings import (
     check_unmatched,
 )
 from xlaserve.models.networks.network import Network
+from xlaserve.models.networks.preparation import fit_of
 from xlaserve.models.sources import file_content, noop
 from xlaserve.models.sources.conversions import Conversions
 from xlaserve.models.task import Task, WithClasses
@@ -50,13 +51,7 @@ class Model(Network):
     @property
     def fit(self) -> Fit:
         """The fit of encoded images to the model's size."""
-        usual, trained = self.task.default_fit, self.preparation.fit
-        if trained is None or Fit.RESIZE not in (
-            usual,
-            trained,
-        ):  # answers for every pixel are not for a part of an image
-            trained = usual
-        return self.settings.fit or trained
+        return self.settings.fit or fit_of(self.task.default_fit, self.preparation.fit)
 
     def place(self, size: tuple[int, int], height: int, width: int) -> Frame:
         """Returns where an image of `height` x `width` pixels goes in an input of `size`. Raises what `frame.place`

@@ -26,7 +26,7 @@ def levels(kind: str, height: int, width: int) -> NDArray[np.uint8]:
         "two": RANDOM.integers(0, 2, (height, width)) * 90 + 20,
         "one": np.full((height, width), 77),
     }[kind]
-    return np.clip(values, 0, 255).astype(np.uint8)
+    return np.asarray(np.clip(values, 0, 255), np.uint8)
 
 
 @pytest.mark.parametrize("kind", ["noise", "dark", "two", "one"])

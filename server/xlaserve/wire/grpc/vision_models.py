@@ -32,6 +32,8 @@ def model(version: Version, shadows: Mapping[Pair, Findings]) -> pb.Model:
         task=loaded.task.name if loaded else "",
         pixels=loaded.pixels if loaded else "",
         fit=loaded.fit if loaded else "",
+        resize=str(loaded.resize) if loaded else "",
+        resize_reason=loaded.resize_reason if loaded else "",
         precision=settings.precision,
         differences=[_difference(mode, found) for mode, found in version.differences.items()],
         modes=settings.modes,

@@ -145,6 +145,7 @@ def _description(version: Version) -> Json:
         ],
         "task_reason": model.reason if model else "",
         "fit": model.fit if model else "",
+        "resize": str(model.resize) if model else "",
         "precision": version.precision_text,
         "decode": version.decode_text,
         "examples": version.examples_text,

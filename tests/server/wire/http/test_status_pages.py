@@ -100,6 +100,7 @@ class House:
                 calibrated="",
                 pixels="[n, 4, 6, 3] rgb",
                 fit="resize",
+                resize="tensorflow bilinear",
                 decode=Decoding.EXACT,
                 reason="",
                 is_narrow=False,
