@@ -12,7 +12,7 @@ from xlaserve.config.bucket_settings import AutoBuckets, Bucket, BucketSettings
 from xlaserve.config.built_in_models import BUILTIN_MODELS
 from xlaserve.config.example_settings import ExampleSettings
 from xlaserve.config.files import CONFIG_FILE_VARIABLE, ENV_PREFIX, check_files, dump, load
-from xlaserve.config.image_settings import CUTS, Border, Color, Decoding, Fit, Grey16, Layout, PixelRange, Window
+from xlaserve.config.image_settings import CUTS, Border, Color, Decoding, Depth, Fit, Grey16, Layout, PixelRange, Window
 from xlaserve.config.model_settings import ModelSettings
 from xlaserve.config.modes import Lowering, Mode, Precision
 from xlaserve.config.output_settings import (
@@ -56,6 +56,7 @@ __all__ = [
     "BucketSettings",
     "Color",
     "Decoding",
+    "Depth",
     "ExampleSettings",
     "Fit",
     "Grey16",

@@ -1,9 +1,10 @@
-"""Choices of how images become a model's pixels: decoding, fit, colour, layout, range, and grey images of 16 bits."""
+"""Choices of how images become a model's pixels: decoding, fit, colour, layout, depth, range, and grey images of 16
+bits."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal
 
 MAX_GREY16: Final = 2**16 - 1
 
@@ -69,6 +70,12 @@ class Layout(StrEnum):
     """`[n, height, width, channels]`."""
     CHANNELS_FIRST = "channels_first"
     """`[n, channels, height, width]`."""
+    NONE = "none"
+    """Of no image: the numbers are a tensor, passed as they come."""
+
+
+Depth = Literal[8, 16, "float"]
+"""The values that each channel of a pixel may have: whole numbers of so many bits, or any float32."""
 
 
 class Grey16(StrEnum):

@@ -19,6 +19,7 @@ from xlaserve.config.image_settings import (
     Border,
     Color,
     Decoding,
+    Depth,
     Fit,
     Grey16,
     Layout,
@@ -142,10 +143,18 @@ class ModelSettings(Frozen):
     layout: Layout | None = None
     """Where the image input of a file or SavedModel has its channels: `channels_last` or `channels_first`. By default
     first where there are 1, 3 or 4 and both other sides are longer, else last. Requests to a model with its channels
-    first may send pixels in either layout."""
+    first may send pixels in either layout. `none` is for inputs that have the shape of images and hold none, such as
+    sequences `[n, 50, 32]` or feature maps: they are tensors, of the model's own type, passed as they come."""
+    depth: Depth | None = None
+    """The depth of the model's pixels: `8`, whole numbers from 0 to 255; `16`, from 0 to 65535; or `float`, any
+    float32, such as heights or temperatures. By default `16` for models that declare uint16, else `8`. With `16` and
+    `float`, numbers in requests reach the model as they are, of any type that holds them, and so does what encoded
+    images hold: 0 to 65535 of grey PNG files of 16 bits, for which `grey16` is not needed then, 0 to 255 of all others.
+    With `float` and TensorFlow's `resize`, pixels are not rounded. `preprocess` computes as with 8 bits: `unit` divides
+    by 255."""
     pixel_range: PixelRange = PixelRange.LEVELS
-    """The range of FP16 and FP32 pixels in requests: `0..255` or `0..1`. A request says otherwise with the parameter
-    `pixel_range`. Other types and encoded images are from 0 to 255 always."""
+    """The range of FP16 and FP32 pixels in requests, with `depth: 8`: `0..255` or `0..1`. A request says otherwise with
+    the parameter `pixel_range`. Other types and encoded images are from 0 to 255 always."""
     metadata_input: Literal["pixels", "image"] = "pixels"
     """The input that metadata and configuration show to clients of KServe and Triton, many of which fill every input
     that they find there. Requests may send the other one all the same."""

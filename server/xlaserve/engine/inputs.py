@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from xlaserve.config import Bucket
 
-Images = NDArray[np.uint8]
-"""Pixels, `[n, height, width, channels]`, from 0 to 255."""
+Images = NDArray[Any]
+"""Pixels, `[n, height, width, channels]`, in the type of the model's image input: uint8, uint16 or float32."""
 
 Rows = tuple[NDArray[Any], ...]
 """Rows of a model: an array for each of its inputs, in their order, all with the same first dimension, n >= 1."""
@@ -45,9 +45,9 @@ class InputSpec(NamedTuple):
 Inputs = tuple[InputSpec, ...]
 
 
-def pixels(channels: int = 3, name: str = "pixels") -> Inputs:
-    """Returns the inputs of a model of one uint8 image."""
-    return (InputSpec(name, "uint8", (None, None, channels), is_image=True),)
+def pixels(channels: int = 3, name: str = "pixels", dtype: str = "uint8") -> Inputs:
+    """Returns the inputs of a model of one image, whose pixels are of `dtype`."""
+    return (InputSpec(name, dtype, (None, None, channels), is_image=True),)
 
 
 RGB_IMAGE: Final = pixels()

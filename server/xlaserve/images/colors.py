@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ def to_mode(mode: str, image: Image.Image) -> Image.Image:
     return image.convert(mode)
 
 
-def colored(pixels: NDArray[np.uint8], color: Color) -> NDArray[np.uint8]:
+def colored(pixels: NDArray[Any], color: Color) -> NDArray[Any]:
     """Returns `[height, width, channels]` of `color`, of pixels of the mode in `MODES`."""
     match color:
         case Color.BGR:

@@ -6,7 +6,8 @@ The decoded pixels are part of the API, since they change a model's answers:
 - JPEG, PNG and WebP; of an animation, the first frame.
 - Turned upright as its EXIF says, or its XMP where that has no orientation (`orientation`).
 - RGB: transparency is dropped, not blended; grey, palette and CMYK images are converted; of 16 bits the upper 8 stay,
-  unless the model says otherwise for grey ones (`config.Grey16`). Colour profiles are not applied.
+  unless the model says otherwise for grey ones (`config.Grey16`), or has a depth of more than 8 bits: then all bits of
+  grey ones stay. Colour profiles are not applied.
 - Or what else the model takes (`config.Color`): grey as Pillow's mode L (ITU-R 601-2 luma, rounded) and RGBA, both
   converted before they are resized; BGR and OpenCV's YUV, of what has become of RGB in the end.
 - Brought to the model's size by the model's policy (`config.Fit`): stretched, letterboxed or padded; resized by the
@@ -25,7 +26,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,11 +47,11 @@ from xlaserve.config import (
     Window,
 )
 from xlaserve.errors import ImageTooLarge, InvalidArgument, InvalidImage, RequestError
-from xlaserve.images import colors, tensorflow_jpeg
+from xlaserve.images import colors, deep_pixels, tensorflow_jpeg
 from xlaserve.images.file_kinds import kind_of
 from xlaserve.images.fitting import bordered, fitted
 from xlaserve.images.frame import Frame, Region
-from xlaserve.images.image_input import RGB, ImageInput
+from xlaserve.images.image_input import RGB, ImageInput, PixelType
 from xlaserve.images.jpeg import JpegFile
 from xlaserve.images.orientation import SIDEWAYS, TURNS, orientation
 
@@ -96,8 +97,8 @@ class ImageLimits:
 class Decoded(NamedTuple):
     """An image as the model sees it."""
 
-    pixels: NDArray[np.uint8]
-    """`[height, width, channels]` of the model's input and colours; read-only."""
+    pixels: NDArray[Any]
+    """`[height, width, channels]` of the model's input, colours and type; read-only."""
     frame: Frame
     """The place of the original image in the pixels."""
     warning: str = ""
@@ -147,8 +148,10 @@ def decode(
     grey16: Grey16 | Window | None = None,
     resize: ResizeSettings = PILLOW_BILINEAR,
     equalize: bool = False,
+    dtype: PixelType = "uint8",
 ) -> Decoded:
-    """Returns the image as pixels of `color`, and of the size that `place` gives it; grey ones equalized on demand.
+    """Returns the image as pixels of `color` and `dtype`, and of the size that `place` gives it; grey ones of uint8
+    equalized on demand.
 
     Holds the bytes that decoding takes at its peak, once the header is read and before any pixel is allocated. Raises
     InvalidImage for anything but a whole JPEG, PNG or WebP image, ImageTooLarge before that, and the errors of `place`.
@@ -160,19 +163,19 @@ def decode(
     shrink_to = place if decoding is Decoding.FAST else None
     data = bytes(data)
     with _open(data, limits, hold, shrink_to, resize.library) as (image, width, height, box):
-        source, warning = _decoded(data, image, decoding, color, grey16)
+        source, warning = _decoded(data, image, decoding, color, grey16, dtype=dtype)
         turn = orientation(image.info)  # which a PNG may hold behind its pixels
         frame = _placed(width, height, turn, place)
-        pixels = fitted(source, frame, turn, box, resize)
+        pixels = fitted(source, frame, turn, box, resize, dtype=dtype)
         if equalize:
             pixels = colors.equalized(pixels)
         return Decoded(colors.colored(bordered(pixels, frame, color.channels), color), frame, warning)
 
 
 def _decoded(
-    data: bytes, image: ImageFile, decoding: Decoding, color: Color, grey16: Grey16 | Window | None
+    data: bytes, image: ImageFile, decoding: Decoding, color: Color, grey16: Grey16 | Window | None, *, dtype: PixelType
 ) -> tuple[Image.Image | NDArray[np.uint8], str]:
-    """Returns the pixels of an opened image in the mode of `color`, or in mode L, and a warning for the client."""
+    """Returns the pixels of an opened image in the mode of `color`, or in mode L or F, and a warning for the client."""
     if decoding is Decoding.TENSORFLOW and isinstance(image, JpegFile) and color is not Color.RGBA:
         levels = tensorflow_jpeg.pixels_of(data, image, is_grey=color is Color.GREY)
         if levels is not None:
@@ -181,15 +184,17 @@ def _decoded(
     mode = colors.MODES.get(color, "RGB")
     if image.mode != "I;16":
         return colors.to_mode(mode, image), ""
+    if dtype != "uint8" and color is not Color.RGBA:
+        return image.convert("F"), ""  # which holds them all, and is resized without rounding
     opened = Image.fromarray(colors.levels(np.asarray(image), grey16))
     return colors.to_mode(mode, opened), GREY16_WARNING if grey16 is None else ""
 
 
 def check_pixels(
-    array: NDArray[np.generic], pixel_range: PixelRange = PixelRange.LEVELS, image: ImageInput = RGB
-) -> NDArray[np.uint8]:
+    array: NDArray[Any], pixel_range: PixelRange = PixelRange.LEVELS, image: ImageInput = RGB
+) -> NDArray[Any]:
     """Returns pixels as uint8 `[n, height, width, channels]`: uint8 as it is, others copied, float16 and float32
-    rounded.
+    rounded. Of an input of more depth, see `deep_pixels.check`.
 
     `pixel_range` applies to float16 and float32; other types are from 0 to 255. `image` is the input that they are for.
 
@@ -197,6 +202,8 @@ def check_pixels(
     are said to be from 0 to 255 but hold fractions of at most 1: every image would be black.
     """
     array = image.arranged(array)
+    if image.is_deep:
+        return deep_pixels.check(array, image.dtype)
     if array.dtype == np.uint8:
         return array.view(np.uint8)
     if array.dtype == np.float16:

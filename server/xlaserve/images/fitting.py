@@ -2,44 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Final
+
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from xlaserve.config import ResizeLibrary, ResizeSettings
 from xlaserve.images import colors
+from xlaserve.images.deep_pixels import from_floats
 from xlaserve.images.frame import Frame, Region
+from xlaserve.images.image_input import PixelType
 from xlaserve.images.orientation import SIDEWAYS, TURNS
 from xlaserve.images.resizing.resize import Resized, array, by_pillow, of_pixels, picture
 
+_TYPES: Final[Mapping[PixelType, type[Any]]] = {"uint8": np.uint8, "uint16": np.uint16, "float32": np.float32}
+
 
 def fitted(
-    source: Image.Image | NDArray[np.uint8], frame: Frame, turn: int, box: Region | None, resize: ResizeSettings
-) -> NDArray[np.uint8]:
-    """Returns a decoded image resized and upright, as `[height, width, channels]` of its mode.
+    source: Image.Image | NDArray[np.uint8],
+    frame: Frame,
+    turn: int,
+    box: Region | None,
+    resize: ResizeSettings,
+    *,
+    dtype: PixelType = "uint8",
+) -> NDArray[Any]:
+    """Returns a decoded image resized and upright, as `[height, width, channels]` of its mode, in `dtype`.
 
     `box` is the part of the decoded pixels, before they are turned, that is the image; None for all of them.
     """
     to = _resizing(frame, turn, box)
     is_pillow = resize.library is ResizeLibrary.PILLOW
     if not is_pillow and turn not in TURNS:
-        return of_pixels(array(source), to, resize)
+        return of_pixels(array(source), to, resize, _TYPES[dtype])
     image = source if isinstance(source, Image.Image) else picture(source)
     if is_pillow and to.is_whole:  # before the turn, which is then one of fewer pixels
         image = by_pillow(image, to.sideways if turn in SIDEWAYS else to, resize.filter)
-        return array(image.transpose(TURNS[turn]) if turn in TURNS else image)
+        return from_floats(array(image.transpose(TURNS[turn]) if turn in TURNS else image), dtype)
     if turn in TURNS:
         image = image.transpose(TURNS[turn])
-    return array(by_pillow(image, to, resize.filter)) if is_pillow else of_pixels(array(image), to, resize)
+    if not is_pillow:
+        return of_pixels(array(image), to, resize, _TYPES[dtype])
+    return from_floats(array(by_pillow(image, to, resize.filter)), dtype)
 
 
-def bordered(pixels: NDArray[np.uint8], frame: Frame, channels: int) -> NDArray[np.uint8]:
+def bordered(pixels: NDArray[Any], frame: Frame, channels: int) -> NDArray[Any]:
     """Returns the model's whole input: an image, or its levels in all channels where it has only one, and the border
     that it does not cover, which is opaque."""
     height, width = pixels.shape[:2]
     if (height, width) == (frame.input_height, frame.input_width):
         return np.broadcast_to(pixels, (height, width, channels))
-    canvas = np.empty((frame.input_height, frame.input_width, channels), np.uint8)
+    canvas = np.empty((frame.input_height, frame.input_width, channels), pixels.dtype)
     canvas[:, :, : min(3, channels)] = colors.in_channels(frame.border, channels)
     canvas[:, :, 3:] = 255
     top, left = max(0, frame.top), max(0, frame.left)

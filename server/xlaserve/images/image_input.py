@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xlaserve.config import Color, Layout
+from xlaserve.config import Color, Depth, Layout
 from xlaserve.errors import InvalidArgument
 
 Axes = Literal["NHWC", "NCHW", "NHW"]
 """The axes of an image tensor: batch, height, width and channels."""
+
+PixelType = Literal["uint8", "uint16", "float32"]
+"""NumPy's name of the type of pixels on the way from a request to a program."""
+PIXEL_TYPES: Final[Mapping[Depth, PixelType]] = {8: "uint8", 16: "uint16", "float": "float32"}
+"""The type of pixels of each depth."""
 
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64", "uint8", "uint16", "int32")
 """Types that pixels have in models."""
@@ -30,13 +35,20 @@ FIRST_TO_LAST: Final = (0, 2, 3, 1)
 
 @dataclass(frozen=True, slots=True)
 class ImageInput:
-    """The image input of a model. Queues and programs have its pixels as uint8 `[n, height, width, channels]`."""
+    """The image input of a model. Queues and programs have its pixels as `[n, height, width, channels]` of `dtype`."""
 
     channels: int = 3
     color: Color | None = Color.RGB
     """The meaning of the channels, to which encoded images are converted; None where only pixels are taken."""
     axes: Axes = "NHWC"
     """The axes that the model itself declares, which metadata show. Clients may send NHWC to any model."""
+    dtype: PixelType = "uint8"
+    """The type of its pixels: uint8 levels unless the model has a depth of more than 8 bits."""
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether its pixels have more than 8 bits."""
+        return self.dtype != "uint8"
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -94,8 +106,11 @@ class ImageInput:
 def axes_of(shape: Sequence[int | None] | None, layout: Layout | None = None) -> Axes | None:
     """Returns the axes of an image input by its shape; None where that is of no image.
 
-    Without a layout, channels come first where there are as many as colours have and both other sides are longer.
+    Without a layout, channels come first where there are as many as colours have and both other sides are longer. With
+    `Layout.NONE`, no shape is of an image.
     """
+    if layout is Layout.NONE:
+        return None
     match shape:
         case (_, first, *sides) if len(sides) == 2:
             is_first = layout is Layout.CHANNELS_FIRST if layout else first in COLORS and all(map(_is_long, sides))

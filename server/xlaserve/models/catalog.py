@@ -22,6 +22,7 @@ from xlaserve.models import class_names
 from xlaserve.models.network_settings import (
     buckets_of,
     check_decode,
+    check_depth,
     check_equalize,
     check_fit,
     check_output_name,
@@ -93,7 +94,8 @@ class Model(Network):
             return "none"
         sizes = {bucket[1:] for bucket in self.buckets}
         text = self.image.text(*sizes.pop()) if len(sizes) == 1 else self.image.text()
-        return f"{text} {self.image.color or 'as they are'}"
+        of_depth = f" {self.image.dtype}" if self.image.is_deep else ""
+        return f"{text} {self.image.color or 'as they are'}{of_depth}"
 
     @property
     def color(self) -> Color:
@@ -154,6 +156,7 @@ def load(
         check_output_name(settings, task)
         check_fit(settings, task)
         check_decode(settings)
+        check_depth(settings, network)
         check_equalize(settings, network)
     except ModelFailed:
         raise

@@ -21,4 +21,5 @@ def decode_for(model: Model, image: Encoded, place: Place, limits: ImageLimits) 
         grey16=settings.grey16,
         resize=model.resize,
         equalize=settings.equalize,
+        dtype=model.image.dtype,
     )

@@ -137,6 +137,7 @@ def _from_npz(file: Path) -> tuple[list[str], dict[str, NDArray[Any]]]:
             if not isinstance(stored, np.lib.npyio.NpzFile):
                 raise ModelFailed(f"expected arrays in {file.name} as {form} writes them, got a single array")
             with stored:
+                assert stored.zip is not None  # until it is closed
                 size = sum(member.file_size for member in stored.zip.infolist())
                 if size > MAX_BYTES:
                     raise ModelFailed(f"expected at most {MAX_BYTES} bytes of outputs in {file.name}, got {size}")

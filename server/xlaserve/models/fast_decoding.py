@@ -9,7 +9,6 @@ from functools import partial
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from xlaserve.config import Decoding, Fit, Mode
@@ -56,8 +55,9 @@ def measure(model: Model, programs: Programs, mode: Mode, limits: ImageLimits) -
     return compare(exact, fast, model.task)
 
 
-def _decoded(encoded: bytes, model: Model, where: Place, limits: ImageLimits, way: Decoding) -> NDArray[np.uint8]:
-    return decode(encoded, where, limits, decoding=way, color=model.color, resize=model.resize).pixels
+def _decoded(encoded: bytes, model: Model, where: Place, limits: ImageLimits, way: Decoding) -> Images:
+    dtype = model.image.dtype
+    return decode(encoded, where, limits, decoding=way, color=model.color, resize=model.resize, dtype=dtype).pixels
 
 
 def photograph(height: int, width: int, seed: int = 0) -> Image.Image:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from xlaserve.config import CUTS, Bucket, BucketSettings, Color, Decoding, Fit, ModelSettings
+from xlaserve.config import (
+    CUTS,
+    Bucket,
+    BucketSettings,
+    Color,
+    Decoding,
+    Fit,
+    ModelSettings,
+    PixelRange,
+    ResizeLibrary,
+)
 from xlaserve.engine.program import AnySize
 from xlaserve.errors import ModelFailed
 from xlaserve.images import tensorflow_jpeg
+from xlaserve.images.image_input import PIXEL_TYPES
 from xlaserve.models.networks.network import NO_SIZE, Network, Size
 from xlaserve.models.task import ImageToImage, Segmentation, Task, Tensors, readings_of
 
@@ -53,10 +64,26 @@ def check_decode(settings: ModelSettings) -> None:
 
 
 def check_equalize(settings: ModelSettings, network: Network) -> None:
-    """Raises ModelFailed where histograms are to be equalized of images that are not grey."""
-    if settings.equalize and network.image.color is not Color.GREY:
-        kind = network.image.color or network.image.text()
-        raise ModelFailed(f"equalize: expected a model of grey images, got one of {kind}; write equalize: false")
+    """Raises ModelFailed where histograms are to be equalized of images that are not grey of 8 bits."""
+    image = network.image
+    if settings.equalize and (image.color is not Color.GREY or image.is_deep):
+        kind = image.color or image.text()
+        raise ModelFailed(
+            f"equalize: expected a model of grey images of 8 bits, got one of {kind}, {image.dtype}; write equalize: false"
+        )
+
+
+def check_depth(settings: ModelSettings, network: Network) -> None:
+    """Raises ModelFailed where a depth is not that of the model's images, or where settings are for 8 bits alone."""
+    image = network.image
+    if settings.depth is not None and image.channels and image.dtype != PIXEL_TYPES[settings.depth]:
+        raise ModelFailed(f"depth: expected none, as the model takes {image.dtype} pixels, got {settings.depth}")
+    if not image.is_deep:
+        return
+    if settings.pixel_range is not PixelRange.LEVELS:
+        raise ModelFailed(f"pixel_range: expected none, as {image.dtype} pixels are taken as they are")
+    if settings.resize is not None and settings.resize.library is ResizeLibrary.OPENCV:
+        raise ModelFailed(f"resize: expected tensorflow or pillow for {image.dtype} pixels, got opencv; or depth: 8")
 
 
 def check_fit(settings: ModelSettings, task: Task) -> None:

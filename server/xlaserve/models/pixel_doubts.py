@@ -29,7 +29,7 @@ _CHOICE: Final = "unit if it was trained on 0..1, tf on -1..1, torch on ImageNet
 
 def measure(model: Model, programs: Programs) -> list[str]:
     """Returns warnings about the scale of pixels, from the graph and from a few runs of the smallest bucket. Blocks."""
-    if not is_of_file(model) or not model.inputs[0].is_image:
+    if not is_of_file(model) or not model.inputs[0].is_image or model.image.is_deep:
         return []
     found = doubts(model)
     if isinstance(model.task, Classification | Embedding | Regression | Tensors):

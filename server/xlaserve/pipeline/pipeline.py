@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from xlaserve.admission.image_memory import ImageMemory
 from xlaserve.admission.shared_counts import SharedCounts
-from xlaserve.config import Bucket, Mode, Settings
+from xlaserve.config import Bucket, Grey16, Mode, Settings
 from xlaserve.engine.buckets.demand import Resolution
 from xlaserve.engine.inputs import Images, Inputs, Rows, empty, row_bytes, selected
 from xlaserve.engine.model_engine import Ticket
@@ -293,6 +293,8 @@ class Pipeline:
             encoded = request.images
             assert not isinstance(encoded, ARRAYS)
             draw, grey16 = rendering.drawing.drawer(task), served.settings.grey16
+            if grey16 is None and served.model.image.is_deep:
+                grey16 = Grey16.LARGEST  # a picture of 12 bits would be black
             place = partial(within, rendering.max_side)
 
             def render_row(row: int) -> Any:

@@ -79,6 +79,7 @@ class RowDecoder:
                 grey16=settings.grey16,
                 resize=model.resize,
                 equalize=settings.equalize,
+                dtype=image.dtype,
             )
         except RequestError as error:
             if len(encoded) > 1:

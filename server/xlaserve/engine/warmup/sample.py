@@ -110,7 +110,7 @@ def _rows_of_input(spec: InputSpec, seed: int, count: int, height: int, width: i
     shape = spec.row_shape(height, width)
     if spec.is_image:
         height, width, channels = shape
-        return make_images(count, height, width, channels, seed)
+        return deepened(make_images(count, height, width, channels, seed), spec.dtype)
     return noise_of(np.dtype(spec.dtype), (count, *shape), seed)
 
 
@@ -119,10 +119,23 @@ def noise_of(dtype: np.dtype[Any], shape: tuple[int, ...], seed: int = 0, *, is_
     places in a table."""
     random = np.random.default_rng(seed)
     if is_image:
-        return random.integers(0, 256, shape, dtype=np.uint8)
+        return deepened(random.integers(0, 256, shape, dtype=np.uint8), dtype.name)
     if dtype.kind == "f":
         return random.random(shape, np.float32).astype(dtype)
     return random.integers(0, 2, shape).astype(dtype)
+
+
+def deepened(images: NDArray[np.uint8], dtype: str) -> Images:
+    """Returns levels as images of `dtype`: of 16 bits from 0 to 65535; as floats from 0 to 255, and every other two of
+    them from 0 to 1, as it isn't known which the model was trained on."""
+    match dtype:
+        case "uint16":
+            return images.astype(np.uint16) * np.uint16(257)
+        case "float32":
+            values = images.astype(np.float32)
+            values[np.arange(len(values)) // 2 % 2 == 1] /= 255
+            return values
+    return images
 
 
 def make_images(count: int, height: int, width: int, channels: int = 3, seed: int = 0) -> Images:

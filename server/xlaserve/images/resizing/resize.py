@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ _MOST_CUT: Final = 1 << 20
 """Pixels up to which the whole is resized before a window is cut out of it. That alone gives Pillow's own pixels to the
 bit, as Pillow rounds the corners of a part to float32."""
 
-Value = TypeVar("Value", np.uint8, np.float32)
+Value = TypeVar("Value", np.uint8, np.uint16, np.float32)
 
 
 class Resized(NamedTuple):
@@ -71,10 +71,10 @@ def by_pillow(image: Image.Image, to: Resized, how: ResizeFilter) -> Image.Image
     return image.resize((x_end - x, y_end - y), _PILLOW[how], box)
 
 
-def by_tensorflow(image: NDArray[np.uint8], to: Resized, how: ResizeSettings, dtype: type[Value]) -> NDArray[Value]:
+def by_tensorflow(image: NDArray[Any], to: Resized, how: ResizeSettings, dtype: type[Value]) -> NDArray[Value]:
     """Returns the window of an image as TensorFlow resizes it, both `[height, width, channels]`.
 
-    TensorFlow's own results are float32: as uint8 they are rounded, half to even, and clipped.
+    TensorFlow's own results are float32: as whole numbers they are rounded, half to even, and clipped.
     """
     pixels, rows, columns = _sides(image, to)
     if pixels.shape[:2] == (to.height, to.width) and how.filter not in _BLURS:
@@ -94,14 +94,14 @@ def by_opencv(image: NDArray[np.uint8], to: Resized, how: ResizeFilter) -> NDArr
     return out
 
 
-def of_pixels(image: NDArray[np.uint8], to: Resized, how: ResizeSettings) -> NDArray[np.uint8]:
+def of_pixels(image: NDArray[Any], to: Resized, how: ResizeSettings, dtype: type[Value]) -> NDArray[Value]:
     """Returns the window of an image, both `[height, width, channels]`, by a library other than Pillow."""
     if how.library is ResizeLibrary.OPENCV:
-        return by_opencv(image, to, how.filter)
-    return by_tensorflow(image, to, how, np.uint8)
+        return by_opencv(image, to, how.filter).astype(dtype, copy=False)  # of levels alone
+    return by_tensorflow(image, to, how, dtype)
 
 
-def _sides(image: NDArray[np.uint8], to: Resized) -> tuple[NDArray[np.uint8], Axis, Axis]:
+def _sides(image: NDArray[Any], to: Resized) -> tuple[NDArray[Any], Axis, Axis]:
     """Returns the part of an image that is resized, and its rows and columns."""
     left, top, right, bottom = to.part
     across, down = round(left), round(top)
@@ -112,13 +112,13 @@ def _sides(image: NDArray[np.uint8], to: Resized) -> tuple[NDArray[np.uint8], Ax
     return pixels, rows, columns
 
 
-def _cut(pixels: NDArray[np.uint8], window: Window) -> NDArray[np.uint8]:
+def _cut(pixels: NDArray[Any], window: Window) -> NDArray[Any]:
     return pixels[window.top : window.bottom, window.left : window.right]
 
 
-def array(image: Image.Image | NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Returns the pixels of an image of mode L, RGB or RGBA as `[height, width, channels]`; an array as it is."""
-    pixels: NDArray[np.uint8] = np.asarray(image)
+def array(image: Image.Image | NDArray[np.uint8]) -> NDArray[Any]:
+    """Returns the pixels of an image of mode L, RGB, RGBA or F as `[height, width, channels]`; an array as it is."""
+    pixels: NDArray[Any] = np.asarray(image)
     return pixels if pixels.ndim == 3 else pixels[:, :, np.newaxis]
 
 

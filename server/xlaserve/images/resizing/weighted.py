@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
-Pixels = NDArray[np.uint8]
+Pixels = NDArray[Any]
 """`[height, width, channels]`."""
 
 _BLOCK_VALUES: Final = 1 << 15
@@ -145,14 +145,14 @@ def _sum(terms: Iterator[Floats]) -> Floats:
 
 
 def _store(values: Floats, out: NDArray[Any]) -> None:
-    """Writes `[rows, values]` into `[rows, width, channels]`: as they are, or as levels, rounded and clipped."""
-    if out.dtype == np.uint8:
+    """Writes `[rows, values]` into `[rows, width, channels]`: as they are, or as whole numbers, rounded and clipped."""
+    if out.dtype.kind == "u":
         np.rint(values, out=values)
-        np.clip(values, 0, 255, out=values)
+        np.clip(values, 0, np.iinfo(out.dtype).max, out=values)
     out[...] = values.reshape(out.shape)
 
 
-def flat(pixels: Pixels) -> NDArray[np.uint8]:
+def flat(pixels: Pixels) -> NDArray[Any]:
     """Returns the rows of an image, in one piece: `take` would copy a part of a larger one as a whole each time."""
     return np.ascontiguousarray(pixels.reshape(len(pixels), -1))
 

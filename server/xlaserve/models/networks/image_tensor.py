@@ -7,9 +7,20 @@ from typing import Final, NamedTuple
 
 import tensorflow as tf
 
-from xlaserve.config import Color, Layout
+from xlaserve.config import Color, Depth, Layout
 from xlaserve.errors import ModelFailed
-from xlaserve.images.image_input import COLORS, DTYPES, FIRST_TO_LAST, OF_TEXT, Axes, ImageInput, axes_of, of_flattened
+from xlaserve.images.image_input import (
+    COLORS,
+    DTYPES,
+    FIRST_TO_LAST,
+    OF_TEXT,
+    PIXEL_TYPES,
+    Axes,
+    ImageInput,
+    PixelType,
+    axes_of,
+    of_flattened,
+)
 from xlaserve.models.networks.heads import Raw, TensorShape
 from xlaserve.models.networks.network import Size
 
@@ -66,8 +77,10 @@ class ImageTensor(NamedTuple):
         return False
 
 
-def image_tensor(declared: TensorShape, color: Color | None = None, layout: Layout | None = None) -> ImageTensor:
-    """Returns the image input of a network that declares it so, with the settings `color` and `layout`.
+def image_tensor(
+    declared: TensorShape, color: Color | None = None, layout: Layout | None = None, depth: Depth | None = None
+) -> ImageTensor:
+    """Returns the image input of a network that declares it so, with the settings `color`, `layout` and `depth`.
 
     Raises ModelFailed where it is none, or where the settings do not fit it.
     """
@@ -82,8 +95,9 @@ def image_tensor(declared: TensorShape, color: Color | None = None, layout: Layo
         fitting = [str(one) for one in Color if one.channels == channels]
         expected = f"{' or '.join(fitting)} for" if fitting else "none, as encoded images can't become"
         raise ModelFailed(f"color: expected {expected} {channels} {_plural(channels)}, got {color}")
+    channels = channels or (color or Color.RGB).channels
     return ImageTensor(
-        batch, (height, width), declared.dtype, ImageInput(channels or (color or Color.RGB).channels, color, axes)
+        batch, (height, width), declared.dtype, ImageInput(channels, color, axes, _pixel_type(declared, color, depth))
     )
 
 
@@ -114,6 +128,19 @@ def _axes(declared: TensorShape, layout: Layout | None) -> Axes:
         "source: expected an input of images, such as [None, height, width, channels], of"
         f" {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {declared}{of_flattened(declared.shape)}"
     )
+
+
+def _pixel_type(declared: TensorShape, color: Color | None, depth: Depth | None) -> PixelType:
+    """Returns the type of the pixels of an input. Raises ModelFailed where it can't hold those of `depth`."""
+    if depth is None:
+        depth = 16 if declared.dtype == "uint16" and color is not Color.YUV else 8
+    dtype = PIXEL_TYPES[depth]
+    if (depth == 16 and declared.dtype == "uint8") or (depth == "float" and "float" not in declared.dtype):
+        fitting = "8" if declared.dtype == "uint8" else "8 or 16"
+        raise ModelFailed(f"depth: expected {fitting}, as the model's input is {declared}, got {depth}")
+    if depth != 8 and color is Color.YUV:
+        raise ModelFailed(f"depth: expected 8 with color: {color}, whose channels are of 8 bits, got {depth}")
+    return dtype
 
 
 def _check_layout(declared: TensorShape, layout: Layout) -> None:

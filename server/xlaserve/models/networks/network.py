@@ -64,7 +64,7 @@ class Network:
 
     def __post_init__(self) -> None:
         if not self.inputs:
-            object.__setattr__(self, "inputs", pixels(self.image.channels))
+            object.__setattr__(self, "inputs", pixels(self.image.channels, dtype=self.image.dtype))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ class NetworkInputs:
     def specs(self) -> Inputs:
         """The inputs as programs take them, in `order`."""
         if len(self.tensors) == 1 and self.first is not None:
-            return pixels(self.first.image.channels)
+            return pixels(self.first.image.channels, dtype=self.first.image.dtype)
         return tuple(self._spec(place) for place in self.order)
 
     def last(self, call: Call) -> Call:
@@ -125,7 +125,7 @@ class NetworkInputs:
             return InputSpec(name, _NARROW.get(declared.dtype, declared.dtype), tuple(declared.shape[1:]))
         is_sized = place == self.order[0] or self._is_open(place)
         sides = (None, None) if is_sized else image.size
-        return InputSpec(name, "uint8", (*sides, image.image.channels), is_image=True)
+        return InputSpec(name, image.image.dtype, (*sides, image.image.channels), is_image=True)
 
 
 def network_inputs(declared: Mapping[str, TensorShape], settings: ModelSettings) -> NetworkInputs:
@@ -139,7 +139,7 @@ def network_inputs(declared: Mapping[str, TensorShape], settings: ModelSettings)
 def _image(name: str, declared: TensorShape, settings: ModelSettings) -> ImageTensor | None:
     """Returns an input as an image; None where its shape or type are of none."""
     if declared.shape is None or (declared.dtype in DTYPES and axes_of(declared.shape, settings.layout) is not None):
-        return image_tensor(declared, settings.color, settings.layout)
+        return image_tensor(declared, settings.color, settings.layout, settings.depth)
     if declared.dtype == "string":
         raise ModelFailed(f"source: expected numbers, got {name}: {declared}: {OF_TEXT}")
     if not declared.shape or None in declared.shape[1:]:

@@ -57,7 +57,7 @@ def jax_file(file: Path, settings: ModelSettings) -> Network:
             f"source: expected an export for {platform}, got {file.name} for {made_for}; export it with"
             ' platforms=["cpu", "cuda"] for both'
         )
-    image = image_tensor(exported.image, settings.color, settings.layout)
+    image = image_tensor(exported.image, settings.color, settings.layout, settings.depth)
     function = ImageFunction(exported, has_channels_first=image.has_channels_first)
     if image.has_channels_first:
         return saved_model.arranged(

@@ -64,7 +64,7 @@ def detector(
         return decoded
 
     (given,) = model.inputs
-    pixels = image_tensor(TensorShape(given.shape, given.dtype), settings.color, settings.layout)
+    pixels = image_tensor(TensorShape(given.shape, given.dtype), settings.color, settings.layout, settings.depth)
     task = Detection(model.num_classes, max_detections=settings.max_detections)
     head = heads.candidates(task, settings, across_classes=True)
     built = keras_models.assembled(

@@ -141,7 +141,7 @@ def learn_shape(message: InferMessage, images: Given, image: ImageInput = RGB) -
     tensor = head.fields.inputs[0]
     # A model that is loaded again may be strict, and refuse parameters that were ignored.
     # Pixels whose channels came first were copied, and lie otherwise in the message.
-    if tensor.datatype == "UINT8" and not tensor.parameters and image.is_arranged(tensor.shape):
+    if tensor.datatype == "UINT8" and not image.is_deep and not tensor.parameters and image.is_arranged(tensor.shape):
         head.known_shape, head.known_input = images.shape, image
 
 

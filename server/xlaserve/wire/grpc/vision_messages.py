@@ -19,6 +19,7 @@ from xlaserve.errors import InvalidArgument
 from xlaserve.images import class_map
 from xlaserve.images.decoder import Encoded
 from xlaserve.images.frame import Frame
+from xlaserve.images.image_input import ImageInput
 from xlaserve.models.task import Classification, Detection, Embedding, Objects, Segmentation, Task, reading_of
 from xlaserve.models.version import Served
 from xlaserve.pipeline.pipeline import Answer, Render, Request
@@ -313,26 +314,27 @@ def stamp(response: InferenceResponse, served: Served, answer: Answer, timings: 
 def pipeline_request(message: VisionMessage[FieldsT], served: Served, deadline: float) -> Request:
     """Returns the `pipeline.Request`, without a rendering. Raises InvalidArgument."""
     fields = message.fields
-    images = _images(message, served.model.image.channels)
+    images = _images(message, served.model.image)
     return Request(fields.mode, images, deadline, priority=check_priority(fields.priority, "priority"))
 
 
-def _images(message: VisionMessage[FieldsT], channels: int) -> Images | list[Encoded]:
+def _images(message: VisionMessage[FieldsT], image: ImageInput) -> Images | list[Encoded]:
     encoded = len(message.images)
     if message.fields.HasField("pixels"):
         if encoded:
             raise InvalidArgument("pixels", "none alongside images", f"{encoded} images as well")
         pixels = message.fields.pixels
-        return _pixels(pixels, pixels.rgb if message.rgb is None else message.rgb, channels)
+        return _pixels(pixels, pixels.rgb if message.rgb is None else message.rgb, image)
     if not 1 <= encoded <= MAX_IMAGES:
         raise InvalidArgument("images", f"at least one encoded image and at most {MAX_IMAGES}", encoded)
     return list(message.images)
 
 
-def _pixels(pixels: pb.Pixels, rgb: Encoded, channels: int) -> Images:
-    shape = (pixels.images, pixels.height, pixels.width, channels)
+def _pixels(pixels: pb.Pixels, rgb: Encoded, image: ImageInput) -> Images:
+    shape = (pixels.images, pixels.height, pixels.width, image.channels)
     if min(shape) < 1:
         raise InvalidArgument("pixels", "images, height and width of at least 1", list(shape[:3]))
     if len(rgb) != math.prod(shape):
         raise InvalidArgument("pixels.rgb", f"{math.prod(shape)} bytes for {list(shape)}", f"{len(rgb)} bytes")
-    return np.frombuffer(rgb, np.uint8).reshape(shape)
+    levels = np.frombuffer(rgb, np.uint8).reshape(shape)
+    return levels.astype(image.dtype) if image.is_deep else levels

@@ -9,7 +9,7 @@ import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from xlaserve.engine.inputs import Images
 from xlaserve.errors import InvalidArgument
 from xlaserve.images.decoder import Encoded, check_pixels
 from xlaserve.images.image_input import RGB, ImageInput
+from xlaserve.models.task import DATATYPES
 from xlaserve.pipeline.request_inputs import Pending, Readable
 
 PIXELS: Final = "pixels"
@@ -31,6 +32,11 @@ PIXEL_DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "FP32": np.dtype("<f4"),
 }
 """By datatype: its type in raw bytes."""
+DEEP_DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    **{datatype: dtype.newbyteorder("<") for dtype, datatype in DATATYPES.items() if dtype != np.bool_},
+    "FP16": np.dtype("<f2"),
+}
+"""The same of pixels of more than 8 bits."""
 SHARED_MEMORY: Final = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
 """Parameters of a tensor that lies in shared memory; `wire.shared.shared_memory` reads them."""
 FRACTIONS: Final = ("FP16", "FP32")
@@ -38,6 +44,8 @@ FRACTIONS: Final = ("FP16", "FP32")
 MAX_INLINE_PIXEL_VALUES: Final = 2**19
 """INT32 and FP32 pixels become levels, and channels that come first come last, at about a nanosecond a value. More are
 left to a thread."""
+MAX_INLINE_VALUES: Final = 2**15
+"""Listed numbers that are read on the event loop; more are left to a thread."""
 MAX_IMAGES: Final = 4096
 """Encoded images in one request: they are taken apart on the event loop."""
 MAX_SHOWN: Final = 8
@@ -78,6 +86,22 @@ class InputTensor(Protocol):
     def numbers(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Returns the listed numbers of an input that holds no images; blocks where they are many. Raises
         InvalidArgument."""
+
+
+class Listed(NamedTuple):
+    """Listed numbers, to be read as an array of `dtype`."""
+
+    tensor: InputTensor
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __array__(self, dtype: object = None, copy: object = None) -> NDArray[Any]:
+        return self.tensor.numbers(self.shape, self.dtype)
 
 
 def images_of(
@@ -148,6 +172,8 @@ def pixels_of(
     tensor: InputTensor, raw: memoryview | None, image: ImageInput, pixel_range: PixelRange, name: str = PIXELS
 ) -> Images | Pending:
     """Returns the pixels of an image input, checked, or to be checked on a thread. Raises InvalidArgument."""
+    if image.is_deep:
+        return _deep_pixels(tensor, raw, image, pixel_range, name)
     pixels = _pixels(tensor, raw, image, name)
     is_view = isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and image.is_arranged(pixels.shape)
     if isinstance(pixels, np.ndarray) and (is_view or pixels.size <= MAX_INLINE_PIXEL_VALUES):
@@ -163,6 +189,25 @@ def _pixels(tensor: InputTensor, raw: memoryview | None, image: ImageInput, name
     if raw is None:
         return tensor.values(shape)
     return array_of(tensor, raw, PIXEL_DTYPES[datatype], shape, name)
+
+
+def _deep_pixels(
+    tensor: InputTensor, raw: memoryview | None, image: ImageInput, pixel_range: PixelRange, name: str
+) -> Images | Pending:
+    if pixel_range is PixelRange.UNIT:
+        expected = f"none, as the model takes {image.dtype} pixels as they are"
+        raise InvalidArgument("parameters.pixel_range", expected, pixel_range)
+    if tensor.datatype not in DEEP_DTYPES:
+        raise InvalidArgument(f"{name}.datatype", " or ".join(DEEP_DTYPES), repr(tensor.datatype[:32]))
+    shape = checked_shape(tensor, name, image.text(), ranks=image.ranks)
+    if raw is None:
+        pending = Pending(Listed(tensor, shape, np.dtype(image.dtype)), pixel_range, image)
+        return pending.check() if math.prod(shape) <= MAX_INLINE_VALUES else pending
+    pixels = array_of(tensor, raw, DEEP_DTYPES[tensor.datatype], shape, name)
+    is_view = pixels.dtype == image.dtype == "uint16" and image.is_arranged(shape)
+    if is_view or pixels.size <= MAX_INLINE_PIXEL_VALUES:
+        return check_pixels(pixels, pixel_range, image)
+    return Pending(pixels, pixel_range, image)
 
 
 def array_of(

@@ -186,7 +186,7 @@ class Models:
             **({"resize_reason": served.model.resize_reason} if served.model.resize_reason else {}),
             "decode": served.version.decode_text,
             **({"examples": found} if (found := served.version.examples_text) else {}),
-            "pixel_range": served.settings.pixel_range,
+            **({} if served.model.image.is_deep else {"pixel_range": served.settings.pixel_range}),
             "precision": served.version.precision_text,
             "modes": ",".join(served.settings.modes),
             "default_mode": served.settings.effective_default_mode,
@@ -284,7 +284,9 @@ def described_inputs(served: Served) -> list[DescribedInput]:
             described.append(DescribedInput(own, "BYTES", (ANY, 1), image))
         else:
             height, width, _ = spec.row_shape(*size)
-            described.append(DescribedInput(own, "UINT8", image.shape(ANY, height, width), image))
+            described.append(
+                DescribedInput(own, named_inputs.datatype_of(spec), image.shape(ANY, height, width), image)
+            )
     return described
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,10 @@ from xlaserve.models.task import DATATYPES
 from xlaserve.pipeline.request_inputs import Given, PendingTensor
 from xlaserve.wire.shared.input_tensors import (
     FRACTIONS,
+    MAX_INLINE_VALUES,
     MAX_SHOWN,
     InputTensor,
+    Listed,
     array_of,
     bounded,
     check_unknown,
@@ -31,24 +33,6 @@ from xlaserve.wire.shared.input_tensors import (
 
 TENSOR_DATATYPES: Final[Mapping[np.dtype[Any], str]] = {**DATATYPES, np.dtype(np.float16): "FP16"}
 """The protocol's datatypes of inputs, by NumPy's."""
-MAX_INLINE_VALUES: Final = 2**15
-"""Listed numbers that are read on the event loop; more are left to a thread."""
-
-
-class _Listed(NamedTuple):
-    """Listed numbers, for `PendingTensor`."""
-
-    tensor: InputTensor
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the array."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def __array__(self, dtype: object = None, copy: object = None) -> NDArray[Any]:
-        return self.tensor.numbers(self.shape, self.dtype)
 
 
 def names_of(model: Model, input_name: str = "") -> Sequence[str]:
@@ -132,7 +116,7 @@ def _tensor_input(tensor: InputTensor, spec: InputSpec, name: str) -> Given:
     if shape[1:] != spec.shape:
         raise InvalidArgument(f"{name}.shape", expected, list(shape))
     if raw is None:
-        values = _Listed(tensor, shape, dtype)
+        values = Listed(tensor, shape, dtype)
         return PendingTensor(values) if math.prod(shape) > MAX_INLINE_VALUES else np.asarray(values)
     if dtype == np.bool_:
         flags: NDArray[np.bool_] = array_of(tensor, raw, np.dtype(np.uint8), shape, name) != 0

@@ -225,7 +225,7 @@ def _inputs(sides: tuple[Side, Side], images: RequestImages, limits: ImageLimits
     """Returns a request's images as both take them: the first, as many as fit into one batch. Raises Dropped."""
     if isinstance(images, (np.ndarray, Pending)):
         ours, theirs = (side.served.model.image for side in sides)
-        if (ours.channels, ours.color) != (theirs.channels, theirs.color):
+        if (ours.channels, ours.color, ours.dtype) != (theirs.channels, theirs.color, theirs.dtype):
             raise Dropped("unlike")
         pixels = images.check() if isinstance(images, Pending) else images
         _, height, width, _ = pixels.shape
@@ -248,6 +248,7 @@ def _decoded(sides: tuple[Side, Side], images: Sequence[Encoded], limits: ImageL
             served.model.resize,
             served.model.decode,
             served.model.image.color,
+            served.model.image.dtype,
             served.settings.grey16,
             served.settings.equalize,
         )
@@ -266,6 +267,7 @@ def _decoded(sides: tuple[Side, Side], images: Sequence[Encoded], limits: ImageL
             grey16=settings.grey16,
             resize=model.resize,
             equalize=settings.equalize,
+            dtype=model.image.dtype,
         )
 
     def decode_row(image: Encoded) -> tuple[Decoded, Decoded]:

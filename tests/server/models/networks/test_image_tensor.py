@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from xlaserve.config import Color, Layout
+from xlaserve.config import Color, Depth, Layout
 from xlaserve.errors import ModelFailed
 from xlaserve.images.image_input import ImageInput
 from xlaserve.models.networks.heads import TensorShape
@@ -48,6 +48,32 @@ def test_settings_say_what_a_shape_does_not() -> None:
     assert image_tensor(declared(None, 8, 9, 3), Color.BGR).image == ImageInput(3, Color.BGR)
     assert image_tensor(declared(None, None, None, None), Color.YUV).image == ImageInput(3, Color.YUV)
     assert image_tensor(declared(None, None, None, None), Color.GREY).image.channels == 1
+
+
+@pytest.mark.parametrize(
+    ("declares", "depth", "dtype"),
+    [
+        ("float32", None, "uint8"),
+        ("uint8", None, "uint8"),
+        ("int32", None, "uint8"),
+        ("uint16", None, "uint16"),
+        ("uint16", 8, "uint8"),
+        ("float32", 16, "uint16"),
+        ("int32", 16, "uint16"),
+        ("float16", "float", "float32"),
+    ],
+)
+def test_the_depth_is_that_of_the_settings_else_of_the_type(declares: str, depth: Depth | None, dtype: str) -> None:
+    assert image_tensor(declared(None, 8, 9, 3, dtype=declares), depth=depth).image.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("declares", "color", "depth"),
+    [("uint8", None, 16), ("uint8", None, "float"), ("int32", None, "float"), ("float32", Color.YUV, 16)],
+)
+def test_a_depth_that_the_input_cannot_hold_is_refused(declares: str, color: Color | None, depth: Depth) -> None:
+    with pytest.raises(ModelFailed, match="depth: expected 8"):
+        image_tensor(declared(None, 8, 9, 3, dtype=declares), color, depth=depth)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "uint8", "uint16", "int32"])
