@@ -69,7 +69,7 @@ def check_equalize(settings: ModelSettings, network: Network) -> None:
     if settings.equalize and (image.color is not Color.GREY or image.is_deep):
         kind = image.color or image.text()
         raise ModelFailed(
-            f"equalize: expected a model of grey images of 8 bits, got one of {kind}, {image.dtype}; write equalize: false"
+            f"equalize: expected a model of grey images of 8 bits, got one of {kind}, {image.dtype}; leave equalize out"
         )
 
 
