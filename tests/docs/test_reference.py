@@ -44,6 +44,7 @@ def test_every_field_of_the_settings_is_documented(pages: dict[str, str]) -> Non
         ModelSettings,
         OutputSettings,
         ResizeSettings,
+        ScalingSettings,
         Settings,
         ShadowSettings,
     )
@@ -60,6 +61,7 @@ def test_every_field_of_the_settings_is_documented(pages: dict[str, str]) -> Non
         *(f"models.auto_buckets.{name}" for name in AutoBuckets.model_fields),
         *(f"models.shadow.{name}" for name in ShadowSettings.model_fields),
         *(f"models.resize.{name}" for name in ResizeSettings.model_fields),
+        *(f"models.preprocess.{name}" for name in ScalingSettings.model_fields),
         *(f"fleet.{name}" for name in FleetSettings.model_fields),
     }
 
