@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import AfterValidator, Field, FiniteFloat, model_validator
 
 from xlaserve.config.base import Frozen
 
-Deviation = Annotated[FiniteFloat, Field(gt=0)]
+
+def _not_zero(value: float) -> float:
+    if value == 0:
+        raise ValueError("expected another number than 0")
+    return value
+
+
+Deviation = Annotated[FiniteFloat, AfterValidator(_not_zero)]
 NamedPreprocess = Literal["none", "tf", "torch", "caffe", "unit", "standardize"]
 OF_RGB: Final = ("torch", "caffe")
 """Names of preprocessing whose means are those of red, green and blue."""
@@ -22,7 +29,8 @@ class ScalingSettings(Frozen):
     mean: FiniteFloat | tuple[FiniteFloat, ...] = Field(0.0, examples=[[0.485, 0.456, 0.406]])
     """What is subtracted then: a number, or one for each channel, in the order of `color`."""
     deviation: Deviation | tuple[Deviation, ...] = Field(1.0, examples=[[0.229, 0.224, 0.225]])
-    """What the rest is divided by: a number, or one for each channel."""
+    """What the rest is divided by: a number, or one for each channel. Below 0 it inverts: `{mean: 255, deviation: -1}`
+    is `255 - level`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -39,9 +47,9 @@ class ScalingSettings(Frozen):
 
     @property
     def factor(self) -> float:
-        """The factor for levels, of all channels together."""
+        """The factor for levels without its sign, of all channels together."""
         deviations = self.deviation if isinstance(self.deviation, tuple) else (self.deviation,)
-        return len(deviations) / sum(deviations) / self.divisor
+        return len(deviations) / sum(map(abs, deviations)) / self.divisor
 
     def __str__(self) -> str:
         fields = self.model_dump(mode="json", exclude_unset=True)

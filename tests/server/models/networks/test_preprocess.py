@@ -56,6 +56,8 @@ def test_unit_scales_to_one() -> None:
     [
         ({"mean": 127, "deviation": 128}, (LEVELS - 127) / 128),
         ({"divisor": 127.5, "mean": 1}, LEVELS / 127.5 - 1),
+        ({"mean": 255, "deviation": -1}, 255 - LEVELS),
+        ({"divisor": 255, "mean": 1, "deviation": -1}, 1 - LEVELS / 255),
         ({"divisor": 255, "mean": MEAN, "deviation": DEVIATION}, (LEVELS / 255 - MEAN) / DEVIATION),
         ({"mean": [1, 2, 3]}, LEVELS - [1, 2, 3]),
         ({"divisor": 255, "deviation": [1, 2, 3]}, LEVELS / 255 / [1, 2, 3]),
@@ -95,7 +97,7 @@ def test_an_image_of_one_colour_is_standardized_to_zeros() -> None:
         {"mean": []},
         {"mean": [1, 2, 3], "deviation": [1, 2]},
         {"deviation": 0},
-        {"deviation": [1, -1, 1]},
+        {"deviation": [1, 0, 1]},
         {"divisor": 0},
         {"divisor": True},
         {"mean": math.nan},
