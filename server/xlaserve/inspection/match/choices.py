@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -90,6 +91,23 @@ RESIZINGS: Final = tuple(dict.fromkeys(_resizings()))
 """Every way to resize, the most usual first."""
 
 
+SCALINGS_OF_RGB: Final = (
+    ScalingSettings(divisor=255, mean=(0.4914, 0.4822, 0.4465), deviation=(0.247, 0.2435, 0.2616)),  # CIFAR-10
+    ScalingSettings(divisor=255, mean=(0.4914, 0.4822, 0.4465), deviation=(0.2023, 0.1994, 0.201)),
+    ScalingSettings(
+        divisor=255, mean=(0.48145466, 0.4578275, 0.40821073), deviation=(0.26862954, 0.26130258, 0.27577711)
+    ),  # CLIP
+)
+"""Means and deviations that are published for RGB, besides those of `torch` and `caffe`."""
+_OF_GREY: Final = (
+    ScalingSettings(divisor=255, mean=1, deviation=-1),  # 255 - x, divided by 255: ink on paper for MNIST
+    ScalingSettings(mean=255, deviation=-1),
+    ScalingSettings(divisor=255, mean=0.1307, deviation=0.3081),  # MNIST
+)
+BORDERS: Final = (None, 0, 128)
+"""Levels of a border: that of the fit, then black as of `tf.image.resize_with_pad`, and grey."""
+
+
 def choices_of(model: Model) -> tuple[Choice, ...]:
     """Returns what there is to choose for a model: settings with more than one value that it can have."""
     found = (choice(model) for choice in CHOICES)
@@ -97,16 +115,28 @@ def choices_of(model: Model) -> tuple[Choice, ...]:
 
 
 def combinations(choices: tuple[Choice, ...]) -> Iterator[Changes]:
-    """Yields every combination of the values of some choices that a model can have; the first values first."""
-    for values in product(*(choice.values for choice in choices)):
-        changes = {choice.field: value for choice, value in zip(choices, values, strict=True)}
+    """Yields every combination of the values of some choices that a model can have.
+
+    The likeliest come first: by the product of the ranks of their values, so that a usual resizing with another fit
+    comes before a rare resizing with the usual fit.
+    """
+    ranked = product(*(enumerate(choice.values, 1) for choice in choices))
+    for values in sorted(ranked, key=lambda ranks: math.prod(rank for rank, _ in ranks)):
+        changes = {choice.field: value for choice, (_, value) in zip(choices, values, strict=True)}
         if is_possible(changes):
             yield changes
 
 
 def is_possible(changes: Changes) -> bool:
-    """Returns whether settings go together: the means of `torch` and `caffe` are for RGB alone."""
-    return changes.get("preprocess") not in OF_RGB or changes.get("color", Color.RGB) is Color.RGB
+    """Returns whether settings go together.
+
+    The means of `torch` and `caffe`, and lists of means, are for RGB alone. Only `letterbox` and `pad` have a border,
+    and that of `pad` is black without one.
+    """
+    preprocess, border, fit = changes.get("preprocess"), changes.get("border"), changes.get("fit")
+    is_of_rgb = preprocess in OF_RGB or preprocess in SCALINGS_OF_RGB
+    has_border = fit is Fit.LETTERBOX or (fit is Fit.PAD and border != 0)
+    return (not is_of_rgb or changes.get("color", Color.RGB) is Color.RGB) and (border is None or has_border)
 
 
 def _choice(field: str, part: Part, own: object, *values: object) -> Choice:
@@ -119,7 +149,7 @@ def _preprocess(model: Model) -> Choice:
     if not model.is_unscaled:  # it takes whole numbers, which are not scaled
         return Choice("preprocess", Part.SCALE, own, ("none",))
     has_means = model.image.color in (Color.RGB, Color.BGR)
-    means = OF_RGB if has_means else ()
+    means = (*OF_RGB, *SCALINGS_OF_RGB) if has_means else _OF_GREY if model.image.channels == 1 else ()
     numbers = (own,) if isinstance(own, ScalingSettings) else ()
     return _choice("preprocess", Part.SCALE, own, "unit", "none", "tf", *means, "standardize", *numbers)
 
@@ -134,6 +164,11 @@ def _fit(model: Model) -> Choice:
     has_pixels = any(isinstance(one, ImageToImage | Segmentation) for one in (model.task, *readings_of(model.task)))
     cuts = () if has_pixels else CUTS  # as `check_fit` has it
     return _choice("fit", Part.PLACE, model.fit, Fit.RESIZE, *cuts, Fit.LETTERBOX, Fit.PAD)
+
+
+def _border(model: Model) -> Choice:
+    own = model.settings.border
+    return Choice("border", Part.PLACE, own, tuple(dict.fromkeys((own, *BORDERS))))
 
 
 def _resize(model: Model) -> Choice:
@@ -157,5 +192,13 @@ def _activation(model: Model) -> Choice:
     return Choice("activation", Part.OUTPUT, None, (None, *of_several, "sigmoid"))
 
 
-CHOICES: Final[tuple[Callable[[Model], Choice], ...]] = (_preprocess, _color, _activation, _fit, _resize, _decode)
+CHOICES: Final[tuple[Callable[[Model], Choice], ...]] = (
+    _preprocess,
+    _color,
+    _activation,
+    _fit,
+    _border,
+    _resize,
+    _decode,
+)
 """The settings that are tried, in the order in which they are printed."""

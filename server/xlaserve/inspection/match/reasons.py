@@ -70,8 +70,9 @@ def _of_all(compared: Compared) -> str:
         )
     return (
         "nothing that was tried comes near: perhaps the outputs are those of other weights, of another layer than the"
-        " last, of other images or of training mode (dropout, augmentation), or the notebook scaled by a mean and"
-        " deviation of its own"
+        " last, of other images or of training mode (dropout, augmentation); or the notebook scaled by a mean and"
+        " deviation of its own, which match tries where the configured model has them, such as"
+        " preprocess: {mean: 127, deviation: 128}; or it cut or padded images without resizing them, which no fit does"
     )
 
 

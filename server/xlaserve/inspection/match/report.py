@@ -85,7 +85,9 @@ def _entry(answers: Answers, changes: Changes) -> dict[str, Any]:
 
 def _plain(value: object) -> object:
     """Returns the value of a setting as YAML has it."""
-    return value.model_dump(mode="json", exclude_none=True) if isinstance(value, Frozen) else value and str(value)
+    if isinstance(value, Frozen):
+        return value.model_dump(mode="json", exclude_none=True)
+    return str(value) if isinstance(value, str) else value
 
 
 def _undecided(result: Result) -> Iterator[str]:

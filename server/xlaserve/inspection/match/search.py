@@ -2,7 +2,7 @@
 
 A few images tell most combinations apart. First every scale, colour and activation is tried with the most usual place
 of the pixels, since these set answers far apart. Then each of them is tried with every place, those first that are near
-and usual. What gives the expected answers for the few images is tried on all, and so are the nearest few at the end.
+or usual. What gives the expected answers for the few images is tried on all, and so are the nearest few at the end.
 """
 
 from __future__ import annotations
@@ -120,8 +120,7 @@ class _Search:
                 return self._exact(found)
             if self._is_late():
                 break
-        ranked = sorted(zip(self._distances, self._levels, strict=False), key=lambda pair: pair[0][0])
-        rest = product(enumerate((levels for _, levels in ranked), 1), enumerate(other_places, 2))
+        rest = product(self._ranked(), enumerate(other_places, 2))
         for (_, levels), (_, places) in sorted(rest, key=lambda pair: pair[0][0] * pair[1][0]):
             if self._is_late():
                 break
@@ -134,6 +133,13 @@ class _Search:
         alike = [found for found in found_all if distance(found.compared) <= least + _ALIKE]
         alike.sort(key=lambda found: found.compared.difference.largest)
         return Result([*alike, *found_all[len(alike) :]], len(self._distances), self._total)
+
+    def _ranked(self) -> list[tuple[int, Changes]]:
+        """Returns the ranks of scales, colours and activations, by what is nearer or by what is more usual: with
+        another place of the pixels than the notebook's, the nearest may be nearest by chance."""
+        tried = zip((distance for distance, _ in self._distances), enumerate(self._levels, 1), strict=False)
+        by_distance = enumerate(sorted(tried, key=lambda pair: pair[0]), 1)
+        return [(min(nearness, usual), levels) for nearness, (_, (usual, levels)) in by_distance]
 
     def _try(self, changes: Changes) -> Found | None:
         """Returns a combination that is exact, for the few images and then for all."""

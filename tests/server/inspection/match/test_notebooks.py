@@ -94,15 +94,29 @@ def blue_first(path: Path) -> Pixels:
     return load_img(path)[..., ::-1] / 255
 
 
-def letterboxed(path: Path) -> Pixels:
+def letterboxed(path: Path, border: int = 114) -> Pixels:
     with Image.open(path) as image:
         rgb = image.convert("RGB")
         share = min(SIDE / rgb.height, SIDE / rgb.width)
         height, width = round(rgb.height * share), round(rgb.width * share)
-        canvas = Image.new("RGB", SIZE, (114, 114, 114))
+        canvas = Image.new("RGB", SIZE, (border, border, border))
         small = rgb.resize((width, height), Image.Resampling.BILINEAR)
         canvas.paste(small, ((SIDE - width) // 2, (SIDE - height) // 2))
     return np.asarray(canvas, np.float32)
+
+
+def padded(path: Path) -> Pixels:
+    """As `tf.image.resize_with_pad` has it, but in whole levels."""
+    return letterboxed(path, border=0) / 255
+
+
+def inverted(path: Path) -> Pixels:
+    return 1 - grey(path)
+
+
+def of_cifar(path: Path) -> Pixels:
+    scaled: Pixels = (unit(path) - np.array([0.4914, 0.4822, 0.4465])) / np.array([0.247, 0.2435, 0.2616])
+    return scaled
 
 
 def grey(path: Path) -> Pixels:
@@ -145,7 +159,20 @@ def match(
         (standardized, 3, {"preprocess": "standardize"}),
         (blue_first, 3, {"preprocess": "unit", "color": "bgr"}),
         (letterboxed, 3, {"preprocess": "none", "fit": "letterbox"}),
+        (padded, 3, {"preprocess": "unit", "fit": "letterbox", "border": 0}),
         (grey, 1, {"preprocess": "unit"}),
+        (inverted, 1, {"preprocess": {"divisor": 255.0, "mean": 1.0, "deviation": -1.0}}),
+        (
+            of_cifar,
+            3,
+            {
+                "preprocess": {
+                    "divisor": 255.0,
+                    "mean": [0.4914, 0.4822, 0.4465],
+                    "deviation": [0.247, 0.2435, 0.2616],
+                }
+            },
+        ),
         (nearest, 3, {"preprocess": "none", "resize": {"library": "pillow", "filter": "nearest"}}),
         (
             bicubic,
