@@ -119,6 +119,7 @@ def test_too_many_pixels_are_refused_before_any_is_allocated(data: bytes, size: 
 
 
 LANCZOS = ResizeSettings(library=ResizeLibrary.TENSORFLOW, filter=ResizeFilter.LANCZOS5, antialias=True)
+OPENCV_AREA = ResizeSettings(library=ResizeLibrary.OPENCV, filter=ResizeFilter.AREA)
 PEAKS = """
 import sys
 from functools import partial
@@ -200,7 +201,7 @@ def test_a_jpeg_holds_what_its_scans_and_its_reduced_pixels_take(
     assert held / 2 < taken < held + (1 << 20)
 
 
-@pytest.mark.parametrize("how", [TENSORFLOW_BILINEAR, LANCZOS], ids=str)
+@pytest.mark.parametrize("how", [TENSORFLOW_BILINEAR, LANCZOS, OPENCV_AREA], ids=str)
 @pytest.mark.parametrize("decoding", [Decoding.EXACT, Decoding.TENSORFLOW])
 @pytest.mark.parametrize(
     ("mode", "format", "turn"),
