@@ -1132,8 +1132,9 @@ class Model(_message.Message):
     pixels: _builtins.str
     """The pixels that it takes, as in "[n, 224, 224, 3] rgb" or "[n, 28, 28, 1] grey"; encoded images are converted."""
     resize: _builtins.str
-    """What resizes encoded images, as in "tensorflow bilinear, not antialiased", and why, where no setting says so."""
+    """What resizes encoded images, as in "tensorflow bilinear, not antialiased"."""
     resize_reason: _builtins.str
+    """Why it does, where no setting says so."""
     @_builtins.property
     def modes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
