@@ -11,7 +11,8 @@ from xlaserve.errors import ModelFailed
 from xlaserve.models.task_base import WithClasses
 
 IMAGENET_CLASSES: Final = 1000
-BACKGROUND: Final = "background"
+BACKGROUND: Final = frozenset({"background", "???"})
+"""Names of the class that is no object; the second is in the label files of TensorFlow's Object Detection API."""
 FETCH_TIMEOUT_S: Final = 10.0
 
 _log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ def named(labels: tuple[str, ...] | Path, classes: int | None = None, each: str 
 def has_background(labels: tuple[str, ...] | Path | None) -> bool:
     """Returns whether the first class of a detector is no object, by its configured name. Raises ModelFailed."""
     first, *_ = (*(named(labels) if labels else ()), "")
-    return first.strip("_").lower() == BACKGROUND
+    return first.strip("_").lower() in BACKGROUND
 
 
 def from_file(file: Path, classes: int | None = None, each: str = "class") -> tuple[str, ...]:

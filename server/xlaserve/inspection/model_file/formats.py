@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from xlaserve.errors import ModelFailed
 from xlaserve.inspection.model_file import exports, frozen_graph, keras, onnx, saved_model, tflite
 from xlaserve.inspection.model_file.description import Description
-from xlaserve.models.sources import file_content, keras_content
+from xlaserve.models.sources import file_content, keras_content, tflite_tables
 
 
 class Opened(NamedTuple):
@@ -38,7 +38,7 @@ FORMATS: Final = (
     ),
     Format(lambda file: file.suffix == ".pt2", exports.torch),
     Format(lambda file: file.head.startswith(b"\x80") or "data.pkl" in file.members, exports.pickled),
-    Format(lambda file: file.head[4:8] == tflite.MAGIC or file.suffix == ".tflite", tflite.describe),
+    Format(lambda file: file.head[4:8] == tflite_tables.MAGIC or file.suffix == ".tflite", tflite.describe),
     Format(lambda file: file.suffix == ".onnx", onnx.describe),
     Format(lambda file: file.suffix == ".pb", frozen_graph.describe),
     Format(lambda file: file.suffix == ".jax", exports.jax),

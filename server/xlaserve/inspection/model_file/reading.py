@@ -72,6 +72,12 @@ def read(outputs: Sequence[Tensor], image: ImageInput | None, labels: str) -> Re
     return Reading("tensors: the model's own outputs")
 
 
+def suppressed(labels: str) -> Reading:
+    """Returns the reading of a detector that ends with TensorFlow Lite's own suppression."""
+    names = Line(LABELS, labels, "the names of the classes, one a line, with or without ??? first", True)
+    return Reading("detection; the server decodes and suppresses boxes as the file says", (names,))
+
+
 def _size(image: ImageInput | None) -> tuple[int, int] | None:
     if image is None or image.height is None or image.width is None:
         return None

@@ -15,6 +15,7 @@ from xlaserve.inspection.model_file.description import Description, Tensor
 from xlaserve.inspection.model_file.image_input import ImageInput, image_input
 from xlaserve.inspection.model_file.reading import Line
 from xlaserve.models.sources.graph_operations import DECODERS
+from xlaserve.models.sources.tflite_tables import DETECTION
 
 SUFFIXES: Final = {"zip archive": ".keras", "HDF5": ".h5", "TFLite": ".tflite"}
 """Suffixes by words in the names of formats."""
@@ -25,6 +26,7 @@ FAMILY_PREPROCESS: Final = {
     **{"mobilenet": "tf", "mobilenetv3": "none", "resnet": "caffe", "vgg": "caffe", "densenet": "torch"},
     **{"xception": "tf", "inception": "tf", "nasnet": "tf", "efficientnet": "none", "convnext": "none"},
     "teachable machine": "tf",
+    DETECTION.lower(): "tf",
     **{f"resnet{depth}v2": "tf" for depth in (50, 101, 152)},
 }
 """The preprocessing of Teachable Machine and of Keras Applications, by the beginnings of networks' names; `none` is for
@@ -52,7 +54,8 @@ def plan(found: Description) -> Plan:
     image = image_input(found.inputs[0]) if found.inputs else None
     preprocessing = [*_preprocessing(found)]
     reorders = any(line.value == "caffe" for line in preprocessing)  # to BGR
-    outputs = reading.read(found.outputs, image, _labels(found.path))
+    labels = _labels(found.path)
+    outputs = reading.suppressed(labels) if DETECTION in found.layers else reading.read(found.outputs, image, labels)
     if any(line.field == "preprocess" for line in outputs.lines):
         preprocessing = []
     lines = [

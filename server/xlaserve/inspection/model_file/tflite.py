@@ -11,10 +11,31 @@ from typing import Final
 from xlaserve.inspection.model_file import keras, packages
 from xlaserve.inspection.model_file.description import Description, Shape, Tensor
 from xlaserve.inspection.model_file.image_input import SIGNED
-from xlaserve.models.sources import file_content
+from xlaserve.models.sources import file_content, tflite_tables
+from xlaserve.models.sources.tflite_tables import (
+    BUFFER,
+    BUFFERS,
+    CODE,
+    CUSTOM_CODE,
+    DATA,
+    DESCRIPTION,
+    GIVEN,
+    INPUTS,
+    NAME,
+    OLD_CODE,
+    OPCODE,
+    OPERATOR_CODES,
+    OPERATORS,
+    OUTPUTS,
+    SHAPE,
+    SHAPE_SIGNATURE,
+    SUBGRAPHS,
+    TAKEN,
+    TENSORS,
+    TYPE,
+    Table,
+)
 
-MAGIC: Final = b"TFL3"
-"""Bytes 4 to 7 of every file."""
 TYPES: Final = {
     **{0: "float32", 1: "float16", 2: "int32", 3: "uint8", 4: "int64", 5: "string", 6: "bool", 7: "int16"},
     **{9: "int8", 10: "float64", 12: "uint64", 15: "uint32", 16: "uint16"},
@@ -26,60 +47,6 @@ LINEAR: Final = (9, 3, 4)
 """Operators whose numbers have gone through no activation: FULLY_CONNECTED, CONV_2D, DEPTHWISE_CONV_2D."""
 PASSING: Final = (22, 43, 6, 114)
 """Operators that change no number: RESHAPE, SQUEEZE, DEQUANTIZE, QUANTIZE."""
-# Numbers of fields.
-OPERATOR_CODES, SUBGRAPHS, DESCRIPTION, BUFFERS = 1, 2, 3, 4  # of the model
-TENSORS, INPUTS, OUTPUTS, OPERATORS = 0, 1, 2, 3  # of a subgraph
-SHAPE, TYPE, BUFFER, NAME, SHAPE_SIGNATURE = 0, 1, 2, 3, 7  # of a tensor
-OLD_CODE, CUSTOM_CODE, CODE = 0, 1, 3  # of an operator's code
-OPCODE, TAKEN, GIVEN = 0, 1, 2  # of an operator
-DATA: Final = 0  # of a buffer
-
-
-class Table:
-    """A table of a FlatBuffer."""
-
-    def __init__(self, data: bytes, place: int) -> None:
-        self._data, self._place = data, place
-        self._fields = place - _number(data, place, "i")
-        self._size = _number(data, self._fields, "H")
-
-    def number(self, field: int, kind: str, default: int = 0) -> int:
-        """Returns a number of `struct`'s type `kind`."""
-        place = self._at(field)
-        return default if place is None else _number(self._data, place, kind)
-
-    def numbers(self, field: int) -> list[int]:
-        """Returns a vector of numbers of 32 bits."""
-        start, count = self._vector(field)
-        return list(struct.unpack_from(f"<{count}i", self._data, start))
-
-    def length(self, field: int) -> int:
-        """Returns how many elements a vector has."""
-        return self._vector(field)[1]
-
-    def text(self, field: int) -> str:
-        """Returns a text."""
-        start, count = self._vector(field)
-        return self._data[start : start + count].decode(errors="replace")
-
-    def tables(self, field: int) -> list[Table]:
-        """Returns a vector of tables."""
-        start, count = self._vector(field)
-        return [
-            Table(self._data, place + _number(self._data, place, "I")) for place in range(start, start + 4 * count, 4)
-        ]
-
-    def _at(self, field: int) -> int | None:
-        entry = 4 + 2 * field
-        offset = _number(self._data, self._fields + entry, "H") if entry < self._size else 0
-        return self._place + offset if offset else None
-
-    def _vector(self, field: int) -> tuple[int, int]:
-        place = self._at(field)
-        if place is None:
-            return 0, 0
-        place += _number(self._data, place, "I")
-        return place + 4, _number(self._data, place, "I")
 
 
 def describe(path: Path, file: Path) -> Description:
@@ -92,7 +59,7 @@ def describe(path: Path, file: Path) -> Description:
 
 
 def _described(path: Path, data: bytes) -> Description:
-    model = Table(data, _number(data, 0, "I"))
+    model = tflite_tables.root(data)
     graph = model.tables(SUBGRAPHS)[0]
     tensors, buffers = graph.tables(TENSORS), model.tables(BUFFERS)
     codes = [max(one.number(CODE, "i"), one.number(OLD_CODE, "b")) for one in model.tables(OPERATOR_CODES)]
@@ -108,6 +75,7 @@ def _described(path: Path, data: bytes) -> Description:
         inputs=inputs,
         outputs=tuple(_tensor(tensors[index], activations[index]) for index in graph.numbers(OUTPUTS)),
         layers=custom,
+        family=tflite_tables.DETECTION if tflite_tables.DETECTION in custom else "",
         parameters=sum(math.prod(one.numbers(SHAPE)) for one in tensors if one.number(BUFFER, "I") in stored),
         size_bytes=len(data),
         notes=(packages.read_by("openvino"), *(("pixels from 0 to 255 become its levels -128 to 127",) * is_signed)),
@@ -131,8 +99,3 @@ def _activation(graph: Table, codes: list[int], tensor: int) -> str:
             return ACTIVATIONS.get(code, "")
         tensor = operator.numbers(TAKEN)[0]
     return ""
-
-
-def _number(data: bytes, place: int, kind: str) -> int:
-    (number,) = struct.unpack_from(f"<{kind}", data, place)
-    return int(number)

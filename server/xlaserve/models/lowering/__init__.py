@@ -91,9 +91,6 @@ def lower(function: Any, names: Collection[Lowering]) -> Lowered:
         return values.get(id(handle.tensor))
 
     def lowered(*inputs: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        graph: Any = tf.compat.v1.get_default_graph()
-        for variable in function.variables:
-            graph.watch_variable(variable)
         return replay(function, substitute, inputs, is_wide=is_wide)
 
     is_wide = Lowering.FLOAT32 in names and has_narrow(function)

@@ -199,6 +199,9 @@ def replay(
     What is in bfloat16 or float16 becomes float32 with `is_wide`, other than the outputs. Without `keeps_shapes` those
     of `inputs` may be others than the function was made for. Raises ValueError where its own control flow forbids that.
     """
+    graph: Any = tf.compat.v1.get_default_graph()
+    for variable in function.variables:
+        graph.watch_variable(variable)  # freezing looks for them there
     captured = function.captured_inputs
     if is_wide:
         inputs = list(map(_wide_tensor, inputs))

@@ -17,7 +17,7 @@ from xlaserve.errors import ModelFailed
 from xlaserve.models import lowering
 from xlaserve.models.networks import reading
 from xlaserve.models.networks.assemble import assemble, probe
-from xlaserve.models.networks.heads import TensorShape
+from xlaserve.models.networks.heads import Head, TensorShape
 from xlaserve.models.networks.image_tensor import Call
 from xlaserve.models.networks.network import Network
 from xlaserve.models.networks.network_inputs import NetworkInputs, network_inputs
@@ -144,11 +144,20 @@ def _know_optimizers() -> None:
         revived_types.register_revived_type(OPTIMIZER, lambda one: isinstance(one, Optimizer), [version])
 
 
-def network(found: Found, settings: ModelSettings, *, weights: str) -> Network:
-    """Returns the network of an exported function. Raises ModelFailed."""
+def network(found: Found, settings: ModelSettings, *, weights: str, head: Head | None = None) -> Network:
+    """Returns the network of an exported function; `head` is for outputs that the settings need not describe.
+
+    Raises ModelFailed.
+    """
     inputs = network_inputs(found.inputs, settings)
     return arranged(
-        inputs.last(found.call), inputs, found.outputs, settings, weights=weights, is_first=inputs.gives_first
+        inputs.last(found.call),
+        inputs,
+        found.outputs,
+        settings,
+        weights=weights,
+        is_first=inputs.gives_first,
+        head=head,
     )
 
 
@@ -160,13 +169,14 @@ def arranged(
     *,
     weights: str,
     is_first: reading.IsFirst = lambda _: False,
+    head: Head | None = None,
 ) -> Network:
     """Returns the network of a function that takes the channels of images last; `is_first` is whether its maps have
-    theirs first. Raises ModelFailed."""
+    theirs first, `head` is chosen by outputs and settings where it is None. Raises ModelFailed."""
     preprocessing: Preprocess = "none" if settings.preprocess == "auto" else settings.preprocess
     return assemble(
         call,
-        reading.choose(outputs, settings, lambda: probe(call, inputs, preprocessing, settings), is_first),
+        head or reading.choose(outputs, settings, lambda: probe(call, inputs, preprocessing, settings), is_first),
         inputs=inputs,
         preprocessing=preprocessing,
         weights=weights,

@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 
 from xlaserve.errors import ModelFailed
-from xlaserve.inspection.model_file import formats, tflite
+from xlaserve.inspection.model_file import formats
 from xlaserve.inspection.model_file.description import Tensor
+from xlaserve.models.sources import tflite_tables
 from xlaserve_proto import model_files_pb2 as pb
 
 v1 = tf.compat.v1
@@ -90,7 +91,7 @@ def refused_of(file: Path, content: bytes) -> str:
 
 def test_tflite_is_known_by_its_content_whatever_its_name(tmp_path: Path) -> None:
     file = tmp_path / "net.bin"
-    file.write_bytes(b"\0\0\0\0" + tflite.MAGIC)
+    file.write_bytes(b"\0\0\0\0" + tflite_tables.MAGIC)
     assert "cut off" in refused(file)
 
 

@@ -220,6 +220,13 @@ def test_an_onnx_file_pools_over_all_of_the_image(tmp_path: Path, kind: str, red
     np.testing.assert_allclose(run(settings(file), mode), expected, rtol=1e-4)
 
 
+def test_large_weights_are_frozen_whatever_the_batch(tmp_path: Path) -> None:
+    file, matrix = tmp_path / "scores.onnx", weights(3, 2000)
+    file.write_bytes(pooling("GlobalAveragePool", matrix.shape, tensor("matrix", matrix)))
+    expected = PIXELS.astype(np.float32).mean(axis=(1, 2)) @ matrix
+    np.testing.assert_allclose(run(settings(file), Mode.OPENVINO), expected, rtol=1e-4, atol=1e-3)
+
+
 def pooling(kind: str, shape: tuple[int, ...], matrix: bytes) -> bytes:
     nodes = [
         node(kind, ["pixels"], ["pooled"]),
