@@ -109,6 +109,29 @@ def by_row(wanted: Outputs, got: Outputs, rounding: float = 0.0) -> NDArray[np.f
     return rows
 
 
+def overall(wanted: Outputs, got: Outputs) -> float:
+    """Returns how far outputs are from the right ones as a whole; of several, the largest.
+
+    For floats, the root mean square of the differences over the standard deviation of the right numbers, or over half
+    their root mean square where that is more: about 1 for answers that are all 0 or doubled, 1.4 for those of other
+    images. Rounding makes little of it, even where single numbers are far off. For integers, the share that differ.
+    """
+    return max(map(_overall, wanted, got), default=0.0)
+
+
+def _overall(wanted: NDArray[Any], got: NDArray[Any]) -> float:
+    if wanted.shape != got.shape:
+        return math.inf
+    if not np.issubdtype(wanted.dtype, np.floating):
+        return float(np.mean(wanted != got)) if wanted.size else 0.0
+    known = np.isfinite(wanted) & np.isfinite(got)
+    right, ours = wanted[known].astype(np.float64), got[known].astype(np.float64)
+    if not right.size:
+        return 0.0
+    spread = max(float(np.std(right)), float(np.sqrt(np.mean(right**2))) / 2)
+    return float(np.sqrt(np.mean((ours - right) ** 2))) / spread if spread else 0.0
+
+
 def _relative(wanted: NDArray[Any], got: NDArray[Any], rounding: float) -> NDArray[np.float64]:
     largest = float(np.max(np.abs(wanted), initial=0.0, where=np.isfinite(wanted))) or 1.0
     same = (wanted == got) | (np.isnan(wanted) & np.isnan(got))

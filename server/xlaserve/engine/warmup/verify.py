@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.inputs import RGB_IMAGE, Inputs, Rows, selected
 from xlaserve.engine.program import Compilation, Executable, Outputs, WrongRowsError, run_batch
-from xlaserve.engine.warmup.difference import Comparing, Difference, by_row, compare
+from xlaserve.engine.warmup.difference import Comparing, Difference, by_row, compare, overall
 from xlaserve.engine.warmup.sample import RowIndices, Sample, compared_rows, joined, other_batch, rows_of
 from xlaserve.errors import ModelFailed
 
@@ -34,6 +34,8 @@ EXACT: Final = 1e-3
 """How far off float32 is with sums in another order, as a share of the largest number; more gets a warning."""
 GROSS: Final = 1e-2
 """More than that is refused. Between the two lie very deep networks: ResNet152 with random weights is at the first."""
+NONSENSE: Final = 0.7
+"""More than that of `overall` is refused where programs are narrow: no rounding makes it."""
 AS_MADE: Final = 0.1
 """How much further or less far off a kept program may be than when it was made, as a share of the greater."""
 SAMPLE_IMAGES: Final = 12
@@ -104,8 +106,8 @@ class Verifier:
     """Verifies one model's programs. Safe to use from several threads, which take turns.
 
     `reference` computes the right answers. Programs of the modes in `narrow` compute in less than float32: they may be
-    off by the share of the largest number given there, and are never refused. `buckets` are the sizes that the
-    reference may be made for. `warn` is called with each warning for users.
+    off by the share of the largest number given there, and are refused only beyond NONSENSE. `buckets` are the sizes
+    that the reference may be made for. `warn` is called with each warning for users.
     """
 
     def __init__(
@@ -180,7 +182,7 @@ class Verifier:
     def _is_refused(self, mode: Mode, fault: Fault) -> bool:
         if fault.is_of_rows:
             return True
-        return self._refuses and fault.is_gross and mode.traits.uses_compiler and mode not in self._narrow
+        return self._refuses and fault.is_gross and mode.traits.uses_compiler
 
     def _judge(self, mode: Mode, bucket: Bucket, verified: Verified) -> None:
         where = f"mode {mode}, bucket {bucket}"
@@ -243,22 +245,25 @@ class Verifier:
         not_finite = _not_finite(answers, order)
         if are_alike:
             return Verified(difference, dependence, not_finite)
-        fault = self._fault(bucket, executable, probes, most)
+        fault = self._fault(mode, bucket, executable, probes)
         if fault is None and difference is not None:
             dependence = max(dependence, difference.largest)
         return Verified(difference, dependence, not_finite, fault, is_dependent=fault is None)
 
     def _fault(
-        self, bucket: Bucket, executable: Executable, probes: list[tuple[RowIndices, Outputs]], most: float
+        self, mode: Mode, bucket: Bucket, executable: Executable, probes: list[tuple[RowIndices, Outputs]]
     ) -> Fault | None:
         """Returns the defect of a program whose answers to an image differ; None where the model itself answers so.
 
         `probes` are the rows of batches, as places in the sample, and the answers to them.
         """
         sample, alone = self._sampled(bucket)
+        most = self._narrow.get(mode, EXACT)
         rows, got = probes[0]
-        if not self._are_alike(self._apart(got, executable(*selected(sample, rows)), rows), most):
-            return Fault(f"it answers the same batch differently each time: {_RANDOM}", math.inf, is_gross=True)
+        again = executable(*selected(sample, rows))
+        if not self._are_alike(self._apart(got, again, rows), most):
+            is_gross = self._is_gross(mode, got, again, rows)
+            return Fault(f"it answers the same batch differently each time: {_RANDOM}", math.inf, is_gross)
         if not self._sample.has_reference:
             return None
         answers = [self._sample.answers(selected(sample, rows)) for rows, _ in probes]
@@ -270,8 +275,19 @@ class Verifier:
                     return None
                 found = self._difference(wanted, got, images)
                 text = f"it computes something other than its model: {found}, and at most {most:g} is rounding"
-                return Fault(text, _largest(apart), is_gross=not self._are_alike(apart, max(GROSS, most)))
+                return Fault(text, _largest(apart), self._is_gross(mode, wanted, got, images))
         return None
+
+    def _is_gross(self, mode: Mode, wanted: Outputs, got: Outputs, images: RowIndices) -> bool:
+        """Returns whether the answers to `images` are further off than rounding could make them in a mode."""
+        if mode not in self._narrow:
+            return not self._are_alike(self._apart(wanted, got, images), GROSS)
+        # Of objects whose scores almost tie, or are near the threshold, rounding may choose others.
+        rows = compared_rows(images)
+        if self._task.least_alike < 1 or not len(rows):
+            return False
+        comparable = self._task.comparable
+        return overall(rows_of(comparable(wanted), rows), rows_of(comparable(got), rows)) > NONSENSE
 
     def _is_dependent(
         self, bucket: Bucket, rows: RowIndices, answers: list[Outputs], alone: Outputs | None, most: float

@@ -5,9 +5,22 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
-from tests.server.engine.warmup.verified_model import BUCKETS, SIDE, Checked, Chosen, bright, dark, plain, scores
+from tests.server.engine.warmup.verified_model import (
+    BUCKETS,
+    SIDE,
+    Checked,
+    Chosen,
+    bright,
+    dark,
+    doubled,
+    plain,
+    rolled,
+    scores,
+    zero,
+)
 
 from xlaserve.config import Bucket, Color, Mode
 from xlaserve.engine.inputs import Images
@@ -133,11 +146,40 @@ def test_what_is_not_to_be_refused_is_said(settings: dict[str, Any], mode: Mode)
     assert not checked.verifier.is_dependent
 
 
-def test_narrow_numbers_may_be_further_off_and_are_never_refused() -> None:
+def test_narrow_numbers_may_be_further_off_before_they_are_refused() -> None:
     checked = Checked(narrow={Mode.XLA: MAX_RELATIVE})
     assert checked(lambda images: (scores(images)[0] * np.float32(1.05),), BUCKETS[1]).fault is None
     assert checked(lambda images: (scores(images)[0] * np.float32(1.5),), BUCKETS[1]).fault
     assert len(checked.warnings) == 1
+
+
+@pytest.mark.parametrize("most", [MAX_RELATIVE, MAX_RELATIVE_INT8])
+@pytest.mark.parametrize("wrong", [rolled, doubled, zero], ids=lambda one: str(one.__name__))
+def test_narrow_programs_that_compute_nonsense_are_refused(wrong: Executable, most: float) -> None:
+    with pytest.raises(ModelFailed, match="it computes something other than its model"):
+        Checked(narrow={Mode.XLA: most})(wrong, BUCKETS[4])
+    warned = Checked(narrow={Mode.XLA: most}, verification="warn")
+    assert warned(wrong, BUCKETS[4]).fault
+    assert len(warned.warnings) == 1
+
+
+def test_narrow_programs_of_single_numbers_far_off_are_served() -> None:
+    def flipped(images: Images) -> Outputs:
+        (rows,) = scores(images)
+        rows[:, 0] += np.where(np.arange(len(rows)) == 0, np.abs(rows).max(), 0)
+        return (rows,)
+
+    checked = Checked(narrow={Mode.XLA: MAX_RELATIVE})
+    assert checked(flipped, BUCKETS[4]).fault
+    assert len(checked.warnings) == 1
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_narrow_programs_that_round_are_accepted(dtype: Any) -> None:
+    checked = Checked(narrow={Mode.XLA: MAX_RELATIVE})
+    rounded = checked(lambda images: (scores(images)[0].astype(dtype).astype(np.float32),), BUCKETS[4])
+    assert rounded.fault is None
+    assert not checked.warnings
 
 
 def test_a_mode_that_is_narrow_does_not_make_another_less_exact() -> None:
