@@ -60,8 +60,10 @@ def is_custom(layer: Json) -> bool:
 
 
 def own(layer: Json) -> Json:
-    """Returns the arguments of a layer; none where it was saved without."""
+    """Returns the arguments of a layer, or the layers of a model; none where it was saved without."""
     config = layer.get("config")
+    if isinstance(config, list):  # of a Sequential model of Keras 2.2.2 and before
+        return {"layers": config}
     return config if isinstance(config, dict) else {}
 
 

@@ -31,6 +31,9 @@ QUANTIZED_ALIKE: Final = 0.99
 SIDE: Final = 64
 """Height and width of the image of the comparison, where the model does not fix them."""
 _CUSTOM: Final = re.compile(r"No translator found for (\S+) node")
+_UNREAD: Final = re.compile(r"(?:Conversion is failed for|No conversion rule found for operations): ([^\n]+)")
+_QUANTIZED: Final = "QLinear"
+"""Part of the names of ONNX Runtime's operations on levels."""
 _EXTERNAL: Final = re.compile(r"invalid external data: ExternalDataInfo\(data_full_path: ([^,]*),")
 
 
@@ -88,6 +91,11 @@ def _remedy(error: RuntimeError, file: Path) -> str:
             f"its operation {custom[1]} is of TensorFlow Lite alone; serve what the file was converted from, such as a"
             " SavedModel or frozen graph"
         )
+    if unread := _UNREAD.search(str(error)):
+        step = f"make a SavedModel of it elsewhere: pip install onnx2tf && onnx2tf -osd -i {file.name}"
+        if _QUANTIZED in unread[1]:
+            step = "quantize it with quantize_static(..., quant_format=QuantFormat.QDQ)"
+        return f"it has no translator for {unread[1].strip()}; {step}"
     return f"{_cause(error)}; copy it once more, and compare both: sha256sum {file.name}"
 
 

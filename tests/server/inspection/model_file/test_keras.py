@@ -184,6 +184,13 @@ def test_a_file_of_keras_2_0_is_described(tmp_path: Path) -> None:
     assert (found.parameters, found.written_by, found.refusal) == (84, "Keras 2.0.5", "")
 
 
+def test_the_input_of_a_sequential_model_of_keras_2_2_is_found() -> None:
+    dense = {"name": "dense_2", "units": 3, "activation": "softmax", "batch_input_shape": [None, 5184]}
+    found = described.network({"class_name": "Sequential", "config": [{"class_name": "Dense", "config": dense}]})
+    assert found.inputs == (Tensor("dense_2_input", (None, 5184), "float32"),)
+    assert found.outputs == (Tensor("dense_2", (None, 3), "float32", "softmax"),)
+
+
 def test_weights_without_a_model_are_refused_with_what_they_need(tmp_path: Path) -> None:
     found = describe(old_file(tmp_path / "net.weights.h5", None, "2.1.5"))
     assert found.parameters == 84

@@ -12,6 +12,8 @@ Input = tuple[str, Sequence[int]]
 """A tensor's name and its shape."""
 FLOAT, INTS = 1, 7
 """The type of a tensor's numbers, and of an attribute."""
+LEVELS = 2
+"""The type of a tensor of uint8."""
 
 
 def _varint(number: int) -> bytes:
@@ -29,10 +31,12 @@ def _field(number: int, value: int | str | bytes) -> bytes:
     return _varint(number << 3 | 2) + _varint(len(contents)) + contents
 
 
-def tensor(name: str, values: NDArray[np.float32]) -> bytes:
-    """Returns a TensorProto."""
+def tensor(name: str, values: NDArray[Any]) -> bytes:
+    """Returns a TensorProto of float32 or uint8."""
     sides = b"".join(_field(1, side) for side in values.shape)
-    return sides + _field(2, FLOAT) + _field(8, name) + _field(9, values.tobytes())
+    return (
+        sides + _field(2, LEVELS if values.dtype == np.uint8 else FLOAT) + _field(8, name) + _field(9, values.tobytes())
+    )
 
 
 def outside(name: str, shape: Sequence[int], file: str) -> bytes:

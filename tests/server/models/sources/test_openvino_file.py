@@ -220,6 +220,31 @@ def test_an_onnx_file_pools_over_all_of_the_image(tmp_path: Path, kind: str, red
     np.testing.assert_allclose(run(settings(file), mode), expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize("mode", [Mode.XLA, Mode.GRAPH, Mode.OPENVINO])
+def test_an_onnx_file_that_is_quantized_with_qdq_rounds_to_its_levels(tmp_path: Path, mode: Mode) -> None:
+    file, matrix, step = tmp_path / "scores.onnx", weights(3, 2), np.float32(3)
+    levels = ["step", "zero"]
+    nodes = [
+        node("QuantizeLinear", ["pixels", *levels], ["levels"]),
+        node("DequantizeLinear", ["levels", *levels], ["rounded"]),
+        node("GlobalMaxPool", ["rounded"], ["pooled"]),
+        node("Flatten", ["pooled"], ["row"]),
+        node("MatMul", ["row", "matrix"], ["scores"]),
+    ]
+    known = [tensor("matrix", matrix), tensor("step", np.array(step)), tensor("zero", np.array(10, np.uint8))]
+    file.write_bytes(model(nodes, pixels=("pixels", [1, 3, SIDE, SIDE]), scores=("scores", [1, 2]), weights=known))
+    assert catalog.load(settings(file)).is_narrow
+    expected = (np.round(PIXELS.astype(np.float32) / step) * step).max(axis=(1, 2)) @ matrix
+    np.testing.assert_allclose(run(settings(file), mode), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_operations_of_onnx_that_are_not_read_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "scores.onnx"
+    file.write_bytes(pooling("QLinearGlobalAveragePool", (3, 2), tensor("matrix", weights(3, 2))))
+    with pytest.raises(ModelFailed, match=r"QLinearGlobalAveragePool-13; quantize it with quantize_static\(.*\.QDQ\)$"):
+        catalog.load(settings(file))
+
+
 def test_large_weights_are_frozen_whatever_the_batch(tmp_path: Path) -> None:
     file, matrix = tmp_path / "scores.onnx", weights(3, 2000)
     file.write_bytes(pooling("GlobalAveragePool", matrix.shape, tensor("matrix", matrix)))
