@@ -115,8 +115,10 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def run_model(client: VisionClient, options: argparse.Namespace) -> int:
     """Asks for what the model's task is, and prints that; the output tensors of a model of another task."""
-    task = next((model.task for model in client.models() if model.name == options.model), "")
-    return _on_images(_BY_TASK.get(task, _infer), client, options)
+    model = next((model for model in client.models() if model.name == options.model), None)
+    if model is not None and not model.is_of_one_image:
+        raise ValueError(f"{model.name} takes other inputs than one image: {cli_inputs.command(model)}")
+    return _on_images(_BY_TASK.get(model.task if model else "", _infer), client, options)
 
 
 def _on_images(ask: Command, client: VisionClient, options: argparse.Namespace) -> int:

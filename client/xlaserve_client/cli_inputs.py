@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from xlaserve_client.results import Model
+
 _ARRAY_SUFFIX: Final = ".npy"
 
 
@@ -38,6 +40,12 @@ def check(options: argparse.Namespace) -> None:
 def read(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the inputs for `VisionClient.infer`. Raises ValueError and OSError."""
     return {name: _value(name, text) for name, text in options.inputs}
+
+
+def command(model: Model) -> str:
+    """Returns the command that runs a model on its inputs, to be completed."""
+    values = [f"--input {one.name}={'IMAGE' if one.is_image else 'NUMBERS'}" for one in model.inputs]
+    return f"xlaserve-client infer {model.name} {' '.join(values)}"
 
 
 def _named(text: str) -> tuple[str, str]:

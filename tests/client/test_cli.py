@@ -245,6 +245,8 @@ def test_models_lists_the_inputs_of_models_of_several(puppet: Puppet, capsys: py
     assert main(["models", "--target", puppet.target]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "pets: inputs photo [n, any, any, 3] UINT8 image, age [n] FP32" in lines
+    assert main(["run", "pets", "cat.png", "--target", puppet.target]) == 1
+    assert "xlaserve-client infer pets --input photo=IMAGE --input age=NUMBERS" in capsys.readouterr().err
     assert not any(line.startswith(("digits: inputs", "one: inputs")) for line in lines)
 
 

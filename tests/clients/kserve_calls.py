@@ -60,6 +60,26 @@ async def images(client: InferenceGRPCClient) -> None:
     scores(await client.infer(request(tensor)))
 
 
+def change(*, binary: bool) -> InferRequest:
+    values = {
+        "before": (np.full(SHAPE, 3, np.uint8), "UINT8"),
+        "after": (np.full(SHAPE, 9, np.uint8), "UINT8"),
+        "weight": (np.array([[0.5], [2]], np.float32), "FP32"),
+    }
+    tensors = [InferInput(name, [*value.shape], datatype) for name, (value, datatype) in values.items()]
+    for tensor in tensors:
+        tensor.set_data_from_numpy(values[tensor.name][0], binary_data=binary)
+    return InferRequest(model_name="change", infer_inputs=tensors)
+
+
+async def several_inputs(client: InferenceGRPCClient) -> None:
+    """`infer` of a model of several inputs, two images and numbers, over gRPC and REST"""
+    answers = [await client.infer(change(binary=True))]
+    answers += [await rest().infer(HTTP, change(binary=binary), model_name="change") for binary in (True, False)]
+    for answer in answers:
+        np.testing.assert_allclose(answer.outputs[0].as_numpy(), [[3] * 3, [12] * 3])
+
+
 async def parameters(client: InferenceGRPCClient) -> None:
     """`InferRequest(parameters=..., request_outputs=...)` and headers of its own"""
     tensor = InferInput("pixels", SHAPE, "UINT8", parameters={"my_own": 7})
@@ -115,6 +135,7 @@ CALLS: tuple[Callable[[InferenceGRPCClient], Awaitable[None]], ...] = (
     from_numpy,
     from_lists,
     images,
+    several_inputs,
     parameters,
     rest_health,
     rest_infer,

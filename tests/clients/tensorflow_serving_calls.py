@@ -173,6 +173,25 @@ def names() -> None:
     assert np.argmax(answer.json()["predictions"], axis=1).tolist() == [3]
 
 
+def several_inputs() -> None:
+    """`Predict` and `:predict` of a model of several inputs: two images, as pixels and encoded, and numbers"""
+    values = {"before": np.full(SHAPE, 3, np.uint8), "after": np.full(SHAPE, 9, np.uint8), "weight": [[0.5], [2.0]]}
+    expected = [[3] * 3, [12] * 3]
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = "change"
+    for name, value in values.items():
+        request.inputs[name].CopyFrom(tf.make_tensor_proto(value))
+    np.testing.assert_allclose(tf.make_ndarray(PREDICTION.Predict(request, TIMEOUT_S).outputs["change"]), expected)
+    request.inputs["after"].CopyFrom(tf.make_tensor_proto([PNG, PNG]))
+    assert tf.make_ndarray(PREDICTION.Predict(request, TIMEOUT_S).outputs["change"]).shape == (2, 3)
+    columns = {name: np.asarray(value).tolist() for name, value in values.items()}
+    rows = [{name: column[row] for name, column in columns.items()} for row in range(2)]
+    for body, key in (({"inputs": columns}, "outputs"), ({"instances": rows}, "predictions")):
+        response = requests.post(f"http://{HTTP}/v1/models/change:predict", json=body, timeout=TIMEOUT_S)
+        response.raise_for_status()
+        np.testing.assert_allclose(response.json()[key], expected)
+
+
 def classify() -> None:
     """`Classify` with `tf.train.Example`s; `Regress` of a classifier is UNIMPLEMENTED"""
     request = classification_pb2.ClassificationRequest()
@@ -259,6 +278,7 @@ CALLS: tuple[Callable[[], None], ...] = (
     many_images,
     errors,
     names,
+    several_inputs,
     classify,
     reload,
     rest_rows,

@@ -85,6 +85,28 @@ def names(client: triton.InferenceServerClient) -> None:
     assert result.as_numpy("probs").shape == (2, 10)
 
 
+def several_inputs(client: triton.InferenceServerClient) -> None:
+    """`infer` of a model of several inputs: two images, as pixels and encoded, and numbers"""
+    declared = {one.name: (one.datatype, [*one.shape]) for one in client.get_model_metadata("change").inputs}
+    assert declared == {
+        "before": ("UINT8", [-1, 32, 32, 3]),
+        "after": ("UINT8", [-1, 32, 32, 3]),
+        "weight": ("FP32", [-1, 1]),
+    }
+    values = {
+        "before": np.full(SHAPE, 3, np.uint8),
+        "after": np.full(SHAPE, 9, np.uint8),
+        "weight": np.array([[0.5], [2]], np.float32),
+    }
+    tensors = [triton.InferInput(name, [*value.shape], declared[name][0]) for name, value in values.items()]
+    for tensor in tensors:
+        tensor.set_data_from_numpy(values[tensor.name()])
+    np.testing.assert_allclose(client.infer("change", tensors).as_numpy("change"), [[3] * 3, [12] * 3])
+    encoded = triton.InferInput("after", [2], "BYTES")
+    encoded.set_data_from_numpy(np.array([PNG] * 2, np.object_))
+    assert client.infer("change", [tensors[0], encoded, tensors[2]]).as_numpy("change").shape == (2, 3)
+
+
 def parameters(client: triton.InferenceServerClient) -> None:
     """`infer` with parameters and headers of its own, `timeout`, `request_id`, compression"""
     mine = {"mode": "graph", "my_own": "anything"}
@@ -165,6 +187,7 @@ CALLS: tuple[Callable[[triton.InferenceServerClient], None], ...] = (
     pixels_of_all_types,
     images,
     names,
+    several_inputs,
     parameters,
     classification,
     callbacks,

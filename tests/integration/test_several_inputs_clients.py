@@ -81,11 +81,31 @@ def test_the_command_infers_from_named_inputs(
 
 
 @pytest.mark.usefixtures("given_ceiling")
-@pytest.mark.parametrize("name", ["siamese", "with-numbers", "alone"])
-def test_loadtest_sends_what_metadata_declare(server: Server, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "protocol"),
+    [
+        ("siamese", "grpc"),
+        ("siamese", "tfs-rest"),
+        ("with-numbers", "rest"),
+        pytest.param("with-numbers", "tfs", marks=pytest.mark.slow),
+        pytest.param("alone", "grpc", marks=pytest.mark.slow),
+        pytest.param("alone", "tfs-rest", marks=pytest.mark.slow),
+    ],
+)
+def test_loadtest_sends_what_metadata_declare(server: Server, tmp_path: Path, name: str, protocol: str) -> None:
     own = ["--input", "place=zeros"] if name == "with-numbers" else []  # it knows seven places
-    for protocol, address in addresses(server).items():
-        run = load(tmp_path, "--target", address, "--model", name, "--concurrency", "2", "--duration", "0.3", *own)
-        assert not run.failures, protocol
-        assert len(run.requests), protocol
-        assert (run.requests["status"] == 0).all(), protocol
+    target = addresses(server)[protocol]
+    run = load(tmp_path, "--target", target, "--model", name, "--concurrency", "2", "--duration", "0.3", *own)
+    assert not run.failures
+    assert len(run.requests)
+    assert (run.requests["status"] == 0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("given_ceiling")
+def test_loadtest_runs_pairs_without_a_server(world: World, tmp_path: Path) -> None:
+    model = str(world.folder / "siamese.keras")
+    run = load(tmp_path, "--in-process", "--model", model, "--mode", "xla,graph", "--duration", "0.3")
+    assert not run.failures
+    assert (run.requests["status"] == 0).all()
+    assert run.equalities[0].is_equal

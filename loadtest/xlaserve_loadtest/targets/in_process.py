@@ -9,7 +9,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve.config import Bucket, Mode, ModelSettings, Settings
+from xlaserve.engine.inputs import Inputs, layout
 from xlaserve.engine.program import Warmed, run_batch
 from xlaserve.engine.warmup.compiler import fastest, measure, warm_up
 from xlaserve.engine.warmup.ledger import Entry, Ledger
@@ -29,13 +30,14 @@ from xlaserve.telemetry.logs import quiet_tensorflow
 from xlaserve_loadtest.record.lines import LedgerEntry
 from xlaserve_loadtest.record.requests import Status
 from xlaserve_loadtest.schedule.payload import Request
-from xlaserve_loadtest.schedule.tensors import ANY, Tensor
+from xlaserve_loadtest.schedule.tensors import ANY, DTYPES, Tensor
 from xlaserve_loadtest.targets.answers import numbers_fault
 from xlaserve_loadtest.targets.references import NONE, References
 from xlaserve_loadtest.targets.target import Array, ModelInfo, Reply, TargetError, widened
 from xlaserve_proto import open_inference_pb2 as oip
 
 _NAN = float("nan")
+_DATATYPES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Described:
 
 
 class InProcessTarget:
-    """Compiles the models of a configuration (JSON), then runs requests of pixels on the device's lanes."""
+    """Compiles the models of a configuration (JSON), then runs requests of pixels and tensors on the device's lanes."""
 
     def __init__(self, config: str) -> None:
         began_s = time.monotonic()
@@ -58,10 +60,12 @@ class InProcessTarget:
         entries: list[Entry] = []
         self._lanes = ThreadPoolExecutor(device.lanes, thread_name_prefix="lane")
         self._warmed: dict[str, dict[tuple[Mode, Bucket], Warmed]] = {}
+        self._inputs: dict[str, Inputs] = {}
         models = {}
         for model_settings in settings.models:
             model, self._warmed[model_settings.name] = warm(model_settings, device.lanes, entries.append)
             models[model_settings.name] = _describe(model_settings, model)
+            self._inputs[model_settings.name] = model.inputs
         self.described = Described(
             models,
             tuple(
@@ -85,7 +89,8 @@ class InProcessTarget:
         self, models: Sequence[ModelInfo], addresses: Sequence[str], references: References = NONE
     ) -> AsyncIterator[_InProcess]:
         """There is nothing to connect to."""
-        yield _InProcess(models, [self._warmed[model.name] for model in models], self._lanes, references)
+        runnable = [(self._inputs[model.name], self._warmed[model.name]) for model in models]
+        yield _InProcess(models, runnable, self._lanes, references)
 
 
 def warm(
@@ -114,9 +119,10 @@ def warm(
 
 def _describe(settings: ModelSettings, model: catalog.Model) -> ModelInfo:
     sizes = {(bucket.height, bucket.width) for bucket in model.buckets}
+    size = next(iter(sizes)) if len(sizes) == 1 else None
     return ModelInfo(
         name=settings.name,
-        size=next(iter(sizes)) if len(sizes) == 1 else None,
+        size=size,
         outputs=tuple(Tensor(out.name, out.datatype, tuple(out.shape)) for out in model.task.outputs),
         properties={
             "source": settings.source,
@@ -125,7 +131,12 @@ def _describe(settings: ModelSettings, model: catalog.Model) -> ModelInfo:
             "buckets": ",".join(map(str, model.buckets)),
         },
         server="in-process",
-        inputs=(Tensor("pixels", "UINT8", (ANY, ANY, ANY, model.image.channels)),),
+        inputs=(Tensor("pixels", "UINT8", (ANY, ANY, ANY, model.image.channels)),)
+        if model.is_of_one_image
+        else tuple(
+            Tensor(one.name, _DATATYPES[np.dtype(one.dtype)], (ANY, *one.row_shape(*(size or (ANY, ANY)))))
+            for one in model.inputs
+        ),
     )
 
 
@@ -135,12 +146,12 @@ class _InProcess:
     def __init__(
         self,
         models: Sequence[ModelInfo],
-        warmed: Sequence[dict[tuple[Mode, Bucket], Warmed]],
+        runnable: Sequence[tuple[Inputs, dict[tuple[Mode, Bucket], Warmed]]],
         lanes: ThreadPoolExecutor,
         references: References,
     ) -> None:
         self._models = models
-        self._warmed = warmed
+        self._runnable = runnable
         self._lanes = lanes
         self._references = references
 
@@ -170,34 +181,45 @@ class _InProcess:
 
     def _run_here(self, request: Request) -> tuple[float, float, Any]:
         began_s = time.perf_counter()
-        pixels = _pixels(request)
-        bucket = self._bucket(request, pixels)
-        if len(pixels) < bucket.batch:
-            pixels = np.concatenate([pixels, np.repeat(pixels[:1], bucket.batch - len(pixels), axis=0)])
+        inputs, warmed = self._runnable[request.model]
+        rows = _rows(request, [one.name for one in self._models[request.model].inputs])
+        bucket = _bucket(request, rows, inputs, warmed)
+        if padding := bucket.batch - request.images:
+            rows = [np.concatenate([one, np.repeat(one[:1], padding, axis=0)]) for one in rows]
         gathered_s = time.perf_counter()
-        outputs = run_batch(self._warmed[request.model][Mode(request.mode), bucket].executable, pixels)
+        outputs = run_batch(warmed[Mode(request.mode), bucket].executable, *rows)
         return gathered_s - began_s, time.perf_counter() - gathered_s, outputs
 
-    def _bucket(self, request: Request, pixels: NDArray[np.uint8]) -> Bucket:
-        mode = Mode(request.mode)
-        count, height, width = pixels.shape[:3]
-        fitting = [
-            bucket
-            for offered, bucket in self._warmed[request.model]
-            if offered is mode and bucket.batch >= count and (bucket.height, bucket.width) == (height, width)
-        ]
-        if not fitting:
-            raise TargetError(f"no bucket of mode {mode} holds {count} images of {height}x{width}")
-        return min(fitting)
+
+def _bucket(
+    request: Request, rows: Sequence[NDArray[Any]], inputs: Inputs, warmed: Collection[tuple[Mode, Bucket]]
+) -> Bucket:
+    """Returns the smallest bucket that holds `rows`, an array for each of the inputs. Raises TargetError."""
+    mode = Mode(request.mode)
+    given = tuple((one.dtype, one.shape[1:]) for one in rows)
+    fitting = [
+        bucket
+        for offered, bucket in warmed
+        if offered is mode and bucket.batch >= request.images and layout(inputs, bucket.height, bucket.width) == given
+    ]
+    if not fitting:
+        shapes = " and ".join("x".join(map(str, one.shape[1:])) or "one number" for one in rows)
+        raise TargetError(f"no bucket of mode {mode} holds {request.images} rows of {shapes}")
+    return min(fitting)
 
 
 def _widened(outputs: Sequence[NDArray[Any]], images: int) -> list[Array]:
     return [widened(output[:images]) for output in outputs]
 
 
-def _pixels(request: Request) -> NDArray[np.uint8]:
+def _rows(request: Request, names: Sequence[str]) -> list[NDArray[Any]]:
+    """Returns the arrays of a request in the order of the model's inputs. Raises TargetError."""
     message = oip.ModelInferRequest.FromString(request.data)
-    (tensor,) = message.inputs
-    if tensor.name != "pixels":
-        raise TargetError("without a server only pixels can be run: --payload pixels")
-    return np.frombuffer(message.raw_input_contents[0], np.uint8).reshape(tuple(tensor.shape))
+    given = {
+        tensor.name: np.frombuffer(raw, DTYPES[tensor.datatype]).reshape(tuple(tensor.shape))
+        for tensor, raw in zip(message.inputs, message.raw_input_contents, strict=True)
+        if tensor.datatype in DTYPES
+    }
+    if given.keys() != set(names):
+        raise TargetError("without a server only pixels and tensors can be run: --payload pixels")
+    return [given[name] for name in names]

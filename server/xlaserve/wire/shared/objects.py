@@ -46,9 +46,12 @@ ANY_TASK: Final = "ModelInfer, :predict over HTTP, or xlaserve-client infer"
 def task_of(served: Served, kind: type[TaskT]) -> TaskT:
     """Returns the model's task where it is of this kind, or the only such reading of its outputs.
 
-    Raises InvalidArgument with the method that serves the model.
+    Raises InvalidArgument with the method that serves the model, also for models of other inputs than one image.
     """
-    task = served.model.task
+    model, task = served.model, served.model.task
+    if not model.is_of_one_image:
+        got = f"{served.settings.name}, whose inputs are {', '.join(model.names)}; use {ANY_TASK}"
+        raise InvalidArgument("model", "a model of one image", got)
     with suppress(LookupError):
         return reading_of(task, kind)
     if names := [task.outputs[reading.at].name for reading in readings_of(task) if isinstance(reading, kind)]:

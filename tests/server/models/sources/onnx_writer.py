@@ -66,14 +66,16 @@ def node(kind: str, inputs: Sequence[str], outputs: Sequence[str], **attributes:
     )
 
 
-def model(nodes: Sequence[bytes], *, pixels: Input, scores: Input, weights: Sequence[bytes]) -> bytes:
-    """Returns a ModelProto of one input and one output."""
+def model(
+    nodes: Sequence[bytes], *, pixels: Input, scores: Input, weights: Sequence[bytes], others: Sequence[Input] = ()
+) -> bytes:
+    """Returns a ModelProto of one output, and of one input and the `others`."""
     graph = b"".join(
         [
             *(_field(1, one) for one in nodes),
             _field(2, "graph"),
             *(_field(5, one) for one in weights),
-            _field(11, _value(pixels)),
+            *(_field(11, _value(one)) for one in (pixels, *others)),
             _field(12, _value(scores)),
         ]
     )

@@ -214,6 +214,7 @@ async def test_a_models_buckets_have_what_was_measured_and_what_ran_in_them() ->
         ("4x8x8", "auto", "xla", 3),
     ]
     assert [one["run"]["alone_s"] for one in model["buckets"]] == [len("graph"), len("xla")]
+    assert model["inputs"] == [{"name": "pixels", "datatype": "UINT8", "shape": [-1, 4, 6, 3], "is_image": True}]
     assert model["buckets"][0]["turn"] == {"alone_s": 0.25, "loaded_s": 0.5}
     assert model["padded_rows"] == 6
     assert {stage: sum(found["counts"]) for stage, found in model["stages"].items()} == {
