@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tests.browser import CHROMIUM, chromium
 from tests.integration.conftest import Server, StartServer
 from tests.integration.test_loadtest_protocols import addresses, load
 from tests.integration.test_several_inputs import World, rows, world
@@ -78,6 +79,28 @@ def test_the_command_infers_from_named_inputs(
     np.testing.assert_allclose(got, world.expected("with-numbers", inputs), atol=1e-4)
     assert main(["models", "--target", server.grpc]) == 0
     assert "photo [n, 12, 10, 3] UINT8 image" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium; scripts/install_chromium.sh installs it")
+def test_the_page_sends_each_field(server: Server, world: World, tmp_path: Path) -> None:
+    inputs = rows("with-numbers", 1)
+    Image.fromarray(inputs["photo"][0]).save(tmp_path / "photo.png")
+    with chromium(tmp_path / "profile") as page:
+        page.look(1280)
+        page.open(f"http://{server.http}/#with-numbers/1")
+        page.wait_for("document.querySelectorAll('#inputs:not([hidden]) input').length === 3")
+        page.drop(tmp_path / "photo.png", "#inputs")
+        for name in ("numbers", "place"):
+            place = page.evaluate(
+                f"[...document.querySelectorAll('#inputs strong')].findIndex((one) => one.innerText === '{name}')"
+            )
+            page.click(f"#inputs-fields label:nth-child({place + 1}) input")
+            page.type(json.dumps(inputs[name][0].tolist()))
+        page.click("#inputs-end button")
+        page.wait_for("document.querySelector('#found').textContent === '1 output'")
+        got = [float(one) for one in page.text("#findings li > :last-child").split(",")]
+        assert page.said == []
+    np.testing.assert_allclose(got, world.expected("with-numbers", inputs)[0], atol=0.01)
 
 
 @pytest.mark.usefixtures("given_ceiling")
