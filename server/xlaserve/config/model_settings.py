@@ -26,9 +26,10 @@ AUTO: Final = "auto"
 class ModelSettings(AnswerSettings, PixelSettings, NamedSettings):
     """One model to serve. Fields are documented and shown in the order of the classes, from the last one on."""
 
-    input_tensor: str | None = Field(None, examples=["input:0"])
-    """For frozen graphs (`.pb`): the name of the tensor that takes the images; the only placeholder that can by
-    default. Outputs are those that nothing in the graph reads, or the tensors that `output_names` names."""
+    input_tensor: str | tuple[str, ...] | None = Field(None, min_length=1, examples=["input:0", ["left:0", "right:0"]])
+    """For frozen graphs (`.pb`): the name of the tensor that takes the images, the only placeholder that can by
+    default, or a list of the placeholders of all inputs. Outputs are those that nothing in the graph reads, or the
+    tensors that `output_names` names."""
     signature: str | None = None
     """For SavedModels: the signature to run; `serving_default` or the only one by default."""
     function: str | None = Field(None, examples=["detect"])

@@ -30,7 +30,7 @@ IMAGES_WITHOUT_CHANNELS: Final = 3
 
 
 def graph_file(file: Path, settings: ModelSettings) -> Network:
-    """Reads a frozen graph, and finds its image input and its outputs, unless the settings name them.
+    """Reads a frozen graph, and finds its inputs and its outputs, unless the settings name them.
 
     Raises ModelFailed, or what TensorFlow raises.
     """
@@ -38,15 +38,15 @@ def graph_file(file: Path, settings: ModelSettings) -> Network:
     graph = tf.Graph()
     with graph.as_default():
         tf.graph_util.import_graph_def(definition, name="")
-    pixels = _input(graph, settings.input_tensor)
+    inputs = _inputs(graph, settings.input_tensor)
     outputs = _outputs(
-        graph, pixels, [*(name for _, name in settings.output_names), *(name for name, _ in settings.outputs)]
+        graph, inputs, [*(name for _, name in settings.output_names), *(name for name, _ in settings.outputs)]
     )
-    constants = _constants(graph, pixels, outputs.values())
-    start = pixels.name
-    if pixels.op.type not in PLACEHOLDERS:
-        _cut(definition, pixels, outputs.values())
-        start = f"{START}:0"
+    constants = _constants(graph, inputs, outputs.values())
+    starts = [tensor.name for tensor in inputs]
+    if len(inputs) == 1 and inputs[0].op.type not in PLACEHOLDERS:
+        _cut(definition, inputs[0], outputs.values())
+        starts = [f"{START}:0"]
 
     def imported() -> None:
         values = {name: tf.constant(value) for name, value in constants.items()}
@@ -54,7 +54,7 @@ def graph_file(file: Path, settings: ModelSettings) -> Network:
 
     wrapped = tf.compat.v1.wrap_function(imported, [])
     tensors = {name: wrapped.graph.as_graph_element(tensor.name) for name, tensor in outputs.items()}
-    function = wrapped.prune(wrapped.graph.as_graph_element(start), tensors)
+    function = wrapped.prune([*map(wrapped.graph.as_graph_element, starts)], tensors)
     return saved_model.of_function(functions.found(wrapped, function, file.name), settings, weights=file.name)
 
 
@@ -77,9 +77,20 @@ def _read(file: Path) -> Any:
     )
 
 
-def _input(graph: Any, wanted: str | None) -> Any:
+def _inputs(graph: Any, wanted: str | tuple[str, ...] | None) -> list[Any]:
+    if isinstance(wanted, str):
+        return [_tensor(graph, wanted, "input_tensor")]
     if wanted is not None:
-        return _tensor(graph, wanted, "input_tensor")
+        found = [_tensor(graph, name, "input_tensor") for name in dict.fromkeys(wanted)]
+        if computed := [tensor for tensor in found if tensor.op.type not in PLACEHOLDERS and len(found) > 1]:
+            raise ModelFailed(
+                f"input_tensor: expected several placeholders, got {_shown(computed)}, which are computed"
+            )
+        return found
+    return [_only_input(graph)]
+
+
+def _only_input(graph: Any) -> Any:
     placeholders = [operation.outputs[0] for operation in graph.get_operations() if operation.type in PLACEHOLDERS]
     images = [one for one in placeholders if one.shape.rank is None or one.shape.rank > 1]
     images = images or graph_decoding.encoded(graph)
@@ -118,37 +129,38 @@ def _batches(graph: Any) -> list[Any]:
     return [one for one in (*given, *made) if (one.shape.rank or 0) >= IMAGES_WITHOUT_CHANNELS]
 
 
-def _outputs(graph: Any, pixels: Any, wanted: list[str]) -> dict[str, Any]:
-    """Returns the outputs by name: those that are wanted, else all that depend on the images and that nothing reads."""
+def _outputs(graph: Any, inputs: list[Any], wanted: list[str]) -> dict[str, Any]:
+    """Returns the outputs by name: those that are wanted, else all that depend on the inputs and that nothing reads."""
     if wanted:
         return {name: _tensor(graph, name, "output_names") for name in wanted}
     found = {}
-    for operation in _after(pixels):
+    for operation in _after(inputs):
         if operation.type not in WITHOUT_USE and not any(output.consumers() for output in operation.outputs):
             for output in operation.outputs:
                 found[operation.name if output.value_index == 0 else output.name] = output
     if not found:
-        raise ModelFailed(f"input_tensor: expected a tensor that outputs depend on, got {pixels.name}")
+        raise ModelFailed(f"input_tensor: expected a tensor that outputs depend on, got {_shown(inputs)}")
     return found
 
 
-def _after(pixels: Any) -> list[Any]:
-    """Returns the operations that depend on a tensor, in the graph's order."""
-    found, pending = set(), list(pixels.consumers())
+def _after(inputs: list[Any]) -> list[Any]:
+    """Returns the operations that depend on any of the tensors, in the graph's order."""
+    found, pending = set(), [consumer for tensor in inputs for consumer in tensor.consumers()]
     while pending:
         operation = pending.pop()
         if operation not in found:
             found.add(operation)
             pending += [consumer for output in operation.outputs for consumer in output.consumers()]
-    return [operation for operation in pixels.graph.get_operations() if operation in found]
+    return [operation for operation in inputs[0].graph.get_operations() if operation in found]
 
 
-def _constants(graph: Any, pixels: Any, outputs: Iterable[Any]) -> dict[str, object]:
-    """Returns values for what the outputs need besides the images. Raises ModelFailed where one is not known."""
+def _constants(graph: Any, inputs: list[Any], outputs: Iterable[Any]) -> dict[str, object]:
+    """Returns values for what the outputs need besides the inputs. Raises ModelFailed where one is not known."""
+    starts = {tensor.op for tensor in inputs}
     needed, pending = set(), [output.op for output in outputs]
     while pending:
         operation = pending.pop()
-        if operation not in needed and operation is not pixels.op:
+        if operation not in needed and operation not in starts:
             needed.add(operation)
             pending += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
     if variable := next((one.name for one in needed if one.type in VARIABLES), None):
@@ -160,8 +172,8 @@ def _constants(graph: Any, pixels: Any, outputs: Iterable[Any]) -> dict[str, obj
     keys = {tensor.name: (tensor.op.name.rpartition("/")[2], tensor.dtype.name) for tensor in others}
     if left := [tensor for tensor in others if keys[tensor.name] not in FOR_INFERENCE]:
         raise ModelFailed(
-            f"source: expected a graph of one input, the image, but it also takes {_shown(left)}; freeze it with"
-            " constants in their place"
+            f"input_tensor: expected all inputs of the graph, but it also takes {_shown(left)}; write input_tensor:"
+            f" [{', '.join(tensor.name for tensor in (*inputs, *left))}], or freeze it with constants in their place"
         )
     return {name: FOR_INFERENCE[key] for name, key in keys.items()}
 

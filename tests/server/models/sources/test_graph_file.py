@@ -95,6 +95,29 @@ def test_tensors_are_taken_by_their_names(tmp_path: Path) -> None:
     assert "input_tensor: expected the name of a tensor of the graph" in reason(settings(source, input_tensor="other"))
 
 
+@pytest.mark.parametrize("mode", [Mode.XLA, Mode.GRAPH, Mode.EAGER, Mode.OPENVINO])
+def test_a_graph_of_several_inputs_takes_those_that_are_listed(tmp_path: Path, mode: Mode) -> None:
+    def build(photo: Any) -> None:
+        other = v1.placeholder(tf.float32, (None, 6, 5, 3), name="model/other")
+        factor = v1.placeholder(tf.float32, (None, 3), name="factor")
+        tf.identity(sums(photo - 2.0 * other) * factor, name="scores")
+
+    source = write(tmp_path / "three.pb", build)
+    left = settings(source, input_tensor=["photo", "factor"])
+    assert reason(left).partition(";")[2].startswith(" write input_tensor: [photo:0, factor:0, model/other:0]")
+    model = catalog.load(settings(source, input_tensor=["factor", "photo", "model/other"], task="tensors"))
+    assert model.names == ("photo", "factor", "other")
+    factors = np.arange(9, dtype=np.float32).reshape(3, 3)
+    (scores,) = model.program.compile(mode, Bucket(3, 6, 5)).executable(PIXELS, factors, PIXELS[::-1])
+    np.testing.assert_allclose(scores, (SUMS - 2 * SUMS[::-1]) * factors, rtol=1e-4, atol=1e-2)
+
+
+def test_several_inputs_are_placeholders(tmp_path: Path) -> None:
+    source = write(tmp_path / "computed.pb", lambda photo: tf.identity(sums(photo), name="scores"))
+    said = reason(settings(source, input_tensor=["photo", "head/sums"]))
+    assert said.startswith("input_tensor: expected several placeholders, got head/sums:0")
+
+
 @pytest.mark.parametrize("is_resource", [False, True])
 def test_a_graph_with_variables_is_refused_with_how_to_freeze_it(tmp_path: Path, is_resource: bool) -> None:
     def build(photo: Any) -> None:
