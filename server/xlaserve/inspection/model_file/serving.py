@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from xlaserve.config import sources
-from xlaserve.images.image_input import OF_TEXT, of_flattened
+from xlaserve.images.image_input import COLORS, OF_TEXT, of_flattened
 from xlaserve.inspection.model_file import reading
 from xlaserve.inspection.model_file.description import Description, Tensor
 from xlaserve.inspection.model_file.image_input import ImageInput, image_input
@@ -32,6 +32,8 @@ FAMILY_PREPROCESS: Final = {
 """The preprocessing of Teachable Machine and of Keras Applications, by the beginnings of networks' names; `none` is for
 those that scale pixels themselves."""
 RANGES: Final = "unit is 0..1, tf -1..1, none 0..255"
+IMAGES_WITHOUT_CHANNELS: Final = 3
+"""Axes of a batch of images without channels, or of sequences."""
 UNTOLD: Final = "the file doesn't tell: as your training did"
 
 
@@ -66,6 +68,7 @@ def plan(found: Description) -> Plan:
         *preprocessing,
         *outputs.lines,
         *(() if reorders else _colors(image)),
+        *_numbers(found, image),
     ]
     return Plan(tuple(lines[:MOST_LINES]), (*_facts(found, image), ("task", outputs.task)))
 
@@ -143,6 +146,17 @@ def _colors(image: ImageInput | None) -> Iterator[Line]:
         yield Line("color", "rgb", "it takes any number of channels: grey, rgb, bgr or rgba")
     if image.channels == 3:
         yield Line("color", "bgr", "if your training read images with OpenCV", True)
+
+
+def _numbers(found: Description, image: ImageInput | None) -> Iterator[Line]:
+    """Yields settings for inputs of floats that may hold other numbers than levels of pixels."""
+    if image is None or found.scaling or "float" not in (found.inputs[0].dtype or "float32"):
+        return
+    is_flat = len(found.inputs[0].shape or ()) == IMAGES_WITHOUT_CHANNELS
+    if (is_flat or image.channels not in (None, *COLORS)) and sources.kind_of(_source(found.path)) not in ONE_INPUT:
+        yield Line("layout", "none", "if these are no images, but sequences or features", True)
+    elif image.channels == 1:
+        yield Line("depth", "float", "if it was trained on other numbers than 0..255, such as heights", True)
 
 
 def _facts(found: Description, image: ImageInput | None) -> Iterator[tuple[str, str]]:

@@ -115,6 +115,8 @@ def channels_last(declared: TensorShape) -> TensorShape:
 
 
 def _axes(declared: TensorShape, layout: Layout | None) -> Axes:
+    if layout is Layout.NONE:
+        raise ModelFailed("layout: expected that of images, which this kind of model takes alone, got none")
     axes = axes_of(declared.shape, layout) if declared.dtype in DTYPES else None
     if axes == "NHW" and layout is not None:
         raise ModelFailed(f"layout: expected none, as the model's input has no channels: {declared}")

@@ -15,6 +15,7 @@ from xlaserve.wire.http.forms import FORM
 from xlaserve.wire.http.json_tensors import JSON_LENGTH, OCTETS
 from xlaserve.wire.http.message import JSON
 from xlaserve.wire.http.operation import Operation
+from xlaserve.wire.shared.named_inputs import TENSOR_DATATYPES
 
 Json = dict[str, Any]
 
@@ -59,7 +60,7 @@ _INPUT: Final = _object(
     ["name", "shape", "datatype"],
     name=STRING,
     shape=_list(INTEGER),
-    datatype={"enum": ["UINT8", "INT32", "FP32", "BYTES"]},
+    datatype={"enum": [*TENSOR_DATATYPES.values(), "BYTES"]},
     parameters=_object(binary_data_size=INTEGER),
     data=_list({}),
 )

@@ -263,3 +263,20 @@ def test_what_outputs_may_be_is_a_line_to_paste(
 def test_objects_that_are_found_already_are_no_raw_boxes() -> None:
     fields = {line.field for line in plan(described(output(100, 4), output(100, 80, name="classes"))).lines}
     assert "box_decoding" not in fields
+
+
+@pytest.mark.parametrize(
+    ("sides", "fields", "line"),
+    [
+        ((8, 9, 1), {}, ("depth", "float")),
+        ((50, 32), {}, ("layout", "none")),
+        ((7, 7, 256), {}, ("layout", "none")),
+        ((8, 9, 3), {}, None),
+        ((8, 9, 1), {"scaling": ("Rescaling(1/255)",)}, None),
+    ],
+)
+def test_floats_that_may_be_no_levels_are_asked_about(sides: Any, fields: Any, line: tuple[str, str] | None) -> None:
+    found = plan(described(output(5, activation="softmax"), inputs=(Tensor("given", (None, *sides)),), **fields))
+    asked = [(one.field, one.value) for one in found.lines if one.field in ("depth", "layout")]
+    assert asked == ([line] if line else [])
+    assert all(one.is_open for one in found.lines if one.field in ("depth", "layout"))
