@@ -108,6 +108,37 @@ BORDERS: Final = (None, 0, 128)
 """Levels of a border: that of the fit, then black as of `tf.image.resize_with_pad`, and grey."""
 
 
+_TENSORFLOW_BILINEAR: Final = _resizing(TENSORFLOW, ResizeFilter.BILINEAR, antialias=False)
+_OPENCV_BILINEAR: Final = _resizing(OPENCV, ResizeFilter.BILINEAR, antialias=False)
+_PILLOW_BILINEAR: Final = _resizing(PILLOW, ResizeFilter.BILINEAR, antialias=True)
+_OF_TENSORFLOW: Final = {"resize": _TENSORFLOW_BILINEAR, "decode": Decoding.TENSORFLOW}
+
+RECIPES: Final[tuple[Changes, ...]] = (
+    {"fit": Fit.RESIZE, **_OF_TENSORFLOW},  # image_dataset_from_directory
+    {"fit": Fit.RESIZE, "resize": _resizing(PILLOW, ResizeFilter.NEAREST, antialias=False), "decode": Decoding.EXACT},
+    {"fit": Fit.RESIZE, "resize": _OPENCV_BILINEAR, "decode": Decoding.EXACT},  # cv2.imread, cv2.resize
+    {"fit": Fit.CENTER_CROP, "resize": _PILLOW_BILINEAR, "decode": Decoding.EXACT},  # torchvision's weights
+    # What Teachable Machine gives with its models:
+    {"fit": Fit.CROP, "resize": _resizing(PILLOW, ResizeFilter.LANCZOS, antialias=True), "decode": Decoding.EXACT},
+    {"fit": Fit.CROP, **_OF_TENSORFLOW},  # crop_to_aspect_ratio
+    {"fit": Fit.RESIZE, "resize": _PILLOW_BILINEAR, "decode": Decoding.EXACT},
+    {"fit": Fit.LETTERBOX, "resize": _OPENCV_BILINEAR, "decode": Decoding.EXACT},  # YOLO
+    {"fit": Fit.LETTERBOX, **_OF_TENSORFLOW, "border": 0},  # tf.image.resize_with_pad
+    {"fit": Fit.RESIZE, "resize": _resizing(PILLOW, ResizeFilter.BICUBIC, antialias=True), "decode": Decoding.EXACT},
+)
+"""Ways to place pixels that tutorials have as a whole, each with all of its settings; `load_img` is the second."""
+
+
+def recipe_rank(places: Changes) -> int:
+    """Returns the place among `RECIPES` of settings of `Part.PLACE`, those last that are of none.
+
+    Settings that a model can't choose do not count.
+    """
+    wanted = {name: value for name, value in places.items() if (name, value) != ("border", None)}
+    ranks = (rank for rank, recipe in enumerate(RECIPES) if wanted and wanted.items() <= recipe.items())
+    return next(ranks, len(RECIPES))
+
+
 def choices_of(model: Model) -> tuple[Choice, ...]:
     """Returns what there is to choose for a model: settings with more than one value that it can have."""
     found = (choice(model) for choice in CHOICES)

@@ -2,7 +2,8 @@
 
 A few images tell most combinations apart. First every scale, colour and activation is tried with the most usual place
 of the pixels, since these set answers far apart. Then each of them is tried with every place, those first that are near
-or usual. What gives the expected answers for the few images is tried on all, and so are the nearest few at the end.
+or usual, or that tutorials have as a whole. What gives the expected answers for the few images is tried on all, and so
+are the nearest few at the end.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from xlaserve.inspection.match.answers import EXACT, Rows
-from xlaserve.inspection.match.choices import Changes, Choice, Part, combinations, is_possible
+from xlaserve.inspection.match.choices import Changes, Choice, Part, combinations, is_possible, recipe_rank
 from xlaserve.models.examples import Compared
 
 FEW_IMAGES: Final = 4
@@ -115,6 +116,7 @@ class _Search:
 
     def run(self) -> Result:
         usual, *other_places = self._places
+        other_places.sort(key=recipe_rank)
         for levels in self._levels:
             if found := self._try({**levels, **usual}):
                 return self._exact(found)

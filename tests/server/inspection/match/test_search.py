@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from xlaserve.config import Decoding, Fit, ResizeFilter, ResizeLibrary, ResizeSettings
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.inspection.match.answers import Rows
-from xlaserve.inspection.match.choices import Changes, Choice, Part, combinations
+from xlaserve.inspection.match.choices import RECIPES, Changes, Choice, Part, combinations, is_possible, recipe_rank
 from xlaserve.inspection.match.search import FEW_IMAGES, NEAREST, search
 from xlaserve.models.examples import Compared
 
@@ -143,3 +144,13 @@ def test_another_likeliest_class_is_never_exact() -> None:
 def test_without_a_choice_the_model_is_compared_as_it_is() -> None:
     result = search((), World({}, {}), 3)
     assert (result.tried, result.total, result.nearest[0].is_exact) == (1, 1, True)
+
+
+def test_places_of_pixels_of_tutorials_are_known_as_a_whole() -> None:
+    assert all(is_possible(recipe) for recipe in RECIPES)
+    lanczos = ResizeSettings(library=ResizeLibrary.PILLOW, filter=ResizeFilter.LANCZOS)
+    teachable_machine = {"fit": Fit.CROP, "resize": lanczos, "decode": Decoding.EXACT, "border": None}
+    assert recipe_rank(teachable_machine) < 5
+    assert recipe_rank({**teachable_machine, "decode": Decoding.TENSORFLOW}) == len(RECIPES)
+    assert recipe_rank({"fit": Fit.CROP, "resize": lanczos}) == recipe_rank(teachable_machine)  # it has PNG files alone
+    assert [*map(recipe_rank, RECIPES)] == [*range(len(RECIPES))]
