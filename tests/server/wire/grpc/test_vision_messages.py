@@ -15,6 +15,7 @@ from xlaserve.config import Color, Fit, Mode, OutputRole, TaskName
 from xlaserve.engine.timings import Timings
 from xlaserve.errors import ImageTooLarge, InvalidArgument
 from xlaserve.images.frame import Frame, place, whole
+from xlaserve.images.image_input import ImageInput, PixelType
 from xlaserve.models.task import (
     DATATYPES,
     Classification,
@@ -66,10 +67,10 @@ PARSERS: dict[str, tuple[type[Any], Callable[[Any, Served], Request]]] = {
 }
 
 
-def parse(method: str, *, task: Task | None = None, **fields: Any) -> Request:
+def parse(method: str, *, task: Task | None = None, served: Served | None = None, **fields: Any) -> Request:
     message, parser = PARSERS[method]
     viewed = messages.PARSERS[message.DESCRIPTOR.name](message(**fields).SerializeToString())
-    return parser(viewed, served_with(task or TASKS[method]))
+    return parser(viewed, served or served_with(task or TASKS[method]))
 
 
 M = TypeVar("M", bound=Message)
@@ -99,6 +100,16 @@ def test_encoded_images_are_taken_as_they_are(method: str) -> None:
         request = parse(method, images=images, mode="graph")
         assert (request.mode, request.images, request.deadline) == ("graph", images, DEADLINE)
     assert (request.rendering is not None) == (method == "Segment")
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+def test_levels_become_pixels_of_the_models_depth(dtype: PixelType) -> None:
+    levels = np.arange(24, dtype=np.uint8).reshape(1, 2, 4, 3)
+    served = served_with(TASKS["Classify"])
+    cast(Any, served.model).image = ImageInput(dtype=dtype)
+    request = parse("Classify", served=served, pixels=pb.Pixels(images=1, height=2, width=4, rgb=levels.tobytes()))
+    assert cast(Any, request.images).dtype == dtype
+    np.testing.assert_array_equal(cast(Any, request.images), levels)
 
 
 @pytest.mark.parametrize("method", PARSERS)
