@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -19,6 +21,7 @@ from xlaserve.commands.command import EXECUTION, FAILED, Command, Invocation
 from xlaserve.config import Settings, check_files
 from xlaserve.config.files import resolved
 from xlaserve.errors import ConfigError
+from xlaserve.processes.supervision import linux
 from xlaserve_client import cli_images
 from xlaserve_client.errors import ClientError
 from xlaserve_client.sync import VisionClient
@@ -41,12 +44,22 @@ def run(invocation: Invocation) -> int:
     for image in own.images:
         if not cli_images.is_there(image):
             raise ConfigError(f"IMAGE: expected a file, a folder or - for stdin, got {image}, which does not exist")
-    # Such an end would leave the server behind.
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
+    with _ending_at_signals():
         return _run(invocation)
+
+
+@contextmanager
+def _ending_at_signals() -> Iterator[None]:
+    """Ends the server and removes its folder where a signal ends this command. SIGHUP may be ignored, as by nohup."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _run(invocation: Invocation) -> int:
@@ -74,12 +87,21 @@ def _run(invocation: Invocation) -> int:
 
 
 def _start(settings: Settings, file: Path) -> subprocess.Popen[bytes]:
-    """Starts a server of these settings, whose messages appear among those of this command."""
+    """Starts a server of these settings, whose messages appear among those of this command.
+
+    It ends with this process, however that ends.
+    """
     values = resolved(settings.model_dump(mode="json"), [Settings], Path.cwd())
     file.write_text(json.dumps(values), encoding="utf-8")  # which is YAML
     command = [sys.executable, "-m", "xlaserve", "serve", "--config", str(file)]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(config.ENV_PREFIX)}
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environ)
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env=environ,
+        preexec_fn=partial(linux.end_with, os.getpid(), signal.SIGTERM),  # noqa: PLW1509 - no other thread runs yet
+    )
 
 
 def _await_ready(server: subprocess.Popen[bytes], ready_file: Path) -> dict[str, Any] | None:

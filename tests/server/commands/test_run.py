@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +46,24 @@ def test_an_image_that_can_not_be_read_is_named_and_fails(tmp_path: Path) -> Non
     done = xlaserve_run("builtin:noop", broken, cache=tmp_path)
     assert done.returncode == 1
     assert str(broken) in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+def test_the_server_ends_with_the_command(number: signal.Signals, tmp_path: Path) -> None:
+    fifo = tmp_path / "image.png"
+    os.mkfifo(fifo)  # the command waits for the image, with its server ready
+    command = [sys.executable, "-m", "xlaserve", "run", "builtin:noop", fifo]
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    run = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
+    with fifo.open("wb"):  # returns once the command reads
+        (ready_file,) = tmp_path.glob("xlaserve-run-*/ready.json")
+        server = os.pidfd_open(json.loads(ready_file.read_text())["pid"])
+        run.send_signal(number)
+    try:
+        run.wait(TIMEOUT_S)
+        assert select.select([server], [], [], TIMEOUT_S)[0]
+    finally:
+        os.close(server)
 
 
 @pytest.mark.parametrize(
