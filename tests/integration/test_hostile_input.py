@@ -209,7 +209,7 @@ def no_data(request: pb.ModelInferRequest) -> None:
         (shape(3072), "pixels.shape: expected [n, height, width, 3]"),
         (shape(32, 32, 3), "pixels.shape: expected [n, height, width, 3]"),
         (shape(1, 1, 32, 32, 3), "pixels.shape: expected [n, height, width, 3]"),
-        (shape(*[1] * 5_000_000), "message: expected at most 65536 bytes in addition to images and tensors, got 50000"),
+        (shape(*[1] * 5_000_000), "message: expected at most 65536 bytes in addition to images and tensors"),
         (shape(*[1] * 60_000), "pixels.shape: expected [n, height, width, 3]"),
         (shape(1, 3, 32, 32), "pixels: expected shape [n, height, width, 3]"),
         (shape(1, 32, 32, 1), "raw_input_contents of pixels: expected 1024 bytes"),

@@ -126,6 +126,9 @@ def _as_output(values: NDArray[Any], spec: TensorSpec, task: Task, settings: Mod
             f"{spec.name}: expected outputs of shape [{', '.join(filter(None, (str(len(values)), rest)))}], got"
             f" {list(values.shape)}"
         )
+    if found.dtype.kind == "f" and not np.isfinite(found).all():
+        (row, *_), *_ = np.argwhere(~np.isfinite(found))
+        raise ModelFailed(f"{spec.name}: expected finite numbers, got NaN or infinity for image {row}")
     return found.astype(np.float32) if spec.is_float else found
 
 

@@ -177,6 +177,14 @@ def test_numbers_without_a_second_axis_are_taken() -> None:
     assert values.shape == (2, 1)
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_outputs_that_are_no_numbers_are_refused_with_their_image(wrong: float) -> None:
+    scores = np.full((2, 2), 0.5, np.float32)
+    scores[1, 0] = wrong
+    with pytest.raises(ModelFailed, match="image 1"):
+        for_task(examples(scores=scores), Classification(2), settings())
+
+
 @pytest.mark.parametrize("task", [Classification(3), Embedding(3), Segmentation(2)])
 def test_outputs_of_another_shape_are_refused(task: Any) -> None:
     with pytest.raises(ModelFailed, match=r"expected outputs of shape .*, got \[2, 2\]"):

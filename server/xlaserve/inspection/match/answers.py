@@ -64,6 +64,8 @@ class Answers:
         self._limits = limits
         self._size = model.buckets[0][1:]
         self._wanted = for_task(examples, model.task, model.settings)
+        if len(examples) == 1:
+            raise ModelFailed("expected outputs for several images, as one image tells few settings apart; got one")
         self.spread = _spread(self._wanted, model)
         """The largest difference of two expected answers, as a share of the largest number; 1 without floats."""
         if self.spread < LEAST_SPREAD:

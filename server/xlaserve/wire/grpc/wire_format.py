@@ -68,7 +68,10 @@ def split(message: type[Message], data: bytes | memoryview, fields: Fields) -> S
         raise DecodeError from None
     size_bytes = sum(map(len, rest))
     if size_bytes > MAX_REST_BYTES:
-        expected = f"at most {MAX_REST_BYTES} bytes in addition to images and tensors"
+        expected = (
+            f"at most {MAX_REST_BYTES} bytes in addition to images and tensors; listed numbers of several inputs count,"
+            " send them as raw_input_contents"
+        )
         raise InvalidArgument("message", expected, f"{size_bytes} bytes")
     return Split(b"".join(rest), splitter.views)
 

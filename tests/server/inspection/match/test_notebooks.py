@@ -315,6 +315,15 @@ def test_settings_that_are_nearly_right_are_printed_with_how_far_they_are(
     assert (status, model) == (FAILED, None)
 
 
+def test_one_image_tells_too_little_and_is_refused(
+    networks: Networks, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *_ = sorted(path.name for path in photos.iterdir())
+    np.savez(tmp_path / "a.npz", files=[name], scores=np.full((1, 5), 0.2))
+    with pytest.raises(ModelFailed, match="expected outputs for several images"):
+        match(networks(), photos, tmp_path / "a.npz", capsys)
+
+
 def test_equal_outputs_tell_nothing_and_are_refused(
     networks: Networks, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
