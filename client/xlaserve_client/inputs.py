@@ -13,7 +13,7 @@ from xlaserve_client import images, tensors
 from xlaserve_client.images import Encoded
 
 Inputs = Mapping[str, Encoded | Sequence[Encoded] | ArrayLike]
-"""What each input is sent, by its name: encoded images for inputs that hold images, arrays of the model's own shapes
+"""The values of each input, by its name: encoded images for inputs that hold images, arrays of the model's own shapes
 and types for these and all others. Integers and floating point of other sizes are converted. An array without the
 first dimension is one row."""
 

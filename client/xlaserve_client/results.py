@@ -238,7 +238,7 @@ class ModelInput:
 
     name: str
     datatype: str
-    """As in the Open Inference Protocol: UINT8, FP32; BYTES for encoded images."""
+    """Type by the Open Inference Protocol: UINT8, FP32; BYTES for encoded images."""
     shape: tuple[int, ...]
     """Begins with the batch. -1 is a side of any length."""
     is_image: bool

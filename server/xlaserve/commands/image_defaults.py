@@ -1,4 +1,4 @@
-"""What models get where their settings leave `fit`, `resize` and `decode` open, as comments in the configuration."""
+"""Defaults of models whose settings leave `fit`, `resize` and `decode` open, as comments in the configuration."""
 
 from __future__ import annotations
 

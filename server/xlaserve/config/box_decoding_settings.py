@@ -14,7 +14,7 @@ BoxKind = Literal["ssd", "retinanet", "blazeface", "yolov8", "yolo"]
 
 
 class BoxDecoding(Frozen):
-    """What a detector's outputs are before suppression. The kind alone stands for a mapping with its defaults."""
+    """The form of a detector's outputs before suppression. The kind alone stands for a mapping with its defaults."""
 
     kind: BoxKind
     """The family. `ssd` and `retinanet` give offsets from anchors, and a score of each class. `blazeface` (MediaPipe)
@@ -25,7 +25,7 @@ class BoxDecoding(Frozen):
     """For `ssd` and `retinanet`: a `.npy` file with the anchors `[k, 4]`, instead of those that the fields below
     describe."""
     anchor_format: BoxFormat = "rel_center_xywh"
-    """What the anchors in the file are."""
+    """The form of the anchors in the file."""
     strides: tuple[int, ...] = Field((), examples=[[8, 16, 32]])
     """Pixels of the input for each cell of the feature maps, in their order. By default `[16, 32, 64, 128, 256, 512]`
     for `ssd`, `[8, 16, 32, 64, 128]` for `retinanet`, `[8, 16, 32]` for `yolov8`. For `blazeface` one for each layer,

@@ -27,9 +27,9 @@ class ScalingSettings(Frozen):
     divisor: float = Field(1.0, gt=0, allow_inf_nan=False, examples=[255])
     """The number that levels are divided by first: 255 for a mean and a deviation of pixels from 0 to 1."""
     mean: FiniteFloat | tuple[FiniteFloat, ...] = Field(0.0, examples=[[0.485, 0.456, 0.406]])
-    """What is subtracted then: a number, or one for each channel, in the order of `color`."""
+    """The number that is subtracted then, or one for each channel, in the order of `color`."""
     deviation: Deviation | tuple[Deviation, ...] = Field(1.0, examples=[[0.229, 0.224, 0.225]])
-    """What the rest is divided by: a number, or one for each channel. Below 0 it inverts: `{mean: 255, deviation: -1}`
+    """The number that the rest is divided by, or one for each channel. Below 0 it inverts: `{mean: 255, deviation: -1}`
     is `255 - level`."""
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What all tasks share: descriptions of outputs, defaults, and classes with their names."""
+"""Parts that all tasks share: descriptions of outputs, defaults, and classes with their names."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class PendingTensor:
 Array = NDArray[Any] | Pending | PendingTensor
 """Rows of an input, to be run as they are."""
 Given = Array | Sequence[Encoded]
-"""What a request has for an input: pixels `[n, height, width, channels]` that passed `decoder.check_pixels`, encoded
+"""An input of a request: pixels `[n, height, width, channels]` that passed `decoder.check_pixels`, encoded
 images, or a tensor in the type and the shape that the model takes; at least one row."""
 
 

@@ -36,11 +36,11 @@ class Part(StrEnum):
     PLACE = "place"
     """Which of the file's pixels the model gets, and how they are resized."""
     COLOR = "color"
-    """What the channels of the pixels are."""
+    """The colours of the pixels' channels."""
     SCALE = "scale"
     """Which numbers the levels of the pixels become."""
     OUTPUT = "output"
-    """What becomes of the network's outputs."""
+    """The function that is applied to the network's outputs."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def _decode(model: Model) -> Choice:
 
 
 def _activation(model: Model) -> Choice:
-    """What notebooks do to logits. A model whose settings name an activation has it in its program already."""
+    """Returns the functions that notebooks apply to logits; that of the settings is in the program already."""
     kind = sources.kind_of(model.settings.source)
     takes = kind is not None and "activation" in (sources.PARTICULAR if kind.value.takes is None else kind.value.takes)
     if not takes or model.settings.activation is not None or not isinstance(model.task, Classification):

@@ -1,4 +1,4 @@
-"""What it may mean that no settings give the expected answers."""
+"""Possible reasons why no settings give the expected answers."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ MIN_AGREEMENT: Final = 0.95
 
 @dataclass(frozen=True)
 class Report:
-    """What is said of a search."""
+    """The report on a search."""
 
     lines: Sequence[str]
     entry: Mapping[str, Any] | None

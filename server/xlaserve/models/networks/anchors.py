@@ -81,7 +81,7 @@ def from_file(file: Path, how: BoxFormat, height: int, width: int) -> Anchors:
 
 
 def _ssd(decoding: BoxDecoding, height: int, width: int) -> Anchors:
-    """As TensorFlow's Object Detection API generates them (create_ssd_anchors in
+    """Anchors as TensorFlow's Object Detection API generates them (create_ssd_anchors in
     anchor_generators/multiple_grid_anchor_generator.py): scales of the shorter side, and cells that divide the input
     evenly."""
     strides = decoding.strides or SSD_STRIDES
@@ -102,7 +102,7 @@ def _ssd(decoding: BoxDecoding, height: int, width: int) -> Anchors:
 
 
 def _retinanet(decoding: BoxDecoding, height: int, width: int) -> Anchors:
-    """As in Lin et al. 2017, section 4: three scales, from four strides on, of each aspect ratio."""
+    """Anchors of RetinaNet, by Lin et al. 2017, section 4: three scales, from four strides on, of each aspect ratio."""
     ratios, scales = decoding.aspect_ratios or RETINANET_RATIOS, decoding.scales or RETINANET_SCALES
     pairs = [(scale, ratio) for ratio in ratios for scale in scales]
     if decoding.scales_first:
@@ -115,7 +115,7 @@ def _retinanet(decoding: BoxDecoding, height: int, width: int) -> Anchors:
 
 
 def _blazeface(decoding: BoxDecoding, height: int, width: int) -> Anchors:
-    """As MediaPipe's SsdAnchorsCalculator makes those of its face detectors: one or two for each layer in each
+    """Anchors as MediaPipe's SsdAnchorsCalculator makes them for face detectors: one or two for each layer in each
     cell, and those of layers of one stride together. Only their centres count."""
     strides = decoding.strides or (max(1, height // 16), *(max(1, height // 8),) * 3)
     levels = []

@@ -19,7 +19,7 @@ from xlaserve.config.sources import Source
 
 
 class Preparation(NamedTuple):
-    """What a source knows of its training; defaults of the settings of the same names."""
+    """Facts that a source knows of its training; defaults of the settings of the same names."""
 
     resize: ResizeSettings = PILLOW_BILINEAR
     fit: Fit | None = None

@@ -49,7 +49,7 @@ class Decoding:
     batch: Any
     """The tensor that has the decoded images, `[n, height, width, channels]`, and that the network reads."""
     steps: tuple[Step, ...]
-    """What is done to decoded pixels, other than resizing."""
+    """The operations on decoded pixels, other than resizing."""
     channels: int | None
     """Channels that images are decoded to; None for those of each image."""
     size: Size

@@ -103,7 +103,7 @@ class _Known(NamedTuple):
     """The parts that messages of one size and one head have in common."""
 
     beginning: bytes
-    """All that stands before the first byte of the first tensor."""
+    """The bytes before the first byte of the first tensor."""
     between: Sequence[tuple[int, bytes]]
     """The bytes between two tensors, and where they begin."""
     tensors: Sequence[tuple[int, int]]

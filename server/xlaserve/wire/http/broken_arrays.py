@@ -1,4 +1,4 @@
-"""What keeps a long array of JSON from being one of numbers alone, for the error that refuses it."""
+"""The reason that keeps a long array of JSON from being one of numbers alone, for the error that refuses it."""
 
 from __future__ import annotations
 
