@@ -61,7 +61,7 @@ def mistakes() -> None:
         (CLASSIFY, ["-F", "image=three.png"], 400, "expected JPEG, PNG or WebP"),
         (CLASSIFY, ["-F", f"image=@{__file__}"], 400, "expected JPEG, PNG or WebP"),
         (CLASSIFY, ["-F", f"file=@{IMAGE}"], 400, "expected files in fields named image"),
-        ("/v1/models/other:classify", ["-F", f"image=@{IMAGE}"], 404, "there are: digits"),
+        ("/v1/models/other:classify", ["-F", f"image=@{IMAGE}"], 404, "; there are: "),
         ("/v1/models/digits/versions/7:classify", ["-F", f"image=@{IMAGE}"], 404, "it has 1"),
         ("/v1/models/digits/labels/canary:classify", ["-F", f"image=@{IMAGE}"], 404, "it has 1"),
         ("/v1/models/digits:clasify", ["-F", f"image=@{IMAGE}"], 404, "expected one of predict, classify"),

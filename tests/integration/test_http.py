@@ -258,7 +258,7 @@ def test_what_is_refused_has_its_status_and_says_why(
 
 def test_a_misspelt_method_is_answered_with_those_that_there_are(server: Server) -> None:
     error = ask(server, "POST", "/v1/models/digits:clasify", b"").json()["error"]
-    known = "predict, classify, detect, segment, embed, transform, regress"
+    known = "predict, classify, detect, segment, embed, transcribe, locate, transform, regress"
     assert error == f"path: expected one of {known} after the colon, got 'clasify'"
 
 

@@ -99,7 +99,7 @@ def test_a_mix_sends_each_model_its_share_and_reports_each(
 ) -> None:
     record = tmp_path / "one.run.jsonl.gz"
     arguments = ("--target", start_foreign(), "--mix", "one:0.75,two:0.25", "--images-per-request", "1:0.5,3:0.5")
-    assert cli.main([*QUICK[2:], "--out", str(tmp_path), "--record", str(record), *arguments]) == 0
+    assert cli.main([*QUICK[2:], "--details", "--out", str(tmp_path), "--record", str(record), *arguments]) == 0
     assert "By model" in capsys.readouterr().out
     run = read_run(record)
     (arm,) = run.header.arms

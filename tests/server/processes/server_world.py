@@ -29,6 +29,9 @@ PROCESS = cast(Process, None)
 READY, NOT_READY = {"serving": "ready: m", "is_ready": True}, {"serving": "ready: no model", "is_ready": False}
 
 
+FRONT_ADDRESSES: Mapping[str, str | None] = {"grpc": "127.0.0.1:1", "http": "127.0.0.1:2", "metrics": None}
+
+
 class World:
     """A server of one front, or more, whose processes say what the test wants."""
 
@@ -60,7 +63,7 @@ class World:
 
     def start(self, engine: Mapping[str, Any]) -> None:
         self.say(ENGINE, engine)
-        self.say(FRONT.format(1), {"grpc": "127.0.0.1:1"})
+        self.say(FRONT.format(1), FRONT_ADDRESSES)
 
 
 class GrowingWorld(World):

@@ -7,7 +7,7 @@ import signal
 from itertools import pairwise
 
 import pytest
-from tests.server.processes.server_world import FAST, READY, GrowingWorld, World
+from tests.server.processes.server_world import FAST, FRONT_ADDRESSES, READY, GrowingWorld, World
 
 from xlaserve.processes.capacity import TYPICAL, US_PER_S
 from xlaserve.processes.engines import ENGINE
@@ -18,14 +18,14 @@ from xlaserve.processes.supervision.child_handle import Launcher
 
 def test_as_many_fronts_are_added_as_bring_what_an_engine_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     world = GrowingWorld(monkeypatch)
-    world.say(FRONT.format(1), {"grpc": "127.0.0.1:1"})
+    world.say(FRONT.format(1), FRONT_ADDRESSES)
     assert not world.added
     world.say(ENGINE, FAST)
     assert [role.name for role in world.added] == ["front 2", "front 3", "front 4"]
     assert world.server._usage.serving == 4
     assert not world.server._was_ready, "clients that wait for it find all fronts"
     for role in (*world.added,):
-        world.say(role.name, {"grpc": "127.0.0.1:1"})
+        world.say(role.name, FRONT_ADDRESSES)
     assert world.server._was_ready
     world.say(ENGINE, {**READY, "images_per_s": 1.0})
     assert (len(world.added), world.server._usage.serving) == (3, 4), "none is taken away"
@@ -74,7 +74,7 @@ async def test_a_process_waits_for_the_end_of_a_front_as_soon_as_one_is_ready_an
     keeping = asyncio.create_task(keep_spare(lambda: world.server._has_front, prepare))
     await asyncio.sleep(10)
     assert not tried_at
-    world.say(FRONT.format(1), {"grpc": "127.0.0.1:1"})  # and no engine
+    world.say(FRONT.format(1), FRONT_ADDRESSES)  # and no engine
     await asyncio.sleep(1000)
     waits_s = [after - before - SPARE_LOOK_S for before, after in pairwise(tried_at)]
     assert tried_at[0] <= 10 + SPARE_LOOK_S
@@ -109,7 +109,7 @@ async def test_a_process_that_waits_and_ends_by_itself_is_started_again_ever_mor
     world, started_at = World(), list[float]()
     monkeypatch.setattr(child_handle, "Spare", Waiting)
     launcher, front = Launcher(), world.server._fronts.roles[0]
-    world.say(FRONT.format(1), {"grpc": "127.0.0.1:1"})
+    world.say(FRONT.format(1), FRONT_ADDRESSES)
     keeping = asyncio.create_task(keep_spare(lambda: world.server._has_front, lambda: launcher.prepare(front)))
     await asyncio.sleep(3600)
     assert len(started_at) < 80

@@ -14,7 +14,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 from prometheus_client import CollectorRegistry
-from tests.server.processes.server_world import NOT_READY, PATIENCE_S, PROCESS, READY, World
+from tests.server.processes.server_world import FRONT_ADDRESSES, NOT_READY, PATIENCE_S, PROCESS, READY, World
 
 from xlaserve.errors import ConfigError
 from xlaserve.processes.engines import ENGINE
@@ -60,7 +60,7 @@ def test_it_is_ready_once_all_processes_are_and_for_as_long_as_a_model_serves(tm
     world.say(ENGINE, READY)
     assert not world.server.is_ready()
     assert not (tmp_path / "ready").exists()
-    world.say(FRONT.format(1), {"grpc": "127.0.0.1:1"})
+    world.say(FRONT.format(1), FRONT_ADDRESSES)
     assert world.server.is_ready()
     assert (tmp_path / "ready").exists()
     world.say(ENGINE, NOT_READY)
@@ -95,7 +95,7 @@ def test_with_several_engines_it_is_ready_for_as_long_as_one_of_them_serves(mana
     for number in (1, 2):
         world.server._serving_engines[f"{ENGINE} {number}"] = PROCESS
     world.server._engines = cast(Any, SimpleNamespace(ended=lambda *_: False))
-    world.say(FRONT.format(1), {"grpc": "127.0.0.1:1"})
+    world.say(FRONT.format(1), FRONT_ADDRESSES)
     world.say(f"{ENGINE} 2", READY)
     assert world.server.is_ready()
     world.say(f"{ENGINE} 1", NOT_READY)
@@ -155,7 +155,7 @@ async def test_all_engines_have_to_be_ready_to_take_the_place_of_another_server(
         left.set()
 
     world.server._before = cast(Any, SimpleNamespace(leaves=leaves))
-    world.say(FRONT.format(1), {"grpc": "127.0.0.1:1"})
+    world.say(FRONT.format(1), FRONT_ADDRESSES)
     world.say(roles[0].name, READY)
     await asyncio.sleep(0)
     begun = [left.is_set()]

@@ -103,7 +103,7 @@ def by_half(images: Images) -> Outputs:
 
 
 def test_a_kept_program_that_is_as_far_off_as_when_it_was_made_is_not_made_again() -> None:
-    kept = Kept(doubled)
+    kept = Kept(doubled, verification="warn")
     assert kept.known == pytest.approx(1.0)
     kept.start()
     kept.start(lambda images: (scores(images)[0] * np.float32(2.05),))
@@ -114,7 +114,7 @@ def test_a_kept_program_that_is_as_far_off_as_when_it_was_made_is_not_made_again
 
 
 def test_how_far_class_maps_are_off_is_counted_in_pixels() -> None:
-    kept = Kept(partial(classes, off_by=1), task=Segmentation(300), reference=classes)
+    kept = Kept(partial(classes, off_by=1), task=Segmentation(300), reference=classes, verification="warn")
     assert kept.known == pytest.approx(0.75)
     kept.start()
     assert kept.made_again == 0
@@ -123,7 +123,7 @@ def test_how_far_class_maps_are_off_is_counted_in_pixels() -> None:
 
 
 def test_a_program_that_is_right_leaves_nothing_of_one_before_it_that_was_not() -> None:
-    kept = Kept(doubled)
+    kept = Kept(doubled, verification="warn")
     kept.run = scores
     kept.start(by_half)
     assert (kept.made_again, kept.known) == (1, 0.0)

@@ -101,6 +101,7 @@ def test_a_saved_model_gets_pixels_in_its_own_layout_and_type(
     assert model.image.shape(-1, 8, 6) == (-1, *shape[1:])
     pixels = noise(2, 8, 6, channels)
     expected = pixels.mean(axis=(1, 2)) @ weights
+    pixels = pixels.astype(model.inputs[0].dtype)
     np.testing.assert_allclose(answers(model, pixels, Mode.XLA), expected, rtol=2e-3 if dtype is tf.float16 else 1e-5)
 
 
