@@ -66,7 +66,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
     keras.utils.set_random_seed(7)
     folder = tmp_path_factory.mktemp("depth")
-    series = keras.Sequential([keras.Input((50, 32)), keras.layers.LSTM(5), keras.layers.Dense(3, name="numbers")])
+    series = keras.Sequential([keras.Input((50, 32), name="steps"), keras.layers.LSTM(5), keras.layers.Dense(3, name="numbers")])
     models = {
         "heights": maps(keras, (*SIZE, 1), 0.1),
         "scan": maps(keras, (*SIZE, 1), 1 / 4095, "uint16"),
@@ -114,7 +114,7 @@ def known(name: str, values: Any) -> Any:
 
 
 def input_of(name: str) -> str:
-    return {"series": "input_layer", "features": "given"}.get(name, "pixels")
+    return {"series": "steps", "features": "given"}.get(name, "pixels")
 
 
 def ask(server: Server, path: str, body: Any = None) -> tuple[int, Any]:
