@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import cv2  # type: ignore[import-not-found]
+import cv2
 import numpy as np
 from PIL import Image
 

@@ -5,10 +5,12 @@ import json
 import math
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 from tests.client.conftest import Puppet
 
@@ -251,7 +253,7 @@ def test_models_lists_the_inputs_of_models_of_several(puppet: Puppet, capsys: py
 
 
 def test_arrays_are_written_by_any_names(tmp_path: Path) -> None:
-    arrays = {"file": np.arange(3), "heads/age:0": np.ones((2, 2), np.float32)}
+    arrays: dict[str, NDArray[Any]] = {"file": np.arange(3), "heads/age:0": np.ones((2, 2), np.float32)}
     cli_tensors.write_arrays(tmp_path / "it.npz", arrays)
     with np.load(tmp_path / "it.npz") as written:
         assert written.files == [*arrays]

@@ -10,12 +10,14 @@ import json
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 from kserve import InferenceGRPCClient, InferInput, InferRequest, InferResponse
 from kserve.inference_client import InferenceRESTClient, RESTConfig
 from kserve.protocol.infer_type import RequestedOutput
+from numpy.typing import NDArray
 
 MODEL = "digits"
 GRPC, HTTP = sys.argv[1], f"http://{sys.argv[2]}"
@@ -61,7 +63,7 @@ async def images(client: InferenceGRPCClient) -> None:
 
 
 def change(*, binary: bool) -> InferRequest:
-    values = {
+    values: dict[str, tuple[NDArray[Any], str]] = {
         "before": (np.full(SHAPE, 3, np.uint8), "UINT8"),
         "after": (np.full(SHAPE, 9, np.uint8), "UINT8"),
         "weight": (np.array([[0.5], [2]], np.float32), "FP32"),

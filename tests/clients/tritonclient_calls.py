@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
+from numpy.typing import NDArray
 
 MODEL = "digits"
 PNG = Path(sys.argv[2]).read_bytes()
@@ -93,7 +94,7 @@ def several_inputs(client: triton.InferenceServerClient) -> None:
         "after": ("UINT8", [-1, 32, 32, 3]),
         "weight": ("FP32", [-1, 1]),
     }
-    values = {
+    values: dict[str, NDArray[Any]] = {
         "before": np.full(SHAPE, 3, np.uint8),
         "after": np.full(SHAPE, 9, np.uint8),
         "weight": np.array([[0.5], [2]], np.float32),

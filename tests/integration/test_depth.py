@@ -66,7 +66,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
     keras.utils.set_random_seed(7)
     folder = tmp_path_factory.mktemp("depth")
-    series = keras.Sequential([keras.Input((50, 32), name="steps"), keras.layers.LSTM(5), keras.layers.Dense(3, name="numbers")])
+    layers = [keras.layers.LSTM(5), keras.layers.Dense(3, name="numbers")]
+    series = keras.Sequential([keras.Input((50, 32), name="steps"), *layers])
     models = {
         "heights": maps(keras, (*SIZE, 1), 0.1),
         "scan": maps(keras, (*SIZE, 1), 1 / 4095, "uint16"),
@@ -282,7 +283,7 @@ def test_what_a_model_cannot_take_is_refused(server: Server, name: str, values: 
     with pytest.raises(grpc.RpcError) as refused:
         over_grpc(server, name, values)
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert refused.value.details().startswith(field)
+    assert str(refused.value.details()).startswith(field)
 
 
 def test_a_range_of_pixels_is_refused_where_numbers_pass_as_they_are(server: Server) -> None:

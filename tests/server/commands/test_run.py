@@ -52,7 +52,7 @@ def test_an_image_that_can_not_be_read_is_named_and_fails(tmp_path: Path) -> Non
 def test_the_server_ends_with_the_command(number: signal.Signals, tmp_path: Path) -> None:
     fifo = tmp_path / "image.png"
     os.mkfifo(fifo)  # the command waits for the image, with its server ready
-    command = [sys.executable, "-m", "xlaserve", "run", "builtin:noop", fifo]
+    command = [sys.executable, "-m", "xlaserve", "run", "builtin:noop", str(fifo)]
     environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     run = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
     with fifo.open("wb"):  # returns once the command reads

@@ -11,7 +11,7 @@ import pytest
 
 from xlaserve.config import BucketSettings, Mode, ModelSettings, ScalingSettings
 from xlaserve.engine.buckets.planner import Cost
-from xlaserve.engine.warmup.auto_buckets import Warmed
+from xlaserve.engine.program import Warmed
 from xlaserve.models import catalog, pixel_doubts
 from xlaserve.models.catalog import Model
 from xlaserve.models.networks.keras_runtime import keras
@@ -109,4 +109,7 @@ def test_one_answer_to_all_images_gets_a_warning(tmp_path: Path) -> None:
     ],
 )
 def test_answers_are_compared_as_floats(answers: list[list[float]], are_alike: bool) -> None:
-    assert pixel_doubts.are_alike([(np.float32([row]), np.int32([[5]])) for row in answers]) is are_alike
+    assert (
+        pixel_doubts.are_alike([(np.array([row], np.float32), np.array([[5]], np.int32)) for row in answers])
+        is are_alike
+    )

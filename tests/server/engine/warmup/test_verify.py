@@ -166,7 +166,7 @@ def test_narrow_programs_that_compute_nonsense_are_refused(wrong: Executable, mo
 def test_narrow_programs_of_single_numbers_far_off_are_served() -> None:
     def flipped(images: Images) -> Outputs:
         (rows,) = scores(images)
-        rows[:, 0] += np.where(np.arange(len(rows)) == 0, np.abs(rows).max(), 0)
+        rows[:, 0] = rows[:, 0] + np.where(np.arange(len(rows)) == 0, np.abs(rows).max(), 0)
         return (rows,)
 
     checked = Checked(narrow={Mode.XLA: MAX_RELATIVE})

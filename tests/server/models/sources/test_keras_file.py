@@ -340,6 +340,7 @@ def test_boxes_and_scores_make_detections(keras_file: SaveKeras) -> None:
         assert found.boxes[0].tolist() == [1, 2, 4, 6]
         assert len(set(found.classes.tolist())) == len(found.classes)
     without = catalog.load(source.model_copy(update={"labels": ("background", "cup", "box")}))
+    assert isinstance(without.task, Detection)
     for found in without.task.objects(run(without, Mode.XLA)):
         assert set(found.classes.tolist()) == {1, 2}
 
