@@ -259,7 +259,10 @@ def taken_port(setting: str, host: str, port: int, error: Exception) -> ConfigEr
             error = found
     # Without what asyncio adds, which is the address again.
     reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "it can't be had"
-    return ConfigError(f"{setting}: expected a free port of {host}, got {port}: {reason}")
+    return ConfigError(
+        f"{setting}: expected a free port of {host}, got {port}: {reason}; end what listens there, or choose another: 0"
+        " takes a free one"
+    )
 
 
 def unknown_host(host: str, error: Exception) -> ConfigError:
