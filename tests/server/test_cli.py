@@ -398,7 +398,7 @@ def test_a_taken_port_is_named(taken_port: int, kind: str) -> None:
     flags = [value for name, port in ports.items() for value in (f"--{name}-port", port)]
     done = xlaserve("serve", "--models", NOOP, *flags)
     assert_refused(done, f"{kind}_port: expected a free port of 127.0.0.1, got {taken_port}: Address already in use")
-    assert done.stderr.splitlines()[-1].endswith("in use")
+    assert done.stderr.splitlines()[-1].endswith("choose another: 0 takes a free one")
 
 
 def test_a_ready_file_that_can_not_be_made_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
