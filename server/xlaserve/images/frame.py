@@ -133,6 +133,15 @@ def _under(pixels: int, start: int, fitted: int, whole: int, cells: int) -> NDAr
     return np.clip((centres * (cells / whole)).astype(np.intp), 0, cells - 1)
 
 
+class Placing(NamedTuple):
+    """All that decides where images go in an input, apart from the sizes of both: arguments of `place`."""
+
+    fit: Fit
+    shorter_side: int | None
+    border: Border | None
+    cuts_pixels: bool
+
+
 def place(
     height: int,
     width: int,

@@ -17,7 +17,7 @@ from xlaserve.engine.causes import cause, telling_line
 from xlaserve.engine.program import IsLowered, MayBeNarrow
 from xlaserve.errors import InvalidArgument, ModelFailed
 from xlaserve.images import tensorflow_jpeg
-from xlaserve.images.frame import Frame, place
+from xlaserve.images.frame import Frame, Placing, place
 from xlaserve.models import class_names
 from xlaserve.models.network_settings import (
     buckets_of,
@@ -57,16 +57,13 @@ class Model(Network):
     def place(self, size: tuple[int, int], height: int, width: int) -> Frame:
         """Returns where an image of `height` x `width` pixels goes in an input of `size`. Raises what `frame.place`
         raises."""
-        return place(
-            height,
-            width,
-            input_height=size[0],
-            input_width=size[1],
-            fit=self.fit,
-            shorter_side=self.settings.shorter_side,
-            border=self.settings.border,
-            cuts_pixels=self.resize.library is not ResizeLibrary.PILLOW,
-        )
+        return place(height, width, input_height=size[0], input_width=size[1], **self.placing._asdict())
+
+    @property
+    def placing(self) -> Placing:
+        """All that decides where images go in an input, apart from the sizes of both."""
+        settings, cuts_pixels = self.settings, self.resize.library is not ResizeLibrary.PILLOW
+        return Placing(self.fit, settings.shorter_side, settings.border, cuts_pixels)
 
     @property
     def resize(self) -> ResizeSettings:

@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
-from xlaserve.images.decoder import Decoded, Encoded, ImageLimits, Place, decode
+from contextlib import nullcontext
+from typing import NamedTuple
+
+from xlaserve.config import Color, Decoding, Grey16, ResizeSettings, Window
+from xlaserve.images.decoder import Decoded, Encoded, Hold, ImageLimits, Place, decode
+from xlaserve.images.image_input import ImageInput, PixelType
 from xlaserve.models.catalog import Model
 
 
-def decode_for(model: Model, image: Encoded, place: Place, limits: ImageLimits) -> Decoded:
-    """Returns an image as pixels of the model's colours, and of the size that `place` gives it.
+class Conversion(NamedTuple):
+    """All that decides which pixels an encoded image becomes, apart from its place in the model's input.
 
-    Raises InvalidArgument for a model that takes no pictures, and what `decode` raises.
+    The fields are arguments of `images.decoder.decode`.
+    """
+
+    decoding: Decoding
+    color: Color
+    grey16: Grey16 | Window | None
+    resize: ResizeSettings
+    equalize: bool
+    dtype: PixelType
+
+
+def conversion(model: Model, image: ImageInput | None = None) -> Conversion:
+    """Returns how images become the pixels of an input, the model's first by default.
+
+    Raises InvalidArgument for a first input that takes no pictures; others must take them.
     """
     settings = model.settings
-    return decode(
-        image,
-        place,
-        limits,
-        decoding=model.decode,
-        color=model.color,
-        grey16=settings.grey16,
-        resize=model.resize,
-        equalize=settings.equalize,
-        dtype=model.image.dtype,
-    )
+    color = model.color if image is None else image.color
+    assert color is not None
+    dtype = (image or model.image).dtype
+    return Conversion(model.decode, color, settings.grey16, model.resize, settings.equalize, dtype)
+
+
+def decode_for(
+    model: Model,
+    encoded: Encoded,
+    place: Place,
+    limits: ImageLimits,
+    hold: Hold = nullcontext,
+    *,
+    image: ImageInput | None = None,
+) -> Decoded:
+    """Returns an image as an input of the model takes it, in the size that `place` gives it; see `conversion`.
+
+    Raises what that and `decode` raise.
+    """
+    return decode(encoded, place, limits, hold, **conversion(model, image)._asdict())

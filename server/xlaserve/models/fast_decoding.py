@@ -18,6 +18,7 @@ from xlaserve.engine.warmup.auto_buckets import Programs
 from xlaserve.engine.warmup.difference import Difference, compare
 from xlaserve.images.decoder import ImageLimits, Place, decode
 from xlaserve.models.catalog import Model
+from xlaserve.models.encoded_images import conversion
 
 _SCENES: Final = 2
 _SCALES: Final = (4, 4, 6, 8)
@@ -56,8 +57,8 @@ def measure(model: Model, programs: Programs, mode: Mode, limits: ImageLimits) -
 
 
 def _decoded(encoded: bytes, model: Model, where: Place, limits: ImageLimits, way: Decoding) -> Images:
-    dtype = model.image.dtype
-    return decode(encoded, where, limits, decoding=way, color=model.color, resize=model.resize, dtype=dtype).pixels
+    options = conversion(model)._replace(decoding=way)
+    return decode(encoded, where, limits, **options._asdict()).pixels
 
 
 def photograph(height: int, width: int, seed: int = 0) -> Image.Image:

@@ -14,9 +14,10 @@ from xlaserve.admission.image_memory import ImageMemory
 from xlaserve.engine.buckets.demand import Resolution
 from xlaserve.engine.inputs import Images, Rows
 from xlaserve.errors import RequestError
-from xlaserve.images.decoder import Encoded, ImageLimits, Place, decode
+from xlaserve.images.decoder import Encoded, ImageLimits, Place
 from xlaserve.images.frame import Frame, whole
 from xlaserve.images.image_input import ImageInput
+from xlaserve.models.encoded_images import decode_for
 from xlaserve.models.version import Served
 from xlaserve.pipeline.request_inputs import size_of
 
@@ -65,21 +66,10 @@ class RowDecoder:
     def _decoded(
         self, encoded: Sequence[Encoded], row: int, place: Place, image: ImageInput | None
     ) -> tuple[Images, Frame]:
-        assert image is not None
-        assert image.color is not None  # see `check_colors`
-        settings, model = self._served.settings, self._served.model
+        assert image is not None  # see `check_colors`
         try:
-            pixels, frame, warning = decode(
-                encoded[row],
-                place,
-                self._limits,
-                self._memory.hold,
-                model.decode,
-                color=image.color,
-                grey16=settings.grey16,
-                resize=model.resize,
-                equalize=settings.equalize,
-                dtype=image.dtype,
+            pixels, frame, warning = decode_for(
+                self._served.model, encoded[row], place, self._limits, self._memory.hold, image=image
             )
         except RequestError as error:
             if len(encoded) > 1:

@@ -34,10 +34,11 @@ from xlaserve.images import decoder
 from xlaserve.images.decoder import Decoded, Place
 from xlaserve.images.frame import Frame, place, whole
 from xlaserve.images.image_input import RGB, ImageInput
+from xlaserve.models import encoded_images
 from xlaserve.models.catalog import Model
 from xlaserve.models.task import Classification, Segmentation, Task
 from xlaserve.models.version import Served
-from xlaserve.pipeline import pipeline, request_decoding, request_inputs
+from xlaserve.pipeline import pipeline, request_inputs
 from xlaserve.pipeline.pipeline import Pipeline, Request
 from xlaserve.pipeline.request_inputs import Pending
 
@@ -223,7 +224,7 @@ async def test_the_time_that_decoding_and_rendering_take_is_told(
     def render(outputs: Outputs, frame: Frame) -> None:
         clock.now += 0.25
 
-    for module in (pipeline, request_decoding):
+    for module in (pipeline, encoded_images):
         monkeypatch.setattr(module, "decode", slow)
     answer = await pipe.run(served, Request("", [png(1)], DEADLINE, Renders(render)))
     timings = answer.timings
@@ -259,15 +260,15 @@ async def test_images_are_decoded_as_the_model_says_and_those_to_draw_into_exact
 ) -> None:
     ways = []
 
-    def watched(data: bytes, place: Place, *rest: Any, **_: Any) -> Decoded:
-        ways.append(rest[2] if len(rest) > 2 else Decoding.EXACT)
+    def watched(data: bytes, place: Place, *_: Any, decoding: Decoding = Decoding.EXACT, **__: Any) -> Decoded:
+        ways.append(decoding)
         return Decoded(pixels(1)[0], place(4, 6))
 
     class Nothing(NamedTuple):
         def drawer(self, task: Any) -> pipeline.Draw:
             return lambda outputs, frame, image: None
 
-    for module in (pipeline, request_decoding):
+    for module in (pipeline, encoded_images):
         monkeypatch.setattr(module, "decode", watched)
     for decode in Decoding:
         said = make_served(batcher, (4, 6), decode=decode)
@@ -293,7 +294,7 @@ async def test_decoding_never_runs_on_the_event_loop(
         threads.add(threading.current_thread())
         return decode(*args, **options)
 
-    for module in (pipeline, request_decoding):
+    for module in (pipeline, encoded_images):
         monkeypatch.setattr(module, "decode", watched)
     await pipe.run(served, Request("", [png(1)] * 8, DEADLINE))
     assert threads
@@ -331,7 +332,7 @@ async def test_a_full_queue_refuses_before_anything_is_decoded(
     pipe: Pipeline, served: Served, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[bytes] = []
-    monkeypatch.setattr(request_decoding, "decode", lambda data, *_, **__: decoded.append(data))
+    monkeypatch.setattr(encoded_images, "decode", lambda data, *_, **__: decoded.append(data))
     batcher.full = QueueFull("model m: full")
     with pytest.raises(QueueFull):
         await pipe.run(served, Request("", [png(1)], DEADLINE))
@@ -342,7 +343,7 @@ async def test_what_could_not_be_answered_in_time_is_refused_before_anything_is_
     pipe: Pipeline, served: Served, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[bytes] = []
-    monkeypatch.setattr(request_decoding, "decode", lambda data, *_, **__: decoded.append(data))
+    monkeypatch.setattr(encoded_images, "decode", lambda data, *_, **__: decoded.append(data))
     batcher.unreachable = DeadlineUnreachable("too much waits", 2.0)
     with pytest.raises(DeadlineUnreachable):
         await pipe.run(served, Request("", [png(1)] * 3, DEADLINE, priority=1))
@@ -444,7 +445,7 @@ class HeldUp:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.decoded: list[bytes] = []
         self.begun, self.go_on = threading.Event(), threading.Event()
-        monkeypatch.setattr(request_decoding, "decode", self._decode)
+        monkeypatch.setattr(encoded_images, "decode", self._decode)
 
     def _decode(self, data: bytes, place: Place, *_: Any, **__: Any) -> Decoded:
         self.decoded.append(data)

@@ -25,8 +25,9 @@ from xlaserve.engine.inputs import Images
 from xlaserve.engine.niceness import yield_to_traffic
 from xlaserve.engine.request import EngineRequest, Result
 from xlaserve.errors import DeadlineExceeded, EngineLost, InvalidArgument, ModelNotReady, QueueFull, XlaserveError
-from xlaserve.images.decoder import Decoded, Encoded, ImageLimits, decode
+from xlaserve.images.decoder import Decoded, Encoded, ImageLimits
 from xlaserve.images.frame import Frame, whole
+from xlaserve.models.encoded_images import conversion, decode_for
 from xlaserve.models.likeness import OfImage, can_compare, likeness
 from xlaserve.models.task import Task
 from xlaserve.models.version import Served
@@ -241,38 +242,12 @@ def _inputs(sides: tuple[Side, Side], images: RequestImages, limits: ImageLimits
 def _decoded(sides: tuple[Side, Side], images: Sequence[Encoded], limits: ImageLimits) -> tuple[Input, Input]:
     """Decodes images. Those that go into another resolution than the first are left out."""
     ours, theirs = (side.served for side in sides)
-    ways = [
-        (
-            served.inputs,
-            served.model.fit,
-            served.model.resize,
-            served.model.decode,
-            served.model.image.color,
-            served.model.image.dtype,
-            served.settings.grey16,
-            served.settings.equalize,
-        )
-        for served in (ours, theirs)
-    ]
+    ways = [(served.inputs, served.model.placing, conversion(served.model)) for served in (ours, theirs)]
     is_alike = ways[0] == ways[1]
 
-    def decode_for(served: Served, image: Encoded) -> Decoded:
-        settings, model = served.settings, served.model
-        return decode(
-            image,
-            served.place,
-            limits,
-            decoding=model.decode,
-            color=model.color,
-            grey16=settings.grey16,
-            resize=model.resize,
-            equalize=settings.equalize,
-            dtype=model.image.dtype,
-        )
-
     def decode_row(image: Encoded) -> tuple[Decoded, Decoded]:
-        decoded = decode_for(ours, image)
-        return decoded, decoded if is_alike else decode_for(theirs, image)
+        decoded = decode_for(ours.model, image, ours.place, limits)
+        return decoded, decoded if is_alike else decode_for(theirs.model, image, theirs.place, limits)
 
     first = decode_row(images[0])
     rows = [first, *map(decode_row, images[1 : _fitting(sides, [one.frame for one in first])])]

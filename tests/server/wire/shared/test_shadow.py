@@ -93,6 +93,7 @@ class World:
         fit: Fit = Fit.RESIZE,
         decode: Decoding | None = None,
         image: ImageInput = RGB,
+        border: int | None = None,
     ) -> Served:
         settings = ModelSettings(
             name="m",
@@ -102,6 +103,7 @@ class World:
             shadow=shadow,
             fit=fit,
             decode=decode,
+            border=border,
         )
         buckets, task = (Bucket(4, *size),), task or Classification(10)
         model = Model(cast(Any, None), size, task, "random", image=image, settings=settings, buckets=buckets)
@@ -229,6 +231,25 @@ async def test_encoded_images_are_decoded_as_each_version_takes_them(world: Worl
     assert sorted(shapes) == [(2, 4, 6, 3), (2, 8, 8, 3)]
     (found,) = world.findings.values()
     assert found.agreement.value == 1.0
+
+
+async def test_a_version_with_another_border_is_compared_as_it_answers(world: World) -> None:
+    world.served = world.add("1", ShadowSettings(version="2", share=1.0), size=(8, 8), fit=Fit.LETTERBOX, border=0)
+    world.add("2", size=(8, 8), fit=Fit.LETTERBOX, border=9)
+    corners: dict[str, int] = {}
+
+    def answer_of(version: str) -> Callable[[Mode, Images], Outputs]:
+        def answer(mode: Mode, images: Images) -> Outputs:
+            corners[version] = int(images[0, 0, 0, 0])
+            return (_one_hot(images[:, 3:, 3:]),)
+
+        return answer
+
+    for version, served in world.versions.items():
+        cast(Batcher, served.engine).answer_of = answer_of(version)
+    world.shadows.offer(world.served, [png(1)], Mode.XLA)
+    await world.done()
+    assert corners == {"1": 0, "2": 9}
 
 
 async def test_a_version_that_decodes_fast_is_compared_as_it_answers(world: World) -> None:
