@@ -15,6 +15,7 @@ from xlaserve.models.version import Served
 from xlaserve.pipeline.pipeline import Answer, Render, Request
 from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.grpc.vision_messages import Response, VisionMessage, pipeline_request
+from xlaserve.wire.shared import objects
 from xlaserve.wire.shared.objects import task_of
 from xlaserve.wire.shared.output_tensors import MAX_INLINE_US
 from xlaserve_proto import vision_pb2 as pb
@@ -65,11 +66,8 @@ def located(request: pb.LocateRequest, served: Served, answer: Answer) -> Respon
 
 
 def _message(task: Keypoints, points: NDArray[Value], frame: Frame, min_score: float) -> pb.Keypoints:
-    kept = task.above(points, min_score)
-    places = frame.points_to_original(points[kept, :2]).tolist()
-    scores = points[kept, 2].tolist() if task.has_scores else [None] * len(kept)
     found = [
-        pb.Keypoint(index=index, label=task.label(index), score=score, x=x, y=y)
-        for index, score, (x, y) in zip(kept.tolist(), scores, places, strict=True)
+        pb.Keypoint(index=one.index, label=task.label(one.index), score=one.score, x=one.x, y=one.y)
+        for one in objects.located(task, points, frame, min_score)
     ]
     return pb.Keypoints(keypoints=found, height=frame.height, width=frame.width)

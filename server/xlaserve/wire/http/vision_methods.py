@@ -41,7 +41,7 @@ from xlaserve.wire.http.message import HttpAnswer, HttpRequest, Json, separated,
 from xlaserve.wire.shared.call import Calls
 from xlaserve.wire.shared.inference import check_priority
 from xlaserve.wire.shared.input_tensors import MAX_IMAGES
-from xlaserve.wire.shared.objects import DEFAULT_TOP_K, in_original, task_of, within
+from xlaserve.wire.shared.objects import DEFAULT_TOP_K, in_original, located, task_of, within
 from xlaserve.wire.shared.parts import Part
 
 SIDES: Final = ("x_min", "y_min", "x_max", "y_max")
@@ -281,11 +281,12 @@ class LocatedKeypoints(NamedTuple):
 
         def render(outputs: Outputs, frame: Frame) -> bytes:
             (points,) = keypoints.points(outputs)
-            kept = keypoints.above(points, self.min_score)
-            scores = points[kept, 2].tolist() if keypoints.has_scores else [math.nan] * len(kept)
-            rows = zip(kept.tolist(), scores, frame.points_to_original(points[kept, :2]).tolist(), strict=True)
             found = [
-                {**_named(keypoints, index, score), "x": _number(x), "y": _number(y)} for index, score, (x, y) in rows
+                {
+                    **_named(keypoints, one.index, math.nan if one.score is None else one.score),
+                    **{"x": _number(one.x), "y": _number(one.y)},
+                }
+                for one in located(keypoints, points, frame, self.min_score)
             ]
             return to_json({"keypoints": found, "height": frame.height, "width": frame.width})
 

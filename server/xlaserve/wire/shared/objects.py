@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from threading import Lock
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xlaserve.engine.program import Outputs
 from xlaserve.errors import ImageTooLarge, InvalidArgument
@@ -67,6 +69,25 @@ def in_original(objects: Objects, frame: Frame, most: int = 0) -> Objects:
     is_inside = (boxes[:, :2] < boxes[:, 2:]).all(axis=1)  # else it is in the border, where there is no image
     kept = np.flatnonzero(is_inside)[: most or None]
     return Objects(boxes[kept], objects.classes[kept], objects.scores[kept])
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A keypoint in the original's pixels."""
+
+    index: int
+    score: float | None
+    """None where the model gives none."""
+    x: float
+    y: float
+
+
+def located(task: Keypoints, points: NDArray[Any], frame: Frame, min_score: float) -> list[Located]:
+    """Returns the keypoints of one image, `points` of `Keypoints.points`, whose scores are at least `min_score`."""
+    kept = task.above(points, min_score)
+    scores = points[kept, 2].tolist() if task.has_scores else [None] * len(kept)
+    places = frame.points_to_original(points[kept, :2]).tolist()
+    return [Located(index, score, *place) for index, score, place in zip(kept.tolist(), scores, places, strict=True)]
 
 
 def within(render: Callable[[Outputs, Frame], bytes], max_bytes: int) -> Render:
