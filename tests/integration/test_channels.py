@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.integration.conftest import Server, StartServer
+from tests.integration.rest import ask
 
 from xlaserve_client import InvalidRequest, VisionClient
 
@@ -86,19 +87,6 @@ def server(
         "unmatched": "background",
     }
     yield start_module_server({"models": [*models, anywhere], "fronts": request.param})
-
-
-def ask(server: Server, path: str, body: Any = None) -> tuple[int, Any]:
-    connection = HTTPConnection(server.http, timeout=60)
-    try:
-        if body is None:
-            connection.request("GET", path)
-        else:
-            connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-    finally:
-        connection.close()
 
 
 @pytest.mark.parametrize("mode", ["xla", "graph"])

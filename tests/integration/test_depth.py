@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import warnings
 from collections.abc import Mapping
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.integration.conftest import Server, StartServer
+from tests.integration.rest import ask, infer
 
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
@@ -118,24 +117,8 @@ def input_of(name: str) -> str:
     return {"series": "steps", "features": "given"}.get(name, "pixels")
 
 
-def ask(server: Server, path: str, body: Any = None) -> tuple[int, Any]:
-    connection = HTTPConnection(server.http, timeout=60)
-    try:
-        if body is None:
-            connection.request("GET", path)
-        else:
-            connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-    finally:
-        connection.close()
-
-
 def over_rest(server: Server, name: str, tensor: Mapping[str, Any], **parameters: str) -> Any:
-    status, answer = ask(server, f"/v2/models/{name}/infer", {"inputs": [tensor], "parameters": parameters})
-    assert status == 200, answer
-    (output,) = answer["outputs"]
-    return np.reshape(output["data"], output["shape"])
+    return infer(server, name, [tensor], **parameters)
 
 
 def listed(name: str, values: Any) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.integration.conftest import Server, StartServer
+from tests.integration.rest import ask, infer
 
 from xlaserve_proto import open_inference_pb2 as pb
 from xlaserve_proto import open_inference_pb2_grpc as oip_grpc
@@ -115,19 +116,6 @@ def rows(name: str, count: int, seed: int = 0) -> Inputs:
     }
 
 
-def ask(server: Server, path: str, body: Any = None) -> tuple[int, Any]:
-    connection = HTTPConnection(server.http, timeout=60)
-    try:
-        if body is None:
-            connection.request("GET", path)
-        else:
-            connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-    finally:
-        connection.close()
-
-
 def listed(inputs: Inputs) -> list[dict[str, Any]]:
     return [
         {"name": name, "datatype": DATATYPES[str(one.dtype)], "shape": [*one.shape], "data": one.tolist()}
@@ -136,11 +124,7 @@ def listed(inputs: Inputs) -> list[dict[str, Any]]:
 
 
 def over_rest(server: Server, name: str, inputs: Inputs, **parameters: str) -> Any:
-    body = {"inputs": listed(inputs), "parameters": parameters}
-    status, answer = ask(server, f"/v2/models/{name}/infer", body)
-    assert status == 200, answer
-    (output,) = answer["outputs"]
-    return np.reshape(output["data"], output["shape"])
+    return infer(server, name, listed(inputs), **parameters)
 
 
 @pytest.mark.parametrize("mode", MODES)
