@@ -1,4 +1,4 @@
-"""What is tried of torchvision, and what came of it, a line of JSON for each model."""
+"""Models of torchvision that are tried, and a record of each: a file with a line of JSON for each model."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def telling() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """What came of a model."""
+    """The record of a model that was tried."""
 
     name: str
     side: int

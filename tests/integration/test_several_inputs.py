@@ -188,7 +188,7 @@ def test_binary_tensors_lie_one_behind_the_other_over_rest(server: Server, world
 
 
 def test_programs_come_from_the_compile_cache(start_server: StartServer, world: World) -> None:
-    """Those of this test's first start, at its second; a model that is loaded again answers as before."""
+    """Programs of the first start are loaded at the second; a model that is loaded again answers as before."""
     cache = world.folder / "kept"
     models = [
         {"name": name, "source": str(world.folder / f"{name}.keras"), "buckets": [1, 4], "modes": ["xla", "graph"]}

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from xlaserve.config import ModelSettings, Settings
-from xlaserve.processes.first_call import first_call
+from xlaserve.processes.first_call import DEFAULT_TARGET, first_call
+from xlaserve_client import connection
 
 MODELS = (ModelSettings(name="cats", source="builtin:noop"), ModelSettings(name="dogs", source="builtin:noop"))
 
@@ -46,3 +47,7 @@ def test_the_first_call_can_be_typed_as_it_is_shown(
     settings: dict[str, object], addresses: dict[str, str | None], says: str
 ) -> None:
     assert first_call(Settings(models=MODELS, **settings), addresses) == says
+
+
+def test_the_target_that_is_left_out_is_the_clients_own() -> None:
+    assert DEFAULT_TARGET == connection.DEFAULT_TARGET

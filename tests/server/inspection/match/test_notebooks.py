@@ -27,7 +27,7 @@ Pixels = NDArray[Any]
 Networks = Callable[..., Path]
 SIZE = (SIDE, SIDE)
 BY_PILLOW = {"resize": {"library": "pillow", "filter": "bilinear"}, "decode": "exact"}
-"""What `load_img` does, and what files of Keras have no default for."""
+"""The settings of `load_img`, which are no defaults of files of Keras."""
 
 
 @pytest.fixture(autouse=True)
@@ -49,13 +49,13 @@ def nearest(path: Path) -> Pixels:
 
 
 def of_a_data_set(path: Path) -> Pixels:
-    """As `image_dataset_from_directory` loads images."""
+    """Returns pixels as `image_dataset_from_directory` loads them."""
     pixels = tf.io.decode_image(tf.io.read_file(str(path)), channels=3, expand_animations=False)
     return np.asarray(tf.image.resize(pixels, SIZE)) / 255
 
 
 def cut(path: Path) -> Pixels:
-    """As `image_dataset_from_directory(crop_to_aspect_ratio=True)`."""
+    """Returns pixels as `image_dataset_from_directory(crop_to_aspect_ratio=True)` loads them."""
     pixels = tf.io.decode_image(tf.io.read_file(str(path)), channels=3, expand_animations=False)
     return np.asarray(keras.preprocessing.image.smart_resize(pixels, SIZE)) / 255
 
@@ -90,7 +90,7 @@ def standardized(path: Path) -> Pixels:
 
 
 def blue_first(path: Path) -> Pixels:
-    """As `cv2.imread` has the channels."""
+    """Returns pixels with their channels in the order of `cv2.imread`."""
     return load_img(path)[..., ::-1] / 255
 
 
@@ -106,7 +106,7 @@ def letterboxed(path: Path, border: int = 114) -> Pixels:
 
 
 def padded(path: Path) -> Pixels:
-    """As `tf.image.resize_with_pad` has it, but in whole levels."""
+    """Returns pixels of `tf.image.resize_with_pad`, in whole levels."""
     return letterboxed(path, border=0) / 255
 
 
