@@ -27,7 +27,7 @@ Pixels = NDArray[Any]
 Networks = Callable[..., Path]
 SIZE = (SIDE, SIDE)
 BY_PILLOW = {"resize": {"library": "pillow", "filter": "bilinear"}, "decode": "exact"}
-"""The settings of `load_img`, which are no defaults of files of Keras."""
+"""The settings of `load_img` with bilinear interpolation, which are no defaults of files of Keras."""
 
 
 @pytest.fixture(autouse=True)

@@ -95,7 +95,7 @@ def scores(model: Model, mode: Mode = Mode.XLA, output: int = 0) -> NDArray[Any]
 
 
 def wanted(source: str) -> NDArray[Any]:
-    """What TensorFlow itself answers to the same images as PNG files."""
+    """TensorFlow's own answers to the same images as PNG files."""
     function = tf.saved_model.load(source).signatures["serving_default"]
     encoded = tf.stack([tf.io.encode_png(image) for image in PIXELS])
     if source.endswith("base64"):

@@ -85,7 +85,7 @@ def test_numbers_are_filled_up_with_the_last_one(
 
 
 def test_filling_up_makes_no_list_of_numbers() -> None:
-    """It would take a hundred times as long, and hold the interpreter's lock for it."""
+    """A list of numbers would take a hundred times as long, and hold the interpreter's lock for it."""
     shape = (4, 2**18)
     given = TensorInput("x", tensor(pb.DT_FLOAT, shape, float_val=[1]), {})
     tracemalloc.start()
