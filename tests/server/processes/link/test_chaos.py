@@ -199,6 +199,19 @@ class RawFront:
         request = EngineRequest((pictures(1),), Mode.XLA, FAR)
         return pack_request(request, job, model, offset, 4096)
 
+    async def received(self, words: bytes) -> bool:
+        """Whether a record with these words comes before the end."""
+
+        def read() -> bool:
+            data = b""
+            while words not in data:
+                if not (more := self.socket.recv(2**16)):
+                    return False
+                data += more
+            return True
+
+        return await asyncio.to_thread(read)
+
     async def is_hung_up_on(self) -> bool:
         def read() -> bool:
             with self.socket:
@@ -243,6 +256,20 @@ async def test_what_no_front_would_send_ends_that_link_alone(process: EngineProc
         pass
     tasks.clear()
     await until_nothing_is_held(engines)
+    await until_no_other_front(process)
+    await engines.stop()
+
+
+async def test_a_job_of_a_model_that_was_unloaded_fails_alone(process: EngineProcess) -> None:
+    """Its rows need not fit those of any other model."""
+    engines = await EnginesElsewhere.connect(process)
+    front = RawFront(process.path)
+    model = engines.model("numbers").snapshot.id
+    with front.socket:
+        unknown = front.submit(1, model)._replace(model=2**20, size_bytes=64)
+        front.socket.sendall(pack(unknown) + pack(front.submit(2, model)))
+        assert await front.received(b"unloaded")
+        assert await process.ask("fronts") == 2
     await until_no_other_front(process)
     await engines.stop()
 

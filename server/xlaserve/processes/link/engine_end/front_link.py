@@ -166,8 +166,10 @@ class FrontLink:
             raise Garbled(f"more than {self._max_jobs} jobs at a time")
         if submit.mode >= len(MODES) or submit.priority not in WEIGHTS or math.isnan(submit.deadline):
             raise Garbled(f"job {job} with mode {submit.mode}, priority {submit.priority}, deadline {submit.deadline}")
-        of_rows = layout(self._models.inputs(submit.model), submit.height, submit.width)
-        if not submit.images or not arrays_bytes(1, of_rows):
+        # Without inputs, the model was unloaded while the job was on its way.
+        inputs = self._models.inputs(submit.model)
+        of_rows = layout(inputs, submit.height, submit.width)
+        if not submit.images or (inputs and not arrays_bytes(1, of_rows)):
             raise Garbled(f"job {job} without rows")
         try:
             memory = self._view.memory(submit.offset, submit.size_bytes)

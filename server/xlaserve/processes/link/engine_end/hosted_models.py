@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from xlaserve.engine.batching.model_queues import Live
-from xlaserve.engine.inputs import RGB_IMAGE, Inputs
+from xlaserve.engine.inputs import Inputs
 from xlaserve.engine.model_engine import ModelEngine
 from xlaserve.errors import ModelNotReady
 from xlaserve.processes.link.engine_state import ModelSnapshot, Snapshot
@@ -58,8 +58,8 @@ class HostedModels:
         return self._models[model].engine
 
     def inputs(self, model: int) -> Inputs:
-        """Returns the inputs of a model; those of most for an unknown model, which runs none."""
-        return RGB_IMAGE if (hosted := self._models.get(model)) is None else hosted.snapshot.inputs
+        """Returns the inputs of a model; none for an unknown model, which runs no rows."""
+        return () if (hosted := self._models.get(model)) is None else hosted.snapshot.inputs
 
     def outstanding_s(self, model: int) -> float | None:
         """Returns the seconds in which all that waits and runs of a model should be answered; None for an unknown
