@@ -14,7 +14,7 @@ from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.grpc.packed_lists import ListField
 from xlaserve.wire.grpc.wire_format import LARGE_BYTES
 from xlaserve.wire.shared.inference import Parameters
-from xlaserve.wire.shared.input_tensors import MAX_SHOWN, SHARED_MEMORY
+from xlaserve.wire.shared.input_tensors import MAX_INPUTS, MAX_SHOWN, SHARED_MEMORY
 from xlaserve_proto import open_inference_pb2 as pb
 
 RAW: Final = "raw_input_contents"
@@ -141,7 +141,7 @@ class InferMessages:
             message = _parse(data)
         except DecodeError:
             return None
-        if message.raw and not message.head.id:
+        if 0 < len(message.raw) <= MAX_INPUTS and not message.head.id:  # more are refused
             self._learn(data, message.raw)
         return message
 

@@ -130,9 +130,12 @@ class OpenInference(OpenInferenceModels):
             if message.head.has_shared:
                 shared = SharedTensors(for_peer(self.shared_memory, context), message)
                 message = await shared.fill(message)
-            image = call.served.model.image
-            request, wanted = inference.parse(infer_request(message, image), call, LISTING)
-            learn_shape(message, request.images, image)
+            model = call.served.model
+            image = model.image if model.is_of_one_image else None
+            plain = infer_request(message, image)
+            request, wanted = inference.parse(plain, call, LISTING)
+            if plain.known_images is None:
+                learn_shape(message, request.images, image)
             answer = await call.run(request)
             tensors = output_tensors(wanted, call.served, answer, LISTING)
             wire = _respond(head.id, tensors, call.served, answer, shared)

@@ -18,7 +18,7 @@ from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.grpc.infer_message import BYTES, RAW, TYPED, TYPED_BY_NAME, InferMessage, parameter_items
 from xlaserve.wire.grpc.packed_lists import PackedListing, listed_numbers, numbers_of, pixels_of
 from xlaserve.wire.shared.inference import InferRequest, RequestedOutput, check_parameters
-from xlaserve.wire.shared.input_tensors import PIXELS, SHARED_MEMORY, check_count
+from xlaserve.wire.shared.input_tensors import SHARED_MEMORY, check_count
 from xlaserve.wire.shared.output_tensors import OutputTensor
 from xlaserve.wire.shared.shared_memory import Slot
 from xlaserve_proto import open_inference_pb2 as pb
@@ -84,10 +84,10 @@ class _Input:
         """Returns views or a copy of what was sent."""
         field = TYPED.get(self.datatype)
         if field is None:
-            raise InvalidArgument(f"{self.values_field} of {PIXELS}", f"{self.datatype} as {RAW}", "a list")
+            raise InvalidArgument(f"{self.values_field} of {self.name[:64]}", f"{self.datatype} as {RAW}", "a list")
         listed, views = getattr(self._tensor.contents, field.name), self._message.contents.get(field.name, ())
-        numbers = numbers_of(field, listed, views, self.values_field, RAW)
-        check_count(len(numbers), shape, self.values_field, f"values in {field.name}")
+        numbers = numbers_of(field, listed, views, f"{self.values_field} of {self.name[:64]}", RAW)
+        check_count(len(numbers), shape, self.values_field, f"values in {field.name}", self.name[:64])
         return pixels_of(numbers, shape)
 
     def elements(self) -> list[Encoded]:
@@ -96,7 +96,7 @@ class _Input:
     def numbers(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Returns an array of the listed numbers."""
         if (number := LISTING.fields.get(self.datatype)) is None:  # type: ignore[call-overload]
-            raise InvalidArgument(f"{self.values_field} of {self.name}", f"{self.datatype} as {RAW}", "a list")
+            raise InvalidArgument(f"{self.values_field} of {self.name[:64]}", f"{self.datatype} as {RAW}", "a list")
         name = _CONTENTS[number].name
         field, views = TYPED_BY_NAME.get(name), self._message.contents.get(name, ())
         return listed_numbers(
@@ -111,8 +111,9 @@ class _Input:
         )
 
 
-def infer_request(message: InferMessage, image: ImageInput = RGB) -> InferRequest:
-    """Returns a request for the input `image` as plain data, views of the message.
+def infer_request(message: InferMessage, image: ImageInput | None = RGB) -> InferRequest:
+    """Returns a request for the input `image` as plain data, views of the message; None for a model of other inputs
+    than one image.
 
     Raises InvalidArgument or UnsupportedFeature.
     """
@@ -130,13 +131,12 @@ def infer_request(message: InferMessage, image: ImageInput = RGB) -> InferReques
     return InferRequest((), outputs, parameters, is_raw, head.id, known_images)
 
 
-def learn_shape(message: InferMessage, images: Given, image: ImageInput = RGB) -> None:
+def learn_shape(message: InferMessage, images: Given, image: ImageInput | None = RGB) -> None:
     """Remembers the shape of a request's images, once they were checked for the input `image`, where the next ones can
-    do without."""
+    do without; see `infer_request`."""
     head = message.head
-    is_known = head.known_shape is not None and head.known_input == image
     is_one = len(head.fields.inputs) == 1
-    if is_known or not is_one or not message.raw or not isinstance(images, np.ndarray):
+    if image is None or not is_one or not message.raw or not isinstance(images, np.ndarray):
         return
     tensor = head.fields.inputs[0]
     # A model that is loaded again may be strict, and refuse parameters that were ignored.

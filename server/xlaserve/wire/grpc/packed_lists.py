@@ -17,7 +17,7 @@ from xlaserve.errors import InvalidArgument
 from xlaserve.models.task import DATATYPES, Datatype
 from xlaserve.pipeline.request_inputs import Readable
 from xlaserve.wire.grpc import wire_format
-from xlaserve.wire.shared.input_tensors import PIXELS
+from xlaserve.wire.shared.input_tensors import check_count
 from xlaserve.wire.shared.named_inputs import cast
 from xlaserve.wire.shared.output_tensors import raw_part
 from xlaserve.wire.shared.parts import Part
@@ -46,19 +46,23 @@ class PackedIntegers:
 
     field: ListField
     where: str
+    """The field for messages: `contents of pixels`."""
     octets: NDArray[np.uint8]
     count: int
 
     def __len__(self) -> int:
         return self.count
 
-    def read(self) -> NDArray[np.int32]:
-        """Returns the integers. Raises InvalidArgument."""
+    def values(self) -> NDArray[Any]:
+        """Returns the integers as int32 or uint32, as their field has them. Raises InvalidArgument."""
         try:
-            values = wire_format.unpacked(self.octets)
+            return wire_format.unpacked(self.octets).view(self.field.dtype)
         except DecodeError:
             raise _not_packed(self.field, self.where) from None
-        return _narrowed(values.view(self.field.dtype))
+
+    def read(self) -> NDArray[np.int32]:
+        """Returns pixels of the integers. Raises InvalidArgument."""
+        return _narrowed(self.values())
 
 
 class ListedPixels(NamedTuple):
@@ -99,14 +103,14 @@ def numbers_of(
 ) -> NDArray[Any] | PackedIntegers:
     """Returns the numbers of a list: as protobuf has `listed` them, or as its `views` do, without a copy.
 
-    Raises InvalidArgument for too many, of which `raw_field` takes more, and where both have some: nobody knows in
-    which order.
+    `where` is the field for messages. Raises InvalidArgument for too many, of which `raw_field` takes more, and where
+    both have some: nobody knows in which order.
     """
     if not views:
         return _narrowed(np.array(listed, field.dtype))
     size_bytes = sum(map(len, views))
     too_many = InvalidArgument(
-        f"{where} of {PIXELS}",
+        where,
         f"at most {MAX_LISTED_VALUES} values; {raw_field} takes more",
         f"{size_bytes} bytes",
     )
@@ -143,21 +147,27 @@ def listed_numbers(
     where: str,
     name: str,
     raw_field: str,
+    fills: bool = False,
 ) -> NDArray[Any]:
     """Returns an input that holds no images: `listed` by protobuf, or `views` of a packed `field` that is known.
 
+    `where` is the list's name for messages. Numbers that are missing are the same as the last one where it `fills`.
     Raises InvalidArgument for numbers that are none of `dtype`, or too few or too many for `shape`.
     """
     numbers: Any = listed
+    place, count = f"{where} of {name[:64]}", math.prod(shape)
     if views:
         assert field is not None
-        numbers = numbers_of(field, listed, views, where, raw_field)
-        if isinstance(numbers, PackedIntegers):
-            numbers = wire_format.unpacked(numbers.octets).view(field.dtype)
-    if len(numbers) != math.prod(shape):
-        expected = f"{math.prod(shape)} values for {list(shape)}"
-        raise InvalidArgument(f"{where} of {name}", expected, f"{len(numbers)} values")
-    return cast(np.asarray(numbers), dtype, f"{where} of {name}").reshape(shape)
+        numbers = numbers_of(field, listed, views, place, raw_field)
+    sent = len(numbers)
+    if not (fills and 1 <= sent <= count):  # before they are read, which takes a time by their number
+        check_count(sent, shape, where, name=name[:64])
+    values = cast(np.asarray(numbers.values() if isinstance(numbers, PackedIntegers) else numbers), dtype, place)
+    if sent < count:
+        filled = np.full(count, values[-1])  # unlike a list, without the interpreter's lock
+        filled[:sent] = values
+        values = filled
+    return values.reshape(shape)
 
 
 def _narrowed(values: NDArray[Any]) -> NDArray[Any]:
@@ -166,7 +176,7 @@ def _narrowed(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _not_packed(field: ListField, where: str) -> InvalidArgument:
-    return InvalidArgument(f"{where} of {PIXELS}", f"packed values in {field.name}", "other bytes")
+    return InvalidArgument(where, f"packed values in {field.name}", "other bytes")
 
 
 class PackedListing(NamedTuple):

@@ -17,8 +17,8 @@ from xlaserve.models.version import Served
 from xlaserve.pipeline.pipeline import Answer, Request
 from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.grpc.reader import Parser
-from xlaserve.wire.grpc.tensor_protos import VIEWED, TensorInput, output_parts
-from xlaserve.wire.grpc.wire_format import LARGE_BYTES, Wire
+from xlaserve.wire.grpc.tensor_protos import CONTENT, LISTS, VIEWED, TensorInput, output_parts
+from xlaserve.wire.grpc.wire_format import LARGE_BYTES, MAX_REST_BYTES, Wire
 from xlaserve.wire.shared.inference import InferRequest, RequestedOutput
 from xlaserve.wire.shared.input_tensors import MAX_IMAGES, MAX_INPUTS
 from xlaserve.wire.shared.output_tensors import OutputTensor
@@ -36,6 +36,7 @@ INPUT: Final = "input"
 
 _KEY, _VALUE = 1, 2
 _TENSORS: Final[wire_format.Fields] = {pb.PredictRequest.INPUTS_FIELD_NUMBER: {_VALUE: VIEWED}}
+_LISTED: Final = {field.name for field in LISTS.values()}
 _FEATURE: Final[wire_format.Fields] = {_VALUE: {pb.Feature.BYTES_LIST_FIELD_NUMBER: BYTES_LIST}}
 _EXAMPLES: Final[wire_format.Fields] = {
     pb.ClassificationRequest.INPUT_FIELD_NUMBER: {
@@ -60,14 +61,21 @@ class ServingMessage(NamedTuple, Generic[MessageT]):
 def _view(
     message: type[MessageT], fields: wire_format.Fields, least: int, data: bytes
 ) -> ServingMessage[MessageT] | None:
-    """Returns the request, None where `data` can't be parsed; takes those of `least` bytes apart."""
+    """Returns the request, None where `data` can't be parsed; takes those of `least` bytes apart.
+
+    Raises InvalidArgument beyond a bound of `wire_format`.
+    """
     try:
         if len(data) >= least:
             rest, views = wire_format.split(message, data, fields)
             parsed = message.FromString(rest)
             if not isinstance(parsed, pb.PredictRequest) or len(parsed.inputs) < 2:
                 return ServingMessage(parsed, views)
-            # Nobody knows which view is of which input.
+            # Nobody knows which view is of which input, and protobuf parses lists of numbers one by one.
+            listed_bytes = sum(len(view) for name in _LISTED for view in views.get(name, ()))
+            if listed_bytes > MAX_REST_BYTES:
+                expected = f"at most {MAX_REST_BYTES} bytes of listed numbers of several inputs; {CONTENT} takes more"
+                raise InvalidArgument("inputs", expected, f"{listed_bytes} bytes")
         return ServingMessage(message.FromString(data), {})
     except DecodeError:
         return None

@@ -95,9 +95,9 @@ class TensorInput:
         """Returns the listed pixels, their last one repeated where they are too few."""
         field = LISTS[self.datatype]
         listed, views = getattr(self._tensor, field.name), self._views.get(field.name, ())
-        numbers = numbers_of(field, listed, views, field.name, CONTENT)
+        numbers = numbers_of(field, listed, views, f"{field.name} of {self.name[:64]}", CONTENT)
         if not 1 <= len(numbers) <= math.prod(shape):
-            check_count(len(numbers), shape, field.name)
+            check_count(len(numbers), shape, field.name, name=self.name[:64])
         return pixels_of(numbers, shape, is_half=self.datatype == "FP16")
 
     def elements(self) -> list[Encoded]:
@@ -109,24 +109,17 @@ class TensorInput:
         if self.datatype == "FP16":
             return np.asarray(self.values(shape)).astype(dtype)
         name = _FIELDS[LISTING.fields[self.datatype]].name  # type: ignore[index]
-        listed, views = getattr(self._tensor, name), self._views.get(name, ())
-        sent, count = len(listed), math.prod(shape)
-        is_filled = not views and 1 <= sent < count
-        numbers = listed_numbers(
-            listed,
-            views,
-            (sent,) if is_filled else shape,
+        return listed_numbers(
+            getattr(self._tensor, name),
+            self._views.get(name, ()),
+            shape,
             dtype,
             field=_LISTS.get(name),
             where=name,
             name=self.name,
             raw_field=CONTENT,
+            fills=True,
         )
-        if not is_filled:
-            return numbers
-        filled = np.full(count, numbers[-1])  # unlike a list, without the interpreter's lock
-        filled[:sent] = numbers
-        return filled.reshape(shape)
 
 
 def output_parts(tensor: OutputTensor) -> wire_format.Wire:

@@ -71,11 +71,10 @@ class JsonInput:
 
     def values(self, shape: tuple[int, ...]) -> NDArray[Any] | Readable:
         """Returns the listed pixels; nested lists and flat ones mean the same."""
-        pixels = ListedPixels(self._data, self.datatype, shape)
-        if not isinstance(self._data, NumberArray):
-            return np.asarray(pixels)
-        check_count(math.prod(self._data.shape), shape, "data")
-        return pixels
+        pixels, count = ListedPixels(self._data, self.datatype, shape), _long_numbers(self._data)
+        if isinstance(self._data, NumberArray) or count > math.prod(shape):
+            check_count(count, shape, "data")
+        return pixels if count else np.asarray(pixels)
 
     def elements(self) -> list[Encoded]:
         """Returns the listed images, which stand in base64."""
@@ -119,10 +118,24 @@ class ListedPixels(NamedTuple):
 def listed_numbers(data: object, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> NDArray[Any]:
     """Returns an input that holds no images, as JSON lists it. Raises InvalidArgument."""
     expected = f"a list of {dtype.name}, flat or of shape {list(shape)}"
+    if (count := _long_numbers(data)) > math.prod(shape):  # before they are read, which takes a time by their number
+        raise InvalidArgument(where, expected, f"{count} values")
     values = to_array(data, where, expected, has_flags=dtype.kind == "b")
     if values.shape != shape and (values.ndim > 1 or values.size != math.prod(shape)):
         raise InvalidArgument(where, expected, f"shape {list(values.shape)}")
     return cast(values, dtype, where).reshape(shape)
+
+
+def _long_numbers(data: object) -> int:
+    """Returns how many numbers the long arrays of a list hold, which are not yet read."""
+    count, left = 0, [data]
+    while left:
+        one = left.pop()
+        if isinstance(one, NumberArray):
+            count += math.prod(one.shape)
+        elif isinstance(one, list):
+            left += one
+    return count
 
 
 def to_array(value: object, where: str, expected: str, *, has_flags: bool = False) -> NDArray[Any]:

@@ -15,7 +15,7 @@ from xlaserve.wire.http.forms import FORM
 from xlaserve.wire.http.json_tensors import JSON_LENGTH, OCTETS
 from xlaserve.wire.http.message import JSON
 from xlaserve.wire.http.operation import Operation
-from xlaserve.wire.shared.named_inputs import TENSOR_DATATYPES
+from xlaserve.wire.shared.input_tensors import TENSOR_DATATYPES
 
 Json = dict[str, Any]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -25,7 +26,7 @@ from xlaserve.models.task import (
     reading_of,
 )
 from xlaserve.pipeline.pipeline import Draw, Render
-from xlaserve.wire.shared.objects import in_original, within
+from xlaserve.wire.shared.objects import in_original, located, within
 
 PNG: Final = "image/png"
 BACKGROUND: Final = "background"
@@ -106,13 +107,17 @@ class DrawnKeypoints(NamedTuple):
 
         def draw(outputs: Outputs, frame: Frame, pixels: Pixels) -> bytes:
             (points,) = keypoints.points(outputs)
-            kept = [row for row in keypoints.above(points, self.min_score) if np.isfinite(points[row, :2]).all()]
-            shares = frame.points_to_original(points[kept, :2]) / (frame.width, frame.height)
-            scores = [f"{score:.2f}" for score in points[kept, 2]] if keypoints.has_scores else [""] * len(kept)
-            rows = zip(shares.tolist(), kept, scores, strict=True)
-            return drawing.dotted(
-                pixels, [Dot(place, int(index), Line(keypoints.label(index), score)) for place, index, score in rows]
-            )
+            found = located(keypoints, points, frame, self.min_score)
+            dots = [
+                Dot(
+                    (one.x / frame.width, one.y / frame.height),
+                    one.index,
+                    Line(keypoints.label(one.index), "" if one.score is None else f"{one.score:.2f}"),
+                )
+                for one in found
+                if math.isfinite(one.x) and math.isfinite(one.y)
+            ]
+            return drawing.dotted(pixels, dots)
 
         return draw
 

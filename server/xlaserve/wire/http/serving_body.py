@@ -25,6 +25,7 @@ COLUMNS: Final = "inputs"
 B64: Final = "b64"
 _ENCODED: Final = f'{{"{B64}": ...}}'
 """How an encoded image is written, for messages."""
+NO_INPUTS: Final[Mapping[str, bool]] = {}
 _MAX_KEY: Final = 64
 """Characters of a key that a refusal shows."""
 _LOOKED_AT_BYTES: Final = 4096
@@ -68,11 +69,11 @@ class JsonTensor:
     values_field = "values"
     states_datatype = False
 
-    def __init__(self, name: str, value: Any, place: Place, *, is_encoded: bool) -> None:
+    def __init__(self, name: str, value: Any, place: Place, *, is_encoded: bool, has_flags: bool = False) -> None:
         self.name = name
         self.parameters: Iterable[str] = ()
         self._place = place
-        self._value: Any = value if is_encoded else _arrays(value, place.whole)
+        self._value: Any = value if is_encoded else _arrays(value, place.whole, has_flags)
         self.datatype: str
         self.shape: Sequence[int]
         self.datatype, self.shape = ("BYTES", [len(value)]) if is_encoded else _kind_of(self._value, place.whole)
@@ -95,11 +96,11 @@ class JsonTensor:
         return listed_numbers(self._value, shape, dtype, self._place.whole)
 
 
-def parse(body: Json, input_name: str = "", names: Sequence[str] = ()) -> PredictBody:
+def parse(body: Json, input_name: str = "", inputs: Mapping[str, bool] = NO_INPUTS) -> PredictBody:
     """Returns what the body of a request to predict holds. Raises InvalidArgument.
 
-    `input_name` is another name of either input; `names` are those of the inputs of a model that takes others than one
-    image.
+    `input_name` is another name of either input. `inputs` are the names of a model's inputs where it takes others than
+    one image, each with whether it takes true and false.
     """
     check_signature(fields.text(body, "signature_name", "body", ""))
     if (ROWS in body) == (COLUMNS in body):
@@ -110,16 +111,23 @@ def parse(body: Json, input_name: str = "", names: Sequence[str] = ()) -> Predic
     given, has_names = _columns_of(value) if is_rows else _named(value)
     if not given:
         raise InvalidArgument(ROWS if is_rows else COLUMNS, f"{PIXELS!r} or {IMAGE!r} by name", shown({}))
-    if names and not has_names:  # a model's only input needs no name
-        given = dict.fromkeys(names[:1], next(iter(given.values())))
+    if inputs and not has_names:  # a model's only input needs no name
+        given = {next(iter(inputs)): next(iter(given.values()))}
     key = ""
-    if not names and input_name and given.keys() == {input_name}:
+    if not inputs and input_name and given.keys() == {input_name}:
         key = input_name
         given, _ = _named(given[input_name])
     tensors = []
     for name, one in given.items():
         field = f".{(key or name)[:_MAX_KEY]}" if has_names else ""
-        tensors.append(_tensor(name, one, Place(ROWS, field) if is_rows else Place(COLUMNS + field)))
+        place = Place(ROWS, field) if is_rows else Place(COLUMNS + field)
+        # Among the names of a model's own, neither name tells what was sent.
+        is_encoded = _has_encoded(one) if inputs or name not in (PIXELS, IMAGE) else name == IMAGE
+        if is_encoded:
+            tensors.append(_encoded(name, one, place))
+        else:
+            has_flags = inputs.get(name, False)
+            tensors.append(JsonTensor(name, one, place, is_encoded=False, has_flags=has_flags))
     return PredictBody(tensors, is_rows)
 
 
@@ -173,9 +181,7 @@ def _named(value: object) -> tuple[Mapping[str, object], bool]:
     return {IMAGE if isinstance(one, dict) else PIXELS: value}, False
 
 
-def _tensor(name: str, value: object, place: Place) -> JsonTensor:
-    if name == PIXELS or (name != IMAGE and not _has_encoded(value)):
-        return JsonTensor(name, value, place, is_encoded=False)
+def _encoded(name: str, value: object, place: Place) -> JsonTensor:
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, list):
@@ -187,17 +193,18 @@ def _tensor(name: str, value: object, place: Place) -> JsonTensor:
     return JsonTensor(name, value, place, is_encoded=True)
 
 
-def _arrays(value: Any, field: str) -> NumberArray | NDArray[Any] | list[NumberArray | NDArray[Any]]:
+def _arrays(value: Any, field: str, has_flags: bool) -> NumberArray | NDArray[Any] | list[NumberArray | NDArray[Any]]:
     """Returns listed numbers: as they stand in JSON where they are many, else as an array."""
     if isinstance(value, NumberArray):
         return value
     if isinstance(value, list) and any(isinstance(one, NumberArray) for one in value):
-        return [one if isinstance(one, NumberArray) else _array(one, field) for one in value]
-    return _array(value, field)
+        return [one if isinstance(one, NumberArray) else _array(one, field, has_flags) for one in value]
+    return _array(value, field, has_flags)
 
 
-def _array(value: object, field: str) -> NDArray[Any]:
-    return to_array(value, field, f"nested lists of numbers, of one length at each level, or images as {_ENCODED}")
+def _array(value: object, field: str, has_flags: bool) -> NDArray[Any]:
+    expected = f"nested lists of numbers, of one length at each level, or images as {_ENCODED}"
+    return to_array(value, field, expected, has_flags=has_flags)
 
 
 def _kind_of(value: NumberArray | NDArray[Any] | list[Any], field: str) -> tuple[str, Sequence[int]]:

@@ -37,8 +37,8 @@ class TensorflowServing:
         with self.calls.enter("predict", name, version, math.inf) as call:
             task, settings = call.served.model.task, call.served.settings
             model = call.served.model
-            names = () if model.is_of_one_image else named_inputs.names_of(model, settings.input_name)
-            body = serving_body.parse(await request.json(), settings.input_name, names)
+            inputs = {} if model.is_of_one_image else named_inputs.flags_of(model, settings.input_name)
+            body = serving_body.parse(await request.json(), settings.input_name, inputs)
             parsed, wanted = inference.parse(InferRequest(body.inputs), call, LISTING)
             answer = await call.run(parsed)
             render = RenderedOutputs(wanted, LISTING).renderer(task)

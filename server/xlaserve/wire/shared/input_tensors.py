@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -32,11 +32,12 @@ PIXEL_DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "FP32": np.dtype("<f4"),
 }
 """By datatype: its type in raw bytes."""
+TENSOR_DATATYPES: Final[Mapping[np.dtype[Any], str]] = {**DATATYPES, np.dtype(np.float16): "FP16"}
+"""The protocol's datatypes of inputs, by NumPy's."""
 DEEP_DTYPES: Final[dict[str, np.dtype[Any]]] = {
-    **{datatype: dtype.newbyteorder("<") for dtype, datatype in DATATYPES.items() if dtype != np.bool_},
-    "FP16": np.dtype("<f2"),
+    datatype: dtype.newbyteorder("<") for dtype, datatype in TENSOR_DATATYPES.items() if dtype != np.bool_
 }
-"""The same of pixels of more than 8 bits."""
+"""The datatypes of pixels of more than 8 bits, as PIXEL_DTYPES has those of others."""
 SHARED_MEMORY: Final = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
 """Parameters of a tensor that lies in shared memory; `wire.shared.shared_memory` reads them."""
 FRACTIONS: Final = ("FP16", "FP32")
@@ -172,42 +173,36 @@ def pixels_of(
     tensor: InputTensor, raw: memoryview | None, image: ImageInput, pixel_range: PixelRange, name: str = PIXELS
 ) -> Images | Pending:
     """Returns the pixels of an image input, checked, or to be checked on a thread. Raises InvalidArgument."""
-    if image.is_deep:
-        return _deep_pixels(tensor, raw, image, pixel_range, name)
+    if image.is_deep and pixel_range is PixelRange.UNIT:
+        expected = f"none, as the model takes {image.dtype} pixels as they are"
+        raise InvalidArgument("parameters.pixel_range", expected, pixel_range)
     pixels = _pixels(tensor, raw, image, name)
-    is_view = isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and image.is_arranged(pixels.shape)
+    is_view = (
+        isinstance(pixels, np.ndarray)
+        and pixels.dtype == image.dtype != "float32"  # of which each is looked at
+        and image.is_arranged(pixels.shape)
+    )
     if isinstance(pixels, np.ndarray) and (is_view or pixels.size <= MAX_INLINE_PIXEL_VALUES):
         return check_pixels(pixels, pixel_range, image)
     return Pending(pixels, pixel_range, image)
 
 
 def _pixels(tensor: InputTensor, raw: memoryview | None, image: ImageInput, name: str) -> NDArray[Any] | Readable:
-    datatype = tensor.datatype
-    if datatype not in PIXEL_DTYPES:
-        raise InvalidArgument(f"{name}.datatype", " or ".join(PIXEL_DTYPES), repr(datatype[:32]))
+    dtypes = DEEP_DTYPES if image.is_deep else PIXEL_DTYPES
+    if tensor.datatype not in dtypes:
+        raise InvalidArgument(f"{name}.datatype", " or ".join(dtypes), repr(tensor.datatype[:32]))
     shape = checked_shape(tensor, name, image.text(), ranks=image.ranks)
-    if raw is None:
-        return tensor.values(shape)
-    return array_of(tensor, raw, PIXEL_DTYPES[datatype], shape, name)
+    if raw is not None:
+        return array_of(tensor, raw, dtypes[tensor.datatype], shape, name)
+    if image.is_deep:
+        return listed_numbers(tensor, shape, np.dtype(image.dtype))
+    return tensor.values(shape)
 
 
-def _deep_pixels(
-    tensor: InputTensor, raw: memoryview | None, image: ImageInput, pixel_range: PixelRange, name: str
-) -> Images | Pending:
-    if pixel_range is PixelRange.UNIT:
-        expected = f"none, as the model takes {image.dtype} pixels as they are"
-        raise InvalidArgument("parameters.pixel_range", expected, pixel_range)
-    if tensor.datatype not in DEEP_DTYPES:
-        raise InvalidArgument(f"{name}.datatype", " or ".join(DEEP_DTYPES), repr(tensor.datatype[:32]))
-    shape = checked_shape(tensor, name, image.text(), ranks=image.ranks)
-    if raw is None:
-        pending = Pending(Listed(tensor, shape, np.dtype(image.dtype)), pixel_range, image)
-        return pending.check() if math.prod(shape) <= MAX_INLINE_VALUES else pending
-    pixels = array_of(tensor, raw, DEEP_DTYPES[tensor.datatype], shape, name)
-    is_view = pixels.dtype == image.dtype == "uint16" and image.is_arranged(shape)
-    if is_view or pixels.size <= MAX_INLINE_PIXEL_VALUES:
-        return check_pixels(pixels, pixel_range, image)
-    return Pending(pixels, pixel_range, image)
+def listed_numbers(tensor: InputTensor, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | Listed:
+    """Returns listed numbers, still to be read where they are many. Raises InvalidArgument."""
+    numbers = Listed(tensor, shape, dtype)
+    return numbers if math.prod(shape) > MAX_INLINE_VALUES else np.asarray(numbers)
 
 
 def array_of(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,29 +14,32 @@ from xlaserve.engine.inputs import InputSpec
 from xlaserve.errors import InvalidArgument
 from xlaserve.images.image_input import ImageInput
 from xlaserve.models.catalog import Model
-from xlaserve.models.task import DATATYPES
 from xlaserve.pipeline.request_inputs import Given, PendingTensor
 from xlaserve.wire.shared.input_tensors import (
     FRACTIONS,
-    MAX_INLINE_VALUES,
     MAX_SHOWN,
+    TENSOR_DATATYPES,
     InputTensor,
-    Listed,
     array_of,
     bounded,
     check_unknown,
     checked_shape,
     encoded_of,
+    listed_numbers,
     pixels_of,
 )
-
-TENSOR_DATATYPES: Final[Mapping[np.dtype[Any], str]] = {**DATATYPES, np.dtype(np.float16): "FP16"}
-"""The protocol's datatypes of inputs, by NumPy's."""
 
 
 def names_of(model: Model, input_name: str = "") -> Sequence[str]:
     """Returns the names of a model's inputs for clients; `input_name` is that of an only one."""
     return [input_name] if input_name and len(model.names) == 1 else model.names
+
+
+def flags_of(model: Model, input_name: str = "") -> Mapping[str, bool]:
+    """Returns whether each of a model's inputs takes true and false, by the names for clients."""
+    return {
+        name: datatype_of(spec) == "BOOL" for name, spec in zip(names_of(model, input_name), model.inputs, strict=True)
+    }
 
 
 def datatype_of(spec: InputSpec) -> str:
@@ -116,8 +118,8 @@ def _tensor_input(tensor: InputTensor, spec: InputSpec, name: str) -> Given:
     if shape[1:] != spec.shape:
         raise InvalidArgument(f"{name}.shape", expected, list(shape))
     if raw is None:
-        values = Listed(tensor, shape, dtype)
-        return PendingTensor(values) if math.prod(shape) > MAX_INLINE_VALUES else np.asarray(values)
+        numbers = listed_numbers(tensor, shape, dtype)
+        return numbers if isinstance(numbers, np.ndarray) else PendingTensor(numbers)
     if dtype == np.bool_:
         flags: NDArray[np.bool_] = array_of(tensor, raw, np.dtype(np.uint8), shape, name) != 0
         return flags

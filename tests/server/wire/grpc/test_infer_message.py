@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from xlaserve.errors import InvalidArgument
 from xlaserve.wire.grpc.infer_message import MAX_KNOWN, SHARED_PREFIX, InferMessage, InferMessages
 from xlaserve.wire.grpc.wire_format import LARGE_BYTES, MAX_FIELDS, MAX_REST_BYTES
-from xlaserve.wire.shared.input_tensors import SHARED_MEMORY
+from xlaserve.wire.shared.input_tensors import MAX_INPUTS, SHARED_MEMORY
 from xlaserve_proto import open_inference_pb2 as pb
 
 LARGE = bytes(range(256)) * (LARGE_BYTES // 256)
@@ -272,3 +272,13 @@ def test_tensors_in_shared_memory_are_found_and_what_looks_like_them_is_not(key:
             assert parsed is not None
             assert parsed.head.has_shared is is_shared
             assert parsed.wants_raw
+
+
+def test_more_tensors_than_are_read_are_not_kept() -> None:
+    messages = InferMessages()
+    for count in (MAX_INPUTS, MAX_INPUTS + 1):
+        message = pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(1)] * count)
+        for _ in range(count):
+            message.inputs.add()
+        messages.parse(message.SerializeToString())
+        assert len(messages._known) == 1

@@ -15,7 +15,7 @@ from xlaserve.config import PixelRange
 from xlaserve.engine.program import Value
 from xlaserve.errors import InvalidArgument
 from xlaserve.images.decoder import Encoded
-from xlaserve.images.image_input import ImageInput
+from xlaserve.images.image_input import RGB, ImageInput
 from xlaserve.models.task import DATATYPES, Datatype
 from xlaserve.pipeline.request_inputs import Pending
 from xlaserve.wire.grpc import infer_message, open_inference_tensors, packed_lists, wire_format
@@ -373,3 +373,16 @@ def test_a_shape_is_not_known_to_a_model_of_another_layout() -> None:
             assert isinstance(images, np.ndarray)
             np.testing.assert_array_equal(images, image.arranged(pixels))
             open_inference_tensors.learn_shape(message, images, image)
+
+
+def test_a_shape_is_not_known_to_a_model_of_other_inputs() -> None:
+    pixels = np.zeros((2, 3, 5, 3), np.uint8)
+    messages = infer_message.InferMessages()
+    data = pixels_request(pixels, "UINT8", raw=True).SerializeToString()
+    known = []
+    for image in (RGB, RGB, RGB, None, RGB):  # a model that is loaded again, as its clients go on
+        message = messages.parse(data)
+        assert message is not None
+        known.append(open_inference_tensors.infer_request(message, image).known_images is not None)
+        open_inference_tensors.learn_shape(message, pixels, image)
+    assert known == [False, False, True, False, True]

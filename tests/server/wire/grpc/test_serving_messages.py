@@ -17,6 +17,7 @@ from xlaserve.models.version import Served
 from xlaserve.pipeline.pipeline import Answer, Request
 from xlaserve.wire.grpc import serving_messages as messages
 from xlaserve.wire.grpc.tensor_protos import LISTING
+from xlaserve.wire.grpc.wire_format import MAX_REST_BYTES
 from xlaserve.wire.shared import inference
 from xlaserve.wire.shared.output_tensors import WantedOutput, output_tensors
 from xlaserve_proto import tensorflow_messages_pb2 as pb
@@ -179,3 +180,15 @@ def test_the_likeliest_classes_are_answered_however_they_are_rendered(count: int
 def test_other_bytes_are_no_message(name: str) -> None:
     assert messages.PARSERS[name](b"\xff" * 20_000) is None
     assert messages.PARSERS[name](b"\x0a\x05ab") is None
+
+
+def test_long_lists_of_several_inputs_are_refused() -> None:
+    request = pb.PredictRequest()
+    for name in ("left", "right"):
+        request.inputs[name].dtype = pb.DT_INT32
+        request.inputs[name].int_val.extend([1] * (MAX_REST_BYTES // 2))
+    messages.PARSERS["PredictRequest"](request.SerializeToString())
+    request.inputs["left"].int_val.append(1)
+    with pytest.raises(InvalidArgument, match="tensor_content") as refused:
+        messages.PARSERS["PredictRequest"](request.SerializeToString())
+    assert refused.value.field == "inputs"

@@ -190,3 +190,37 @@ def test_the_messages_are_those_of_tensorflow() -> None:
         assert ours
         assert {field.name: (field.number, field.type) for field in ours}.items() <= fields.items()
     assert dict(pb.DataType.items()).items() <= dict(types_pb2.DataType.items()).items()
+
+
+INTEGERS_THAT_ARE_NONE = bytes([0x80] * 20 + [1])
+
+
+def test_integers_that_are_none_are_refused_by_the_input_s_name() -> None:
+    views = {"int_val": [memoryview(INTEGERS_THAT_ARE_NONE + bytes(3))]}
+    sent = TensorInput("counts", tensor(pb.DT_INT32, (1, 4)), views)
+    with pytest.raises(InvalidArgument) as refused:
+        sent.numbers((1, 4), np.dtype(np.int32))
+    assert refused.value.field == "int_val of counts"
+
+
+def test_numbers_are_counted_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(wire_format, "unpacked")
+    sent = TensorInput("counts", tensor(pb.DT_INT32, (1, 4)), {"int_val": [memoryview(bytes(10**5))]})
+    with pytest.raises(InvalidArgument, match="got 100000 values") as refused:
+        sent.numbers((1, 4), np.dtype(np.int32))
+    assert refused.value.field == "int_val of counts"
+
+
+@pytest.mark.parametrize(("dtype", "numpy_dtype"), [(pb.DT_FLOAT, np.float32), (pb.DT_INT32, np.int32)])
+def test_large_messages_are_filled_up_as_small_ones_are(dtype: pb.DataType.ValueType, numpy_dtype: type[Any]) -> None:
+    short = listed(dtype, np.array([7, 9]))
+    data = pb.PredictRequest(inputs={"x": tensor(dtype, (2, 3), **short)}).SerializeToString()
+    found = []
+    for least in (WHOLE, APART):
+        message = serving_messages._view(pb.PredictRequest, serving_messages._TENSORS, least, data)
+        assert message is not None
+        given = TensorInput("x", message.fields.inputs["x"], message.views)
+        found.append(given.numbers((2, 3), np.dtype(numpy_dtype)))
+    for numbers in found:
+        assert numbers.dtype == numpy_dtype
+        np.testing.assert_array_equal(numbers, [[7, 9, 9], [9, 9, 9]])

@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from xlaserve.wire.http import json_tensors
-from xlaserve.wire.http.json_tensors import STEP_VALUES, JsonListing
+from xlaserve.errors import InvalidArgument
+from xlaserve.wire.http import json_numbers, json_tensors
+from xlaserve.wire.http.json_tensors import STEP_VALUES, JsonInput, JsonListing
 from xlaserve.wire.http.message import separated, to_json
 
 
@@ -48,3 +49,14 @@ def test_large_outputs_are_listed_in_steps_of_a_few_milliseconds(
     (part,) = JsonListing(is_nested).numbers(values) or [b""]
     assert json.loads(b"[%b]" % bytes(part)) == (expected if is_nested else expected.reshape(-1)).tolist()
     assert max(most, default=0) <= STEP_VALUES
+
+
+@pytest.mark.parametrize("data", [[7] * 5000, [[7] * 1000, [7] * 1000]], ids=["flat", "nested"])
+def test_numbers_are_counted_before_they_are_read(data: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = {"name": "counts", "datatype": "INT32", "shape": [1, 4], "data": data}
+    sent = JsonInput(json_numbers.loads(json.dumps(tensor).encode()), None)
+    monkeypatch.delattr(json_numbers.NumberArray, "__array__")
+    with pytest.raises(InvalidArgument, match=r"got (5000|2000) values"):
+        sent.numbers((1, 4), np.dtype(np.int32))
+    with pytest.raises(InvalidArgument, match=r"got (5000|2000) values"):
+        sent.values((1, 4))

@@ -176,3 +176,27 @@ def test_examples_hold_one_image_each() -> None:
 def test_the_example_that_is_wrong_is_named(examples: object, said: str) -> None:
     with pytest.raises(InvalidArgument, match=re.escape(said)):
         serving_body.examples({"examples": examples})
+
+
+def numbers(body: object, shape: tuple[int, ...], dtype: str, **inputs: bool) -> Any:
+    (tensor,) = serving_body.parse(json_numbers.loads(json.dumps(body).encode()), "", inputs).inputs
+    return tensor.numbers(shape, np.dtype(dtype))
+
+
+def test_names_of_a_model_s_own_inputs_tell_nothing_of_what_was_sent() -> None:
+    given = {"inputs": {"image": SMALL.tolist(), "pixels": [b64(IMAGE), b64(IMAGE)]}}
+    parsed = serving_body.parse(json_numbers.loads(json.dumps(given).encode()), "", {"image": False, "pixels": False})
+    found = {tensor.name: tensor for tensor in parsed.inputs}
+    assert {name: tensor.datatype for name, tensor in found.items()} == {"image": "INT32", "pixels": "BYTES"}
+    np.testing.assert_array_equal(found["image"].values(SMALL.shape), SMALL)
+    assert [*map(bytes, found["pixels"].elements())] == [IMAGE, IMAGE]
+
+
+def test_true_and_false_are_for_inputs_that_take_them_alone() -> None:
+    flags = [[True, False], [False, True]]
+    for body in ({"inputs": {"mask": flags}}, {"instances": [{"mask": row} for row in flags]}, {"inputs": flags}):
+        found = numbers(body, (2, 2), "bool", mask=True)
+        assert found.dtype == np.bool_
+        assert found.tolist() == flags
+        with pytest.raises(InvalidArgument):
+            numbers(body, (2, 2), "float32", mask=False)
