@@ -13,6 +13,7 @@ may wait in addition until the images in flight have given their memory back.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections import deque
@@ -20,6 +21,8 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
+
+from PIL import Image
 
 from xlaserve.engine import gil
 from xlaserve.engine.wait_margin import WaitMargin
@@ -29,6 +32,7 @@ Made = TypeVar("Made")
 
 FRESH: Final = 0.1
 """Weight of the latest image in the expected time of a model's next one."""
+_BLOCK_BYTES: Final = 64 * 1024 * 1024
 
 
 class Rows:
@@ -174,6 +178,7 @@ class DecodingThreads:
         self._changed = threading.Condition()
         self._started = 0
         self._is_stopped = False
+        _give_back_large_images()
 
     @property
     def count(self) -> int:
@@ -270,3 +275,13 @@ class DecodingThreads:
                     return taken
                 self._changed.wait()
         return None
+
+
+def _give_back_large_images() -> None:
+    """Has Pillow keep large images in blocks that glibc maps one by one, unless the environment sets their size.
+
+    Its blocks of 16 MiB come from the heap of the thread that decodes. A small one that is allocated behind them keeps
+    all of them from the system, for each thread.
+    """
+    if "PILLOW_BLOCK_SIZE" not in os.environ:  # which Pillow reads itself
+        Image.core.set_block_size(_BLOCK_BYTES)  # type: ignore[attr-defined]

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import platform
+import subprocess
 import sys
 import threading
 import time
@@ -299,3 +302,30 @@ async def test_threads_end_when_they_are_stopped(start: Callable[[int], Decoding
     for thread in own:
         await asyncio.to_thread(thread.join, PATIENCE_S)
     assert not any(thread.is_alive() for thread in own)
+
+
+KEPT_AFTER_A_LARGE_IMAGE = """
+from PIL import Image
+from xlaserve.engine.memory import keep_freed_memory, resident_bytes
+from xlaserve.images.threads import DecodingThreads
+
+keep_freed_memory()
+DecodingThreads(lambda: 1)
+before = resident_bytes()
+large = Image.new("RGB", (8000, 4000))
+behind = Image.new("L", (8, 8))
+assert resident_bytes() - before > 100 * 2**20
+del large
+print(resident_bytes() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_memory_of_a_large_image_is_given_back_though_a_small_one_stays() -> None:
+    command, environment = (sys.executable, "-c", KEPT_AFTER_A_LARGE_IMAGE), dict(os.environ)
+    environment.pop("PILLOW_BLOCK_SIZE", None)
+    kept = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert int(kept) < 32 * 2**20
+    of_pillow = {**environment, "PILLOW_BLOCK_SIZE": "16m"}
+    kept = subprocess.run(command, env=of_pillow, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert int(kept) > 64 * 2**20, "what the environment says goes first"
