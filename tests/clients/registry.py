@@ -119,6 +119,9 @@ PERF_ANALYZER: Final = (
     "-m digits --input-data pixels.json",
     "-m digits --input-data folder",
     "-m digits-images --input-data images.json",
+    "-m change",
+    "-m change -b 4 --concurrency-range 4",
+    "-m change --shared-memory system",
 )
 
 
