@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import islice
+from types import MappingProxyType
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -17,8 +18,8 @@ from xlaserve.models.version import Served
 from xlaserve.pipeline.pipeline import Answer, Request
 from xlaserve.wire.grpc import wire_format
 from xlaserve.wire.grpc.reader import Parser
-from xlaserve.wire.grpc.tensor_protos import CONTENT, LISTS, VIEWED, TensorInput, output_parts
-from xlaserve.wire.grpc.wire_format import LARGE_BYTES, MAX_REST_BYTES, Wire
+from xlaserve.wire.grpc.tensor_protos import VIEWED, TensorInput, output_parts
+from xlaserve.wire.grpc.wire_format import LARGE_BYTES, Wire
 from xlaserve.wire.shared.inference import InferRequest, RequestedOutput
 from xlaserve.wire.shared.input_tensors import MAX_IMAGES, MAX_INPUTS
 from xlaserve.wire.shared.output_tensors import OutputTensor
@@ -35,8 +36,8 @@ BYTES_LIST: Final = "bytes_list"
 INPUT: Final = "input"
 
 _KEY, _VALUE = 1, 2
-_TENSORS: Final[wire_format.Fields] = {pb.PredictRequest.INPUTS_FIELD_NUMBER: {_VALUE: VIEWED}}
-_LISTED: Final = {field.name for field in LISTS.values()}
+_INPUTS: Final[wire_format.Fields] = {pb.PredictRequest.INPUTS_FIELD_NUMBER: "inputs"}
+_TENSOR: Final[wire_format.Fields] = {_VALUE: VIEWED}
 _FEATURE: Final[wire_format.Fields] = {_VALUE: {pb.Feature.BYTES_LIST_FIELD_NUMBER: BYTES_LIST}}
 _EXAMPLES: Final[wire_format.Fields] = {
     pb.ClassificationRequest.INPUT_FIELD_NUMBER: {
@@ -49,13 +50,19 @@ _EXAMPLES: Final[wire_format.Fields] = {
 }
 
 
+Views = Mapping[str, Sequence[memoryview]]
+"""Fields of a large message that are views of its bytes, by name."""
+
+
 class ServingMessage(NamedTuple, Generic[MessageT]):
     """A request as it arrived."""
 
     fields: MessageT
     """All of the message but what is viewed, which is missing here."""
-    views: Mapping[str, Sequence[memoryview]]
-    """Fields of a large message that are views of its bytes, by name."""
+    views: Views
+    """Views of the message, apart from its inputs."""
+    input_views: Mapping[str, Views] = MappingProxyType({})
+    """Views of each of a PredictRequest's inputs, by their names."""
 
 
 def _view(
@@ -66,23 +73,33 @@ def _view(
     Raises InvalidArgument beyond a bound of `wire_format`.
     """
     try:
-        if len(data) >= least:
-            rest, views = wire_format.split(message, data, fields)
-            parsed = message.FromString(rest)
-            if not isinstance(parsed, pb.PredictRequest) or len(parsed.inputs) < 2:
-                return ServingMessage(parsed, views)
-            # Nobody knows which view is of which input, and protobuf parses lists of numbers one by one.
-            listed_bytes = sum(len(view) for name in _LISTED for view in views.get(name, ()))
-            if listed_bytes > MAX_REST_BYTES:
-                expected = f"at most {MAX_REST_BYTES} bytes of listed numbers of several inputs; {CONTENT} takes more"
-                raise InvalidArgument("inputs", expected, f"{listed_bytes} bytes")
-        return ServingMessage(message.FromString(data), {})
+        if len(data) < least:
+            return ServingMessage(message.FromString(data), {})
+        rest, views = wire_format.split(message, data, fields)
+        return ServingMessage(message.FromString(rest), views)
     except DecodeError:
         return None
 
 
+def _view_inputs(least: int, data: bytes) -> ServingMessage[pb.PredictRequest] | None:
+    """Returns a request to predict as `_view` does, with the views of each input."""
+    entry = pb.PredictRequest.InputsEntry
+    viewed = _view(pb.PredictRequest, _INPUTS, least, data)
+    if viewed is None or not (entries := viewed.views.get("inputs")):
+        return viewed
+    input_views = {}
+    try:
+        for rest, views in wire_format.split_each(entry, entries, _TENSOR):
+            given = entry.FromString(rest)
+            viewed.fields.inputs[given.key].CopyFrom(given.value)
+            input_views[given.key] = views
+    except DecodeError:
+        return None
+    return ServingMessage(viewed.fields, {}, input_views)
+
+
 PARSERS: Final[dict[str, Parser]] = {
-    "PredictRequest": partial(_view, pb.PredictRequest, _TENSORS, LARGE_BYTES),
+    "PredictRequest": partial(_view_inputs, LARGE_BYTES),
     "ClassificationRequest": partial(_view, pb.ClassificationRequest, _EXAMPLES, 0),
     "RegressionRequest": partial(_view, pb.RegressionRequest, _EXAMPLES, 0),
     # Refused, however large its inputs are.
@@ -106,7 +123,7 @@ def _answered_by(number: int, model: str, version: str) -> bytes:
 def infer_request(message: ServingMessage[pb.PredictRequest]) -> InferRequest:
     """Returns a request to predict as plain data, views of the message."""
     given = islice(message.fields.inputs.items(), MAX_INPUTS)
-    inputs = [TensorInput(name, tensor, message.views) for name, tensor in given]
+    inputs = [TensorInput(name, tensor, message.input_views.get(name, {})) for name, tensor in given]
     return InferRequest(inputs, [*map(RequestedOutput, message.fields.output_filter)])
 
 

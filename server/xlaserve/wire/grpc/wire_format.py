@@ -61,19 +61,29 @@ def split(message: type[Message], data: bytes | memoryview, fields: Fields) -> S
 
     Raises DecodeError for other bytes, InvalidArgument beyond the bounds above.
     """
-    splitter = _Splitter(data)
-    try:
-        rest = splitter.split(0, len(data), fields, message.DESCRIPTOR.fields_by_number)
-    except IndexError:
-        raise DecodeError from None
-    size_bytes = sum(map(len, rest))
-    if size_bytes > MAX_REST_BYTES:
-        expected = (
-            f"at most {MAX_REST_BYTES} bytes in addition to images and tensors; listed numbers of several inputs count,"
-            " send them as raw_input_contents"
-        )
-        raise InvalidArgument("message", expected, f"{size_bytes} bytes")
-    return Split(b"".join(rest), splitter.views)
+    return split_each(message, (data,), fields)[0]
+
+
+def split_each(message: type[Message], several: Iterable[bytes | memoryview], fields: Fields) -> list[Split]:
+    """Takes each of `several` messages apart as `split` does; its bounds hold for all of them together."""
+    fields_left, size_bytes = MAX_FIELDS, 0
+    found = []
+    for data in several:
+        splitter = _Splitter(data, fields_left)
+        try:
+            rest = splitter.split(0, len(data), fields, message.DESCRIPTOR.fields_by_number)
+        except IndexError:
+            raise DecodeError from None
+        fields_left = splitter.fields_left
+        size_bytes += sum(map(len, rest))
+        if size_bytes > MAX_REST_BYTES:
+            expected = (
+                f"at most {MAX_REST_BYTES} bytes in addition to images and tensors; send listed numbers as bytes,"
+                " in raw_input_contents or tensor_content"
+            )
+            raise InvalidArgument("message", expected, f"{size_bytes} bytes")
+        found.append(Split(b"".join(rest), splitter.views))
+    return found
 
 
 def record(number: int, *content: Part) -> Wire:
@@ -146,10 +156,10 @@ def _to_varints(numbers: NDArray[np.uint64]) -> bytes:
 
 
 class _Splitter:
-    def __init__(self, data: bytes | memoryview) -> None:
+    def __init__(self, data: bytes | memoryview, fields_left: int) -> None:
         self._data = data
         self._view = memoryview(data)
-        self._left = MAX_FIELDS
+        self.fields_left = fields_left
         self.views: defaultdict[str, list[memoryview]] = defaultdict(list)
 
     def split(  # noqa: PLR0912 - a function for each kind costs more than all else
@@ -160,8 +170,8 @@ class _Splitter:
         rest: list[bytes | memoryview] = []
         kept_to = position
         while position < end:
-            self._left -= 1
-            if self._left < 0:
+            self.fields_left -= 1
+            if self.fields_left < 0:
                 raise InvalidArgument("message", f"at most {MAX_FIELDS} fields", "more")
             begin, within = position, None
             tag = data[position]

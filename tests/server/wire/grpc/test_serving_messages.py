@@ -17,7 +17,7 @@ from xlaserve.models.version import Served
 from xlaserve.pipeline.pipeline import Answer, Request
 from xlaserve.wire.grpc import serving_messages as messages
 from xlaserve.wire.grpc.tensor_protos import LISTING
-from xlaserve.wire.grpc.wire_format import MAX_REST_BYTES
+from xlaserve.wire.grpc.wire_format import MAX_FIELDS, MAX_REST_BYTES
 from xlaserve.wire.shared import inference
 from xlaserve.wire.shared.output_tensors import WantedOutput, output_tensors
 from xlaserve_proto import tensorflow_messages_pb2 as pb
@@ -182,13 +182,30 @@ def test_other_bytes_are_no_message(name: str) -> None:
     assert messages.PARSERS[name](b"\x0a\x05ab") is None
 
 
-def test_long_lists_of_several_inputs_are_refused() -> None:
-    request = pb.PredictRequest()
-    for name in ("left", "right"):
-        request.inputs[name].dtype = pb.DT_INT32
-        request.inputs[name].int_val.extend([1] * (MAX_REST_BYTES // 2))
-    messages.PARSERS["PredictRequest"](request.SerializeToString())
-    request.inputs["left"].int_val.append(1)
-    with pytest.raises(InvalidArgument, match="tensor_content") as refused:
-        messages.PARSERS["PredictRequest"](request.SerializeToString())
-    assert refused.value.field == "inputs"
+def test_long_lists_of_several_inputs_are_each_viewed() -> None:
+    request, count = pb.PredictRequest(output_filter=["count"]), 100_000
+    for level, name in enumerate(("left", "right"), start=1):
+        request.inputs[name].CopyFrom(pb.TensorProto(dtype=pb.DT_INT32, int_val=[level] * count))
+        request.inputs[name].tensor_shape.dim.add(size=count)
+    message: Any = messages.PARSERS["PredictRequest"](request.SerializeToString())
+    assert not any(tensor.int_val for tensor in message.fields.inputs.values())
+    given = {one.name: one.numbers((count,), np.dtype(np.int32)) for one in messages.infer_request(message).inputs}
+    assert {name: (len(numbers), set(numbers.tolist())) for name, numbers in given.items()} == {
+        "left": (count, {1}),
+        "right": (count, {2}),
+    }
+
+
+def test_inputs_count_together_towards_the_bounds_of_a_message() -> None:
+    def of_name(name: str) -> pb.PredictRequest:
+        tensor = pb.TensorProto(dtype=pb.DT_DOUBLE, double_val=[1.0] * (MAX_REST_BYTES // 16 - 20))
+        return pb.PredictRequest(inputs={name: tensor})
+
+    parse_predict = messages.PARSERS["PredictRequest"]
+    left, right, third = (of_name(name).SerializeToString() for name in ("left", "right", "third"))
+    assert parse_predict(left + right) is not None
+    with pytest.raises(InvalidArgument, match=f"at most {MAX_REST_BYTES} bytes"):
+        parse_predict(left + right + third)
+    empty = pb.PredictRequest(inputs={"": pb.TensorProto(tensor_content=b"")}).SerializeToString()
+    with pytest.raises(InvalidArgument, match=f"at most {MAX_FIELDS} fields"):
+        parse_predict(empty * (MAX_FIELDS // 2 + 1))

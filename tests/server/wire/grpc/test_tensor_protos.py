@@ -32,10 +32,9 @@ def tensor(dtype: pb.DataType.ValueType, shape: tuple[int, ...], **fields: Any) 
 def images(name: str, value: pb.TensorProto, least: int) -> Any:
     """Returns the images of a request whose message is taken apart from `least` bytes on."""
     data = pb.PredictRequest(inputs={name: value}).SerializeToString()
-    message = serving_messages._view(pb.PredictRequest, serving_messages._TENSORS, least, data)
+    message = serving_messages._view_inputs(least, data)
     assert message is not None
-    inputs = [TensorInput(name, one, message.views) for name, one in message.fields.inputs.items()]
-    found = images_of(inputs, PixelRange.LEVELS)
+    found = images_of(serving_messages.infer_request(message).inputs, PixelRange.LEVELS)
     return found.check() if isinstance(found, Pending) else found
 
 
@@ -138,7 +137,8 @@ def test_pixels_that_are_still_to_be_read_can_be_pickled() -> None:
     data = pb.PredictRequest(inputs={"pixels": sent}).SerializeToString()
     message = serving_messages.PARSERS["PredictRequest"](data)
     assert isinstance(message, serving_messages.ServingMessage)
-    pixels = TensorInput("pixels", message.fields.inputs["pixels"], message.views).values((20, 40, 40, 3))
+    (given,) = serving_messages.infer_request(message).inputs
+    pixels = given.values((20, 40, 40, 3))
     assert not isinstance(pixels, np.ndarray)
     assert (np.asarray(pickle.loads(pickle.dumps(pixels))) == 3).all()
 
@@ -217,9 +217,9 @@ def test_large_messages_are_filled_up_as_small_ones_are(dtype: pb.DataType.Value
     data = pb.PredictRequest(inputs={"x": tensor(dtype, (2, 3), **short)}).SerializeToString()
     found = []
     for least in (WHOLE, APART):
-        message = serving_messages._view(pb.PredictRequest, serving_messages._TENSORS, least, data)
+        message = serving_messages._view_inputs(least, data)
         assert message is not None
-        given = TensorInput("x", message.fields.inputs["x"], message.views)
+        (given,) = serving_messages.infer_request(message).inputs
         found.append(given.numbers((2, 3), np.dtype(numpy_dtype)))
     for numbers in found:
         assert numbers.dtype == numpy_dtype
