@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlaserve.config import Bucket, ExampleSettings, Mode
+from xlaserve.engine.inputs import Images
 from xlaserve.engine.program import Outputs, run_batch
 from xlaserve.engine.warmup.auto_buckets import Programs
 from xlaserve.engine.warmup.difference import Difference, by_row
@@ -132,32 +133,37 @@ def read_image(examples: Examples, row: int, limits: ImageLimits) -> bytes:
 def _answers(
     model: Model, programs: Programs, modes: Collection[Mode], examples: Examples, limits: ImageLimits
 ) -> tuple[dict[Mode, Outputs], list[Frame]]:
-    """Returns the answers of each mode in its smallest buckets, a row for each image, and the images' frames."""
+    """Returns the answers of each mode in its smallest buckets, a row for each image, and the images' frames.
+
+    An image is held until the batches that it is in are full and have run.
+    """
     smallest: dict[Mode, dict[tuple[int, int], Bucket]] = {mode: {} for mode in modes}
     for mode, bucket in sorted((key for key in programs if key[0] in smallest), reverse=True):
         smallest[mode][bucket.height, bucket.width] = bucket
     sizes = sorted(smallest[next(iter(modes))])
     frames: list[Frame] = []
-    of_size: dict[tuple[int, int], list[int]] = defaultdict(list)
-    pixels = []
+    waiting: dict[tuple[Mode, Bucket], list[tuple[int, Images]]] = defaultdict(list)
+    done: dict[Mode, list[int]] = defaultdict(list)
+    got: dict[Mode, list[Outputs]] = defaultdict(list)
+
+    def run(mode: Mode, bucket: Bucket) -> None:
+        rows, pixels = zip(*waiting.pop((mode, bucket)), strict=True)
+        batch = np.stack([pixels[place % len(pixels)] for place in range(bucket.batch)])
+        outputs = run_batch(programs[mode, bucket].executable, batch)
+        got[mode].append(tuple(output[: len(rows)] for output in outputs))
+        done[mode] += rows
+
     for row in range(len(examples)):
         image = _decoded(model, examples, row, sizes, limits)
         frames.append(image.frame)
-        of_size[image.frame.input_height, image.frame.input_width].append(row)
-        pixels.append(image.pixels)
-    answers = {}
-    order = np.argsort(np.concatenate([*of_size.values()]))
-    for mode in modes:
-        got = []
-        for size, rows in of_size.items():
-            bucket = smallest[mode][size]
-            for start in range(0, len(rows), bucket.batch):
-                taken = rows[start : start + bucket.batch]
-                batch = np.stack([pixels[taken[place % len(taken)]] for place in range(bucket.batch)])
-                outputs = run_batch(programs[mode, bucket].executable, batch)
-                got.append(tuple(output[: len(taken)] for output in outputs))
-        answers[mode] = rows_of(joined(got), order)
-    return answers, frames
+        for mode in modes:
+            bucket = smallest[mode][image.frame.input_height, image.frame.input_width]
+            waiting[mode, bucket].append((row, image.pixels))
+            if len(waiting[mode, bucket]) == bucket.batch:
+                run(mode, bucket)
+    for mode, bucket in [*waiting]:
+        run(mode, bucket)
+    return {mode: rows_of(joined(got[mode]), np.argsort(done[mode])) for mode in modes}, frames
 
 
 def _decoded(model: Model, examples: Examples, row: int, sizes: list[tuple[int, int]], limits: ImageLimits) -> Decoded:

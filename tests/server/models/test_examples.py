@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,9 +14,11 @@ from xlaserve.engine.inputs import Images
 from xlaserve.engine.program import Outputs, Program
 from xlaserve.engine.warmup.difference import Difference
 from xlaserve.errors import ModelFailed
-from xlaserve.images.decoder import ImageLimits
+from xlaserve.images.decoder import Decoded, ImageLimits
 from xlaserve.images.frame import whole
+from xlaserve.models import examples
 from xlaserve.models.catalog import Model
+from xlaserve.models.encoded_images import decode_for
 from xlaserve.models.examples import check, compare
 from xlaserve.models.task import Classification, Detection, Embedding, Segmentation
 
@@ -90,6 +93,27 @@ def test_each_image_runs_at_the_resolution_that_suits_it(folder: Path) -> None:
     found = checked(folder, {(Mode.XLA, Bucket(1, 8, 8)): tall, (Mode.XLA, Bucket(1, 8, 40)): wide})
     assert (len(tall.shapes), len(wide.shapes)) == (2, 1)
     assert found[Mode.XLA].largest < 1e-6, "rows are in the order of the files"
+
+
+def test_images_are_held_until_their_batches_have_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[weakref.ref[Images]] = []
+    held: list[int] = []
+
+    def decode(*args: Any) -> Decoded:
+        image = decode_for(*args)
+        decoded.append(weakref.ref(image.pixels))
+        return image
+
+    class Counted(Ran):
+        def __call__(self, images: Images) -> Outputs:
+            held.append(sum(image() is not None for image in decoded))
+            return super().__call__(images)
+
+    monkeypatch.setattr(examples, "decode_for", decode)
+    found = checked(folder, {(Mode.XLA, Bucket(2, 8, 8)): Counted(), (Mode.GRAPH, Bucket(1, 8, 8)): Counted()})
+    assert len(decoded) == len(LEVELS)
+    assert sorted(held) == [1, 1, 1, 2, 2], "three batches of one image, two of two"
+    assert max(difference.largest for difference in found.values()) < 1e-6
 
 
 def test_a_model_that_is_too_far_off_is_refused_with_its_worst_image(folder: Path) -> None:
