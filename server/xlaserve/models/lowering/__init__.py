@@ -28,7 +28,7 @@ from xlaserve.models.lowering import (
 )
 from xlaserve.models.lowering.replay import READ, Node, Substitute, replay, widened_cast
 from xlaserve.programs.tf.definitions import has_narrow
-from xlaserve.programs.tf.frozen_graph import assigns_variables
+from xlaserve.programs.tf.frozen_graph import assigns_variables, own_inputs
 from xlaserve.programs.tf.lowered_function import Lower, Lowered
 
 SUBSTITUTES: Final[Mapping[Lowering, Substitute]] = {
@@ -95,8 +95,7 @@ def lower(function: Any, names: Collection[Lowering]) -> Lowered:
 
     is_wide = Lowering.FLOAT32 in names and has_narrow(function)
     is_divisible = Lowering.MICRO_BATCHES in names and micro_batches.are_possible(function)
-    given = function.inputs[: len(function.inputs) - len(function.captured_inputs)]
-    specs = [tf.TensorSpec(each.shape, each.dtype) for each in given]
+    specs = [tf.TensorSpec(each.shape, each.dtype) for each in own_inputs(function)]
     if not assigns_variables(function):
         try:
             made = tf.function(lowered, autograph=False).get_concrete_function(*specs)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine.program import Program
 from xlaserve.models.lowering.replay import GraphTensor, Node, replay
+from xlaserve.programs.tf.frozen_graph import own_inputs
 from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 
 PASSING: Final = frozenset(
@@ -33,7 +34,7 @@ def of_program(program: Program, bucket: Bucket) -> float | None:
 def pixel_scale(function: Any) -> float | None:
     """Returns the mean factor for the levels of a concrete function of pixels; None where it can't be read."""
     reader = _Reader()
-    inputs = function.inputs[: len(function.inputs) - len(function.captured_inputs)]
+    inputs = own_inputs(function)
     if len(inputs) != 1:
         return None
     (spec,) = inputs

@@ -19,7 +19,7 @@ from xlaserve.models.networks.any_batch import named
 from xlaserve.models.sources import graph_decoding
 from xlaserve.models.sources.graph_decoding import Decoding
 from xlaserve.models.sources.reference_variables import ReferenceVariables
-from xlaserve.programs.tf.frozen_graph import assigns_variables
+from xlaserve.programs.tf.frozen_graph import assigns_variables, own_inputs
 
 PIXELS: Final = "pixels"
 SIDE: Final = 64
@@ -115,7 +115,7 @@ def _compare(function: Any, of_pixels: Any, decoding: Decoding) -> None:
 
 def _on_encoded(function: Any, pixels: NDArray[np.uint8], *, is_single: bool) -> Any:
     """Returns a function's answers to images that are encoded as it takes them."""
-    (text,) = function.inputs[: len(function.inputs) - len(function.captured_inputs)]
+    (text,) = own_inputs(function)
     encoded = tf.stack([tf.io.encode_png(image) for image in pixels])
     if is_single and text.shape.rank == 0:
         encoded = encoded[0]

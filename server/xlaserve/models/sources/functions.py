@@ -14,6 +14,7 @@ from xlaserve.models.networks.heads import TensorShape
 from xlaserve.models.networks.image_tensor import Call
 from xlaserve.models.sources import encoded_input
 from xlaserve.models.sources.reference_variables import ReferenceVariables
+from xlaserve.programs.tf.frozen_graph import own_inputs
 
 CALL: Final = "__call__"
 
@@ -164,8 +165,7 @@ def _tensors(function: Any) -> list[tf.TensorSpec]:
     flat = tf.nest.flatten(function.structured_input_signature)
     tensors = [value for value in flat if isinstance(value, tf.TensorSpec)]
     # The structure of what was pruned from a graph of TensorFlow 1 is not known.
-    own = function.inputs[: len(function.inputs) - len(function.captured_inputs)]
-    return tensors or [tf.TensorSpec.from_tensor(tensor) for tensor in own]
+    return tensors or [tf.TensorSpec.from_tensor(tensor) for tensor in own_inputs(function)]
 
 
 def _shape(spec: tf.TensorSpec) -> TensorShape:

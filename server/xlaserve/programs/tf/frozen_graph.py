@@ -89,7 +89,7 @@ def freeze(function: Any) -> FrozenFunction:
 
 def arguments(function: Any) -> tuple[str, ...]:
     """Returns the names of the tensors that a concrete function takes from its caller."""
-    return tuple(each.name for each in function.inputs[: len(function.inputs) - len(function.captured_inputs)])
+    return tuple(each.name for each in own_inputs(function))
 
 
 class FrozenGraph:
@@ -156,6 +156,12 @@ def _freeze(function: Any) -> Any:
     if len(converted) != len(function.captured_inputs):
         raise UnfreezableError("it refers to something that is neither a variable nor a constant")
     return graph
+
+
+def own_inputs(function: Any) -> list[tf.Tensor]:
+    """Returns the tensors that a concrete function takes from its caller: its inputs without what it captured."""
+    own: list[tf.Tensor] = function.inputs[: len(function.inputs) - len(function.captured_inputs)]
+    return own
 
 
 def assigns_variables(function: Any) -> bool:
