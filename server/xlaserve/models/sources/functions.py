@@ -55,7 +55,8 @@ def found(owner: Any, function: Any, name: str) -> Found:
             raise TextInputError(f"source: expected pixels, got {text} ({error}): {OF_TEXT}") from error
         return found((owner, variables), of_pixels, name)._replace(resize=resize)
     if variables:
-        return found((owner, variables), variables.replaced(function), name)
+        without = found((owner, variables), variables.replaced(function), name)
+        return without._replace(inputs=dict(zip(inputs, without.inputs.values(), strict=True)))
     structure = function.structured_outputs
     named = any_batch.named(structure, structure)
     # The order of a mapping differs from one loading to the next.

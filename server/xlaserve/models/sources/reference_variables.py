@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from xlaserve.models.lowering.replay import Node, replay
 from xlaserve.models.networks.any_batch import named
+from xlaserve.programs.tf.frozen_graph import own_inputs
 
 KINDS: Final = frozenset({"Variable", "VariableV2"})
 
@@ -29,16 +30,17 @@ class ReferenceVariables:
         return None if variable is None else variable.read_value()
 
     def replaced(self, function: Any) -> Any:
-        """Returns their function of one tensor without them.
+        """Returns their function without them; it takes its tensors in their order.
 
         Raises ValueError where it has branches or loops of TensorFlow 1.
         """
-        structure, (tensor, *_) = function.structured_outputs, function.inputs
+        structure = function.structured_outputs
 
-        def run(images: tf.Tensor) -> Any:
-            return named(structure, replay(function, self.read, [images]))
+        def run(*values: tf.Tensor) -> Any:
+            return named(structure, replay(function, self.read, values))
 
-        return tf.function(run, autograph=False).get_concrete_function(tf.TensorSpec(tensor.shape, tensor.dtype))
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in own_inputs(function)]
+        return tf.function(run, autograph=False).get_concrete_function(*specs)
 
 
 def _variables(function: Any) -> Mapping[str, tf.Variable]:
