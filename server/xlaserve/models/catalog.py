@@ -27,9 +27,9 @@ from xlaserve.models.network_settings import (
     check_fit,
     check_output_name,
     check_unmatched,
+    effective_fit,
 )
 from xlaserve.models.networks.network import Network
-from xlaserve.models.networks.preparation import fit_of
 from xlaserve.models.sources import file_content, noop
 from xlaserve.models.sources.conversions import Conversions
 from xlaserve.models.task import Task, WithClasses
@@ -52,7 +52,7 @@ class Model(Network):
     @property
     def fit(self) -> Fit:
         """The fit of encoded images to the model's size."""
-        return self.settings.fit or fit_of(self.task.default_fit, self.preparation.fit)
+        return effective_fit(self.settings, self.task, self.preparation.fit)
 
     def place(self, size: tuple[int, int], height: int, width: int) -> Frame:
         """Returns where an image of `height` x `width` pixels goes in an input of `size`. Raises what `frame.place`
@@ -151,7 +151,7 @@ def load(
         check_unmatched(settings, network)
         task = _labelled(network.task, settings)
         check_output_name(settings, task)
-        check_fit(settings, task)
+        check_fit(settings, task, network.preparation.fit)
         check_decode(settings)
         check_depth(settings, network)
         check_equalize(settings, network)

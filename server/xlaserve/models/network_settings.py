@@ -18,7 +18,8 @@ from xlaserve.errors import ModelFailed
 from xlaserve.images import tensorflow_jpeg
 from xlaserve.images.image_input import PIXEL_TYPES
 from xlaserve.models.networks.network import NO_SIZE, Network, Size
-from xlaserve.models.task import ImageToImage, Segmentation, Task, Tensors, readings_of
+from xlaserve.models.networks.preparation import fit_of
+from xlaserve.models.task import ImageToImage, Task, Tensors, gives_pixels
 
 
 def buckets_of(settings: ModelSettings, network: Network) -> tuple[Bucket, ...]:
@@ -86,12 +87,20 @@ def check_depth(settings: ModelSettings, network: Network) -> None:
         raise ModelFailed(f"resize: expected tensorflow or pillow for {image.dtype} pixels, got opencv; or depth: 8")
 
 
-def check_fit(settings: ModelSettings, task: Task) -> None:
-    """Raises ModelFailed where a fit leaves parts of an image out for which an answer is expected."""
-    if settings.shorter_side is not None and settings.fit is not Fit.CENTER_CROP:
-        raise ModelFailed(f"shorter_side: expected fit: center_crop with it, got {settings.fit or 'no fit'}")
-    tasks = (task, *readings_of(task))
-    if settings.fit in CUTS and any(isinstance(one, ImageToImage | Segmentation) for one in tasks):
+def effective_fit(settings: ModelSettings, task: Task, trained: Fit | None) -> Fit:
+    """Returns the fit of a model: the settings' one, or one by its task and by `trained`, the fit of its training where
+    its source knows it."""
+    cuts_pixels = trained in CUTS and gives_pixels(task)
+    return settings.fit or fit_of(task.default_fit, None if cuts_pixels else trained)
+
+
+def check_fit(settings: ModelSettings, task: Task, trained: Fit | None) -> None:
+    """Raises ModelFailed where a fit leaves parts of an image out for which an answer is expected, and where the
+    effective fit has no shorter side."""
+    fit = effective_fit(settings, task, trained)
+    if settings.shorter_side is not None and fit is not Fit.CENTER_CROP:
+        raise ModelFailed(f"shorter_side: expected fit: center_crop with it, got {fit}")
+    if settings.fit in CUTS and gives_pixels(task):
         kept = ", ".join(fit for fit in Fit if fit not in CUTS)
         raise ModelFailed(
             f"fit: expected one of {kept} for a model whose answer has the image's own pixels, as {settings.fit} leaves"

@@ -325,6 +325,11 @@ def readings_of(task: Task) -> tuple[Reading, ...]:
     return task.readings if isinstance(task, Tensors) else ()
 
 
+def gives_pixels(task: Task) -> bool:
+    """Returns whether an answer has the image's own pixels, none of which may be left out."""
+    return any(isinstance(one, ImageToImage | Segmentation) for one in (task, *readings_of(task)))
+
+
 def classification_at(task: Task, place: int) -> Classification | None:
     """Returns the classification whose scores are the output at a place; None where that is read in another way."""
     found = (task, *readings_of(task))
