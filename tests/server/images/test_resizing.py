@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 from collections.abc import Iterator
 from functools import partial
 
@@ -18,7 +19,7 @@ from xlaserve.config import Color, Decoding, Fit, ResizeFilter, ResizeLibrary, R
 from xlaserve.config.resize_settings import FILTERS
 from xlaserve.images import decoder as image_decoder
 from xlaserve.images.frame import Window, place
-from xlaserve.images.resizing.resize import Resized, array, by_tensorflow
+from xlaserve.images.resizing.resize import Resized, array, by_tensorflow, of_pixels
 
 SIZES = 25
 EXACT = (
@@ -190,3 +191,25 @@ def test_each_library_antialiases_as_it_does_by_default() -> None:
     assert ResizeSettings(library=ResizeLibrary.TENSORFLOW, filter=ResizeFilter.AREA).is_antialiased
     assert ResizeSettings(library=ResizeLibrary.PILLOW).is_antialiased
     assert not ResizeSettings(library=ResizeLibrary.PILLOW, filter=ResizeFilter.NEAREST).is_antialiased
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ResizeSettings(library=ResizeLibrary.TENSORFLOW, filter=ResizeFilter.AREA),
+        ResizeSettings(library=ResizeLibrary.TENSORFLOW, filter=ResizeFilter.LANCZOS5, antialias=True),
+        ResizeSettings(library=ResizeLibrary.OPENCV, filter=ResizeFilter.AREA),
+    ],
+    ids=str,
+)
+def test_weights_of_each_pixel_of_a_long_side_are_not_kept(how: ResizeSettings) -> None:
+    widths = range(50_001, 50_007)
+    strips = [np.zeros((4, width, 1), np.uint8) for width in widths]
+    tracemalloc.start()
+    try:
+        for strip in strips:
+            of_pixels(strip, Resized((0, 0, strip.shape[1], 4), 7, 3, Window(0, 0, 7, 3)), how, np.uint8)
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held_bytes < 4 * widths[0], "less than a float for each pixel of one side"

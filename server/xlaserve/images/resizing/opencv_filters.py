@@ -21,6 +21,7 @@ from xlaserve.images.resizing.weighted import (
     Taps,
     blocks,
     flat,
+    kept_if_short,
     nearest,
     spread,
     sum_columns_first,
@@ -35,8 +36,6 @@ _BOTH_BITS: Final = 22
 """Bits of the product of a row's weight and a column's."""
 _LEAST_PART: Final = 1e-3
 """The part of a pixel from which on it counts for `area`."""
-_LONGEST_KEPT: Final = 4096
-"""Pixels along a side up to which its parts are kept."""
 _A: Final = -0.75
 """The constant of Keys's cubic."""
 
@@ -173,12 +172,9 @@ def _lanczos(axis: Axis) -> _Fixed:
     return _fixed(axis, lower + np.arange(-3, 5)[:, np.newaxis], normalized)
 
 
+@kept_if_short
 def _area(axis: Axis) -> Taps:
-    """Returns the parts of old pixels under each new one, as shares of it; kept only where they are not megabytes."""
-    return _kept_area(axis) if axis.pixels <= _LONGEST_KEPT else _new_area(axis)
-
-
-def _new_area(axis: Axis) -> Taps:
+    """Returns the parts of old pixels under each new one, as shares of it."""
     scale = _scale(axis)
     begins = _numbers(axis) * scale
     ends = begins + scale
@@ -191,9 +187,6 @@ def _new_area(axis: Axis) -> Taps:
     weights = np.where(indices < last, 1 / covered, np.where(indices > last, 0, after))
     weights[0] = np.where(first > last, weights[0], before)
     return Taps(np.clip(indices.astype(np.intp), 0, axis.pixels - 1), weights.astype(np.float32))
-
-
-_kept_area: Final = lru_cache(maxsize=64)(_new_area)
 
 
 def _across(values: NDArray[np.uint8], columns: _Fixed) -> Integers:

@@ -21,6 +21,7 @@ from xlaserve.images.resizing.weighted import (
     Pixels,
     Taps,
     interpolate,
+    kept_if_short,
     nearest,
     sum_columns_first,
     sum_rows_first,
@@ -28,8 +29,6 @@ from xlaserve.images.resizing.weighted import (
 
 _CUBIC_STEPS: Final = 1024
 """Parts of a pixel for which `bicubic` has weights."""
-_LONGEST_KEPT: Final = 4096
-"""Pixels along a side up to which its weights are kept."""
 _HALF: Final = np.float32(0.5)
 _PI: Final = np.float32(math.pi)
 _LEAST_SUM: Final = np.float32(1000) * np.finfo(np.float32).tiny
@@ -93,7 +92,7 @@ def _cubic(axis: Axis) -> Taps:
     return Taps(inside, _normalized(weights))
 
 
-@lru_cache(maxsize=256)
+@kept_if_short
 def _area(axis: Axis) -> Taps:
     """Returns the parts of old pixels under each new one; the first and the last may be covered in part."""
     scale = axis.scale
@@ -111,12 +110,9 @@ def _area(axis: Axis) -> Taps:
     return Taps(np.clip(indices, 0, axis.pixels - 1), weights.astype(np.float32))
 
 
+@kept_if_short
 def _spans(axis: Axis, how: ResizeFilter, antialias: bool) -> Taps:
-    """Returns the weights of the filters that reach over many pixels; kept only where these are not megabytes."""
-    return _kept_spans(axis, how, antialias) if axis.pixels <= _LONGEST_KEPT else _new_spans(axis, how, antialias)
-
-
-def _new_spans(axis: Axis, how: ResizeFilter, antialias: bool) -> Taps:
+    """Returns the weights of the filters that reach over many pixels."""
     kernel, radius = KERNELS[how]
     # The op is given new pixels over old ones, and inverts them again.
     scale = np.float32(1 / float(np.float32(axis.resized) / np.float32(axis.length)))
@@ -132,9 +128,6 @@ def _new_spans(axis: Axis, how: ResizeFilter, antialias: bool) -> Taps:
     weights = kernel(distances)
     weights[indices > last] = 0
     return Taps(np.minimum(indices, axis.pixels - 1), _normalized(weights))
-
-
-_kept_spans: Final = lru_cache(maxsize=64)(_new_spans)
 
 
 def _normalized(weights: Floats) -> Floats:

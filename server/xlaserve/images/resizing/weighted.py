@@ -5,8 +5,9 @@ Rows are made in blocks: temporary memory stays small, in the processor's cache,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator
+from functools import lru_cache, wraps
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,11 @@ Floats = NDArray[np.float32]
 Pixels = NDArray[Any]
 """`[height, width, channels]`."""
 
+Args = ParamSpec("Args")
+Made = TypeVar("Made")
+
+LONGEST_KEPT: Final = 4096
+"""Pixels along a side up to which a weight for each of them is kept."""
 _BLOCK_VALUES: Final = 1 << 15
 """Values of a block of rows, of the image or of the result, whichever has the longer ones."""
 
@@ -60,6 +66,18 @@ class Lerp(NamedTuple):
     upper: NDArray[np.intp]
     share: Floats
     """How far it lies from the lower to the upper one, 0 to 1."""
+
+
+def kept_if_short(make: Callable[Concatenate[Axis, Args], Made]) -> Callable[Concatenate[Axis, Args], Made]:
+    """Returns `make`, whose results have a weight for each old pixel, with a cache for axes where they are not
+    megabytes."""
+    kept: Callable[..., Made] = lru_cache(maxsize=64)(make)
+
+    @wraps(make)
+    def of_axis(axis: Axis, /, *args: Args.args, **kwargs: Args.kwargs) -> Made:
+        return kept(axis, *args, **kwargs) if axis.pixels <= LONGEST_KEPT else make(axis, *args, **kwargs)
+
+    return of_axis
 
 
 def nearest(pixels: Pixels, rows: NDArray[np.intp], columns: NDArray[np.intp], out: NDArray[Any]) -> None:
