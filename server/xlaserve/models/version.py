@@ -161,10 +161,10 @@ class Version:
 
     @property
     def decode_text(self) -> str:
-        """`fast (largest difference 0.012, agreement 1.000 of 8 images)`."""
+        """`fast (largest difference 0.012, agreement 1.000 of 8 images)`; empty while only loading tells."""
         decode = self.settings.decode if self.model is None else self.model.decode
         difference = self.decode_difference
-        return str(decode) if difference is None else f"{decode} ({difference})"
+        return str(decode or "") if difference is None else f"{decode} ({difference})"
 
     @property
     def examples_text(self) -> str:

@@ -264,3 +264,13 @@ async def test_what_found_a_version_and_is_still_parsed_is_answered_before_it_en
     await rolling
     with pytest.raises(ModelNotReady):
         batcher.admission.admit(1, 1)
+
+
+async def test_the_decoding_of_a_version_without_a_model_is_the_settings_or_not_known(
+    make_house: Callable[..., House],
+) -> None:
+    house = make_house(exit_on_model_failure=False)
+    house.configured = [model("a"), model("b", decode="fast")]
+    house.load_errors |= {name: ModelFailed("weights: expected a file") for name in ("a", "b")}
+    await house.repository.load_all()
+    assert {version.name: version.decode_text for version in house.repository.index()} == {"a": "", "b": "fast"}

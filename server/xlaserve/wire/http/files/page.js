@@ -300,7 +300,7 @@
     $("model").hidden = false;
     set($("model-title"), `${model.name}, version ${model.version}`);
     const weights = model.weights === model.source ? "" : model.weights;
-    set($("model-what"), [model.task, model.source, weights, model.precision, isOfOneImage(model) ? model.pixels : count(model.inputs.length, "input"), `fit ${model.fit}`, model.resize && `resize ${model.resize}`, `decode ${model.decode}`, model.examples && `examples ${model.examples}`, model.task_reason && `${model.task} as ${model.task_reason}`].filter((word) => word && word !== "fit ").join(" · "));
+    set($("model-what"), [model.task, model.source, weights, model.precision, isOfOneImage(model) ? model.pixels : count(model.inputs.length, "input"), `fit ${model.fit}`, model.resize && `resize ${model.resize}`, model.decode && `decode ${model.decode}`, model.examples && `examples ${model.examples}`, model.task_reason && `${model.task} as ${model.task_reason}`].filter((word) => word && word !== "fit ").join(" · "));
     $("model-reason").hidden = !model.reason;
     set($("model-reason"), model.reason);
     $("model-warnings").hidden = !model.warnings.length;
