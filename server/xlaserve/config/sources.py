@@ -107,6 +107,12 @@ def kind_of(source: str) -> Source | None:
     return next((kind for kind in Source if suffix in kind.value.suffixes), None)
 
 
+def is_of_file(source: str) -> bool:
+    """Returns whether a source is the path of a user's file or folder that holds a model."""
+    kind = kind_of(source)
+    return kind is not None and bool(kind.value.suffixes)
+
+
 def is_file_of_model(path: Path) -> bool:
     """Returns whether a path is named as sources that are files are."""
     return path.suffix.lower() in FILES

@@ -244,9 +244,8 @@ def _lowered(settings: ModelSettings, conversions: Conversions) -> Network:
 
 def _pixel_scale(settings: ModelSettings, network: Network, bucket: Bucket) -> float | None:
     """Reads the factor for pixels of a model from a file, where nothing else tells that they are scaled right."""
-    kind = kinds.kind_of(settings.source)
-    is_of_file = kind is not None and bool(kind.value.suffixes)
-    if not is_of_file or not (network.is_unscaled or settings.preprocess not in ("auto", "none")):
+    is_scaled = not network.is_unscaled and settings.preprocess in ("auto", "none")
+    if is_scaled or not kinds.is_of_file(settings.source):
         return None
     from xlaserve.models.networks import pixel_scale  # noqa: PLC0415 - imports TensorFlow
 

@@ -3,7 +3,6 @@ and a network answers all the same."""
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from xlaserve.config import Preprocess, ScalingSettings, sources
 from xlaserve.engine.inputs import selected
 from xlaserve.engine.program import Outputs, run_batch
-from xlaserve.engine.warmup.auto_buckets import Programs
+from xlaserve.engine.warmup.auto_buckets import Programs, smallest
 from xlaserve.engine.warmup.sample import make_rows
 from xlaserve.models.catalog import Model
 from xlaserve.models.task import Classification, Embedding, Regression, Tensors
@@ -29,16 +28,15 @@ _CHOICE: Final = "unit if it was trained on 0..1, tf on -1..1, torch on ImageNet
 
 def measure(model: Model, programs: Programs) -> list[str]:
     """Returns warnings about the scale of pixels, from the graph and from a few runs of the smallest bucket. Blocks."""
-    if not is_of_file(model) or not model.inputs[0].is_image or model.image.is_deep:
+    if not sources.is_of_file(model.settings.source) or not model.inputs[0].is_image or model.image.is_deep:
         return []
     found = doubts(model)
     if isinstance(model.task, Classification | Embedding | Regression | Tensors):
-        key = min(programs, key=lambda key: (math.prod(key[1]), key))
-        bucket = key[1]
+        mode, bucket = smallest(programs)
         images = selected(make_rows(model.inputs, max(IMAGES) + 1, bucket.height, bucket.width), [*IMAGES])
         rows = zip(*images, strict=True)
         batches = [[np.resize(one, (bucket.batch, *one.shape)) for one in row] for row in rows]
-        answers = [run_batch(programs[key].executable, *batch) for batch in batches]
+        answers = [run_batch(programs[mode, bucket].executable, *batch) for batch in batches]
         if are_alike(answers):
             found.append(
                 f"{len(IMAGES)} different images get the same answer; are pixels scaled as in training?"
@@ -65,12 +63,6 @@ def doubts(model: Model) -> list[str]:
 def factor_of(how: Preprocess) -> float | None:
     """Returns the factor of preprocessing for levels; None where it has none, or another for each image."""
     return how.factor if isinstance(how, ScalingSettings) else OF_PREPROCESS.get(how)
-
-
-def is_of_file(model: Model) -> bool:
-    """Whether a model comes from a user's file or folder."""
-    kind = sources.kind_of(model.settings.source)
-    return kind is not None and bool(kind.value.suffixes)
 
 
 def are_alike(answers: list[Outputs]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final
 
 import numpy as np
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 
 from xlaserve.config import sources
 from xlaserve.engine.program import Outputs, run_batch
-from xlaserve.engine.warmup.auto_buckets import Programs
+from xlaserve.engine.warmup.auto_buckets import Programs, smallest
 from xlaserve.engine.warmup.sample import make_rows
 from xlaserve.models.catalog import Model
 from xlaserve.models.task import Classification, ClassSequence, readings_of
@@ -28,8 +27,8 @@ def measure(model: Model, programs: Programs) -> list[str]:
     """Returns `doubts` about answers to a few images, in the smallest bucket. Blocks."""
     if not _of_classes(model):
         return []
-    key = min(programs, key=lambda key: (math.prod(key[1]), key))
-    return doubts(model, run_batch(programs[key].executable, *make_rows(model.inputs, *key[1])))
+    mode, bucket = smallest(programs)
+    return doubts(model, run_batch(programs[mode, bucket].executable, *make_rows(model.inputs, *bucket)))
 
 
 def doubts(model: Model, outputs: Outputs) -> list[str]:

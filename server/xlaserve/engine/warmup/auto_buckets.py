@@ -8,6 +8,7 @@ unless a request names another; a set for each would compile every candidate in 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -33,6 +34,11 @@ log = logging.getLogger(__name__)
 Programs = dict[tuple[Mode, Bucket], Warmed]
 Warm = Callable[[Iterable[Mode], Iterable[Bucket]], Programs]
 """Compiles, runs and times the given modes and buckets: `compiler.warm_up` of one model."""
+
+
+def smallest(programs: Programs) -> tuple[Mode, Bucket]:
+    """Returns the mode and the bucket of the program that takes the fewest pixels in one batch."""
+    return min(programs, key=lambda key: (math.prod(key[1]), key))
 
 
 def warm_up_auto(
