@@ -51,10 +51,6 @@ class ImageTensor(NamedTuple):
         """Whether it is `[n, channels, height, width]`."""
         return self.image.axes == "NCHW"
 
-    def last(self, call: Call) -> Call:
-        """Returns `call`, which takes pixels as the network declares them, as a function of `[n, h, w, channels]`."""
-        return call if self.image.axes == "NHWC" else lambda pixels: call(self.declared(pixels))
-
     def declared(self, pixels: tf.Tensor) -> tf.Tensor:
         """Returns pixels `[n, h, w, channels]` as the network declares them."""
         match self.image.axes:

@@ -64,10 +64,11 @@ def detector(
         return decoded
 
     (given,) = model.inputs
-    pixels = image_tensor(TensorShape(given.shape, given.dtype), settings.color, settings.layout, settings.depth)
+    image = image_tensor(TensorShape(given.shape, given.dtype), settings.color, settings.layout, settings.depth)
+    inputs = NetworkInputs.of_image(image)
     task = Detection(model.num_classes, max_detections=settings.max_detections)
     head = heads.candidates(task, settings, across_classes=True)
     built = keras_models.assembled(
-        model, pixels.last(infer), head, settings, inputs=NetworkInputs.of_image(pixels), preprocessing=preprocessing
+        model, inputs.last(infer), head, settings, inputs=inputs, preprocessing=preprocessing
     )
     return replace(built, weights=weights, default_size=default_size, multiple=multiple)

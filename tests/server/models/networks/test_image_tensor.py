@@ -11,6 +11,7 @@ from xlaserve.errors import ModelFailed
 from xlaserve.images.image_input import ImageInput
 from xlaserve.models.networks.heads import TensorShape
 from xlaserve.models.networks.image_tensor import image_tensor
+from xlaserve.models.networks.network_inputs import NetworkInputs
 
 
 def declared(*shape: int | None, dtype: str = "float32") -> TensorShape:
@@ -131,7 +132,7 @@ def test_a_network_is_called_with_pixels_as_it_declares_them(shape: Any) -> None
     pixels = image_tensor(declared(*shape), layout=Layout.CHANNELS_FIRST if shape[1] == 3 else None)
     height, width = (side or 0 for side in pixels.size)
     images = np.random.default_rng(0).random((2, height, width, pixels.image.channels), np.float32)
-    found = pixels.last(lambda values: {"same": values})(tf.constant(images))["same"]
+    found = NetworkInputs.of_image(pixels).last(lambda values: {"same": values})(tf.constant(images))["same"]
     is_first = pixels.image.axes == "NCHW"
     np.testing.assert_array_equal(found, np.moveaxis(images, -1, 1) if is_first else images.reshape((2, *shape[1:])))
 
