@@ -19,11 +19,11 @@ from xlaserve.images.resizing.weighted import (
     Floats,
     Pixels,
     Taps,
+    TapsOf,
     blocks,
     flat,
     kept_if_short,
     nearest,
-    spread,
     sum_columns_first,
     sum_rows_first,
 )
@@ -49,13 +49,8 @@ class _Places(NamedTuple):
     """How far the new one lies towards the next, 0 to 1."""
 
 
-class _Fixed(NamedTuple):
-    """The pixels along one side that make each of the new ones there, with weights in 2048ths."""
-
-    indices: NDArray[np.intp]
-    """`[taps, new pixels]`."""
-    weights: Integers
-    """`[taps, new pixels]`."""
+_Fixed = TapsOf[np.int32]
+"""Taps with weights in 2048ths."""
 
 
 def resize(pixels: Pixels, rows: Axis, columns: Axis, how: ResizeFilter, out: NDArray[np.uint8]) -> None:
@@ -200,14 +195,9 @@ def _across(values: NDArray[np.uint8], columns: _Fixed) -> Integers:
     return total
 
 
-def _of_values(columns: _Fixed, channels: int) -> _Fixed:
-    """Returns the taps of the values of a row, of those of its pixels."""
-    return _Fixed(spread(columns.indices, channels), columns.weights.repeat(channels, axis=1))
-
-
 def _interpolate(pixels: Pixels, rows: _Fixed, columns: _Fixed, out: NDArray[np.uint8]) -> None:
     """Writes pixels between four each into `out`; each of the two rows is cut to 12 bits less before they are added."""
-    values, across = flat(pixels), _of_values(columns, pixels.shape[2])
+    values, across = flat(pixels), columns.of_values(pixels.shape[2])
     for start, stop in blocks(pixels, out):
         size = stop - start
         both = _across(values.take(rows.indices[:, start:stop].ravel(), axis=0), across)
@@ -223,7 +213,7 @@ def _interpolate(pixels: Pixels, rows: _Fixed, columns: _Fixed, out: NDArray[np.
 
 def _weigh(pixels: Pixels, rows: _Fixed, columns: _Fixed, out: NDArray[np.uint8]) -> None:
     """Writes weighted sums of columns, then of rows, into `out`."""
-    values, across = flat(pixels), _of_values(columns, pixels.shape[2])
+    values, across = flat(pixels), columns.of_values(pixels.shape[2])
     for start, stop in blocks(pixels, out):
         total = np.full((stop - start, across.indices.shape[1]), 1 << (_BOTH_BITS - 1), np.int32)
         for places, weights in zip(*rows, strict=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache, wraps
-from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ Floats = NDArray[np.float32]
 Pixels = NDArray[Any]
 """`[height, width, channels]`."""
 
+Weight = TypeVar("Weight", np.float32, np.int32)
 Args = ParamSpec("Args")
 Made = TypeVar("Made")
 
@@ -50,13 +51,20 @@ class Axis(NamedTuple):
         return np.float32(self.length) / np.float32(self.resized)
 
 
-class Taps(NamedTuple):
+class TapsOf(NamedTuple, Generic[Weight]):
     """The pixels along one side that make each of the new pixels there."""
 
     indices: NDArray[np.intp]
     """`[taps, new pixels]`: places of the old pixels, in the order in which they are added."""
-    weights: Floats
+    weights: NDArray[Weight]
     """`[taps, new pixels]`."""
+
+    def of_values(self, channels: int) -> TapsOf[Weight]:
+        """Returns the taps of the values of a row, of those of its pixels."""
+        return TapsOf(spread(self.indices, channels), self.weights.repeat(channels, axis=1))
+
+
+Taps = TapsOf[np.float32]
 
 
 class Lerp(NamedTuple):
@@ -115,7 +123,7 @@ def interpolate(pixels: Pixels, rows: Lerp, columns: Lerp, out: NDArray[Any]) ->
 
 def sum_rows_first(pixels: Pixels, rows: Taps, columns: Taps, out: NDArray[Any]) -> None:
     """Writes weighted sums of rows, then of their columns, into `out`."""
-    values, across = flat(pixels), _of_values(columns, pixels.shape[2])
+    values, across = flat(pixels), columns.of_values(pixels.shape[2])
     for start, stop in blocks(pixels, out):
         total = _sum(values.take(part.places, axis=0) * part.weights for part in _taps(rows, start, stop))
         _store(_columns(total, across), out[start:stop])
@@ -123,7 +131,7 @@ def sum_rows_first(pixels: Pixels, rows: Taps, columns: Taps, out: NDArray[Any])
 
 def sum_columns_first(pixels: Pixels, rows: Taps, columns: Taps, factor: np.float32, out: NDArray[Any]) -> None:
     """Writes weighted sums of columns, then of rows, times `factor`, into `out`."""
-    values, across = flat(pixels), _of_values(columns, pixels.shape[2])
+    values, across = flat(pixels), columns.of_values(pixels.shape[2])
     for start, stop in blocks(pixels, out):
         taps = _taps(rows, start, stop)
         total = _sum(_columns(values.take(part.places, axis=0), across) * part.weights for part in taps)
@@ -142,11 +150,6 @@ class _Tap(NamedTuple):
 def _taps(rows: Taps, start: int, stop: int) -> Iterator[_Tap]:
     for places, weights in zip(rows.indices, rows.weights, strict=True):
         yield _Tap(places[start:stop], weights[start:stop, np.newaxis])
-
-
-def _of_values(columns: Taps, channels: int) -> Taps:
-    """Returns the taps of the values of a row, of those of its pixels."""
-    return Taps(spread(columns.indices, channels), columns.weights.repeat(channels, axis=1))
 
 
 def _columns(values: NDArray[Any], across: Taps) -> Floats:
