@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import lru_cache
 from typing import Any, Final
 
@@ -17,12 +18,18 @@ MODES: Final = {Color.GREY: "L", Color.RGBA: "RGBA"}
 
 
 def to_mode(mode: str, image: Image.Image) -> Image.Image:
-    """Returns the image in `mode`, or in mode L, which is cheaper to resize, where it is grey and opaque."""
+    """Returns the image in `mode`, or in mode L, which is cheaper to resize, where it is grey and opaque.
+
+    The image given is closed where another one is returned, so that only the pixels of one take memory from then on.
+    """
     if image.mode == mode or (image.mode == "L" and mode == "RGB"):
         return image
+    if image.mode == "CMYK" and mode != "RGB":  # Pillow converts it to RGB as well, but keeps all three
+        image = to_mode("RGB", image)
     if mode != "RGBA":
         image.info.pop("transparency", None)  # else Pillow looks for a place to keep it
-    return image.convert(mode)
+    with closing(image):
+        return image.convert(mode)
 
 
 def colored(pixels: NDArray[Any], color: Color) -> NDArray[Any]:

@@ -24,7 +24,7 @@ import io
 import math
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self
 
@@ -53,7 +53,8 @@ from xlaserve.images.fitting import bordered, fitted
 from xlaserve.images.frame import Frame, Region
 from xlaserve.images.image_input import RGB, ImageInput, PixelType
 from xlaserve.images.jpeg import JpegFile
-from xlaserve.images.orientation import SIDEWAYS, TURNS, orientation
+from xlaserve.images.orientation import SIDEWAYS, orientation
+from xlaserve.images.resizing.resize import picture
 
 _STEP: Final = 1 << 20
 _BLOCK_VALUES: Final = 1 << 16
@@ -62,9 +63,8 @@ _MAX_SIDE: Final = 65_535  # JPEG's own bound; one pixel wide and 64 million hig
 _MAX_JPEG_SCANS: Final = 500  # each passes over the whole image; encoders write about ten
 _MAX_PNG_PROFILES: Final = 4  # each unpacks a thousandfold; the standard allows one
 # Taken at the peak of decoding, for each pixel, at most:
-_PIXEL_BYTES: Final = 8  # four as Pillow keeps them, and four while they are converted
+_PIXEL_BYTES: Final = 8  # four as Pillow keeps them, and four while they are converted or turned
 _ARRAY_PIXEL_BYTES: Final = 14  # and six while they become an array before they are resized
-_TURNED_PIXEL_BYTES: Final = 18  # and four while they are turned before that
 _COEFFICIENT_BYTES: Final = 8  # of a JPEG of several scans, reduced or not: two for each of four components
 _WEBP_PIXEL_BYTES: Final = 20  # several canvases
 
@@ -163,7 +163,7 @@ def decode(
     shrink_to = place if decoding is Decoding.FAST else None
     data = bytes(data)
     with _open(data, limits, hold, shrink_to, resize.library) as (image, width, height, box):
-        source, warning = _decoded(data, image, decoding, color, grey16, dtype=dtype)
+        source, warning = _decoded(data, image, decoding, color, grey16, library=resize.library, dtype=dtype)
         turn = orientation(image.info)  # which a PNG may hold behind its pixels
         frame = _placed(width, height, turn, place)
         pixels = fitted(source, frame, turn, box, resize, dtype=dtype)
@@ -173,20 +173,32 @@ def decode(
 
 
 def _decoded(
-    data: bytes, image: ImageFile, decoding: Decoding, color: Color, grey16: Grey16 | Window | None, *, dtype: PixelType
+    data: bytes,
+    image: ImageFile,
+    decoding: Decoding,
+    color: Color,
+    grey16: Grey16 | Window | None,
+    *,
+    library: ResizeLibrary,
+    dtype: PixelType,
 ) -> tuple[Image.Image | NDArray[np.uint8], str]:
-    """Returns the pixels of an opened image in the mode of `color`, or in mode L or F, and a warning for the client."""
+    """Returns the pixels of an opened image in the mode of `color`, or in mode L or F, and a warning for the client.
+
+    `library` resizes them then. The image is closed where others are returned than its own.
+    """
     if decoding is Decoding.TENSORFLOW and isinstance(image, JpegFile) and color is not Color.RGBA:
         levels = tensorflow_jpeg.pixels_of(data, image, is_grey=color is Color.GREY)
         if levels is not None:
-            return levels, ""
+            # Only of a picture can the pixels be freed once they are turned.
+            return picture(levels) if library is ResizeLibrary.PILLOW else levels, ""
     image.load()
     mode = colors.MODES.get(color, "RGB")
     if image.mode != "I;16":
         return colors.to_mode(mode, image), ""
     if dtype != "uint8" and color is not Color.RGBA:
-        return image.convert("F"), ""  # which holds them all, and is resized without rounding
-    opened = Image.fromarray(colors.levels(np.asarray(image), grey16))
+        return colors.to_mode("F", image), ""  # which holds them all, and is resized without rounding
+    with closing(image):
+        opened = Image.fromarray(colors.levels(np.asarray(image), grey16))
     return colors.to_mode(mode, opened), GREY16_WARNING if grey16 is None else ""
 
 
@@ -353,15 +365,9 @@ def _shrink(image: ImageFile, place: Place) -> Region | None:
 def _decoding_bytes(image: ImageFile, pixels: int, library: ResizeLibrary) -> int:
     """Returns the bytes that it takes to decode a JPEG, perhaps to fewer pixels than it has, or a PNG.
 
-    `library` resizes it then: Pillow's own images, or arrays of those that are upright.
+    `library` resizes it then: Pillow's own images, or arrays.
     """
-    if library is ResizeLibrary.PILLOW:
-        pixel_bytes = _PIXEL_BYTES
-    elif isinstance(image, JpegFile) and orientation(image.info) not in TURNS:
-        pixel_bytes = _ARRAY_PIXEL_BYTES
-    else:  # a PNG may say behind its pixels that it is to be turned
-        pixel_bytes = _TURNED_PIXEL_BYTES
-    size_bytes = math.prod(image.size) * pixel_bytes
+    size_bytes = math.prod(image.size) * (_PIXEL_BYTES if library is ResizeLibrary.PILLOW else _ARRAY_PIXEL_BYTES)
     if isinstance(image, JpegFile) and image.has_several_scans:
         size_bytes += pixels * _COEFFICIENT_BYTES
     return size_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any, Final
 
 import numpy as np
@@ -31,21 +32,19 @@ def fitted(
 ) -> NDArray[Any]:
     """Returns a decoded image resized and upright, as `[height, width, channels]` of its mode, in `dtype`.
 
-    `box` is the part of the decoded pixels, before they are turned, that is the image; None for all of them.
+    `box` is the part of the decoded pixels, before they are turned, that is the image; None for all of them. An image
+    of Pillow's may be closed then, so that its pixels don't take memory beside what became of them.
     """
     to = _resizing(frame, turn, box)
-    is_pillow = resize.library is ResizeLibrary.PILLOW
-    if not is_pillow and turn not in TURNS:
-        return of_pixels(array(source), to, resize, _TYPES[dtype])
-    image = source if isinstance(source, Image.Image) else picture(source)
-    if is_pillow and to.is_whole:  # before the turn, which is then one of fewer pixels
-        image = by_pillow(image, to.sideways if turn in SIDEWAYS else to, resize.filter)
-        return from_floats(array(image.transpose(TURNS[turn]) if turn in TURNS else image), dtype)
-    if turn in TURNS:
-        image = image.transpose(TURNS[turn])
-    if not is_pillow:
-        return of_pixels(array(image), to, resize, _TYPES[dtype])
-    return from_floats(array(by_pillow(image, to, resize.filter)), dtype)
+    if resize.library is not ResizeLibrary.PILLOW:
+        upright = _upright(_picture(source), turn) if turn in TURNS else source
+        return of_pixels(array(upright), to, resize, _TYPES[dtype])
+    image = _picture(source)
+    if to.is_whole:  # before the turn, which is then one of fewer pixels
+        image = _upright(by_pillow(image, to.sideways if turn in SIDEWAYS else to, resize.filter), turn)
+    else:
+        image = by_pillow(_upright(image, turn), to, resize.filter)
+    return from_floats(array(image), dtype)
 
 
 def bordered(pixels: NDArray[Any], frame: Frame, channels: int) -> NDArray[Any]:
@@ -60,6 +59,18 @@ def bordered(pixels: NDArray[Any], frame: Frame, channels: int) -> NDArray[Any]:
     top, left = max(0, frame.top), max(0, frame.left)
     canvas[top : top + height, left : left + width] = pixels
     return canvas
+
+
+def _picture(source: Image.Image | NDArray[np.uint8]) -> Image.Image:
+    return source if isinstance(source, Image.Image) else picture(source)
+
+
+def _upright(image: Image.Image, turn: int) -> Image.Image:
+    """Returns an image turned upright; the one given is closed where it is not that one."""
+    if turn not in TURNS:
+        return image
+    with closing(image):
+        return image.transpose(TURNS[turn])
 
 
 def _resizing(frame: Frame, turn: int, box: Region | None) -> Resized:

@@ -21,7 +21,9 @@ from tests.server.jpegs import grey_jpeg
 from xlaserve.config import (
     PILLOW_BILINEAR,
     TENSORFLOW_BILINEAR,
+    Color,
     Decoding,
+    Fit,
     ResizeFilter,
     ResizeLibrary,
     ResizeSettings,
@@ -124,7 +126,7 @@ PEAKS = """
 import sys
 from functools import partial
 from pathlib import Path
-from xlaserve.config import Decoding, Fit, ResizeSettings
+from xlaserve.config import Color, Decoding, Fit, ResizeSettings
 from xlaserve.images.frame import place
 from xlaserve.images.decoder import ImageLimits, decode
 
@@ -144,9 +146,10 @@ def run(file):
         def __exit__(self, *_):
             held.append(status("VmHWM") - self.before)
 
-    where = partial(place, input_height=224, input_width=224, fit=Fit.RESIZE)
+    where = partial(place, input_height=224, input_width=224, fit=Fit(sys.argv[5]))
     how = ResizeSettings.model_validate_json(sys.argv[4])
-    decode(data, where, ImageLimits(1 << 30, 1 << 30), Hold, Decoding(sys.argv[1]), resize=how)
+    limits = ImageLimits(1 << 30, 1 << 30)
+    decode(data, where, limits, Hold, Decoding(sys.argv[1]), resize=how, color=Color(sys.argv[6]))
     return held
 
 run(sys.argv[2])
@@ -217,6 +220,28 @@ def test_resizing_as_tensorflow_takes_no_more_than_is_held(
     assert 0 < taken < held + besides(2000, 2000)
 
 
+@pytest.mark.parametrize("how", [PILLOW_BILINEAR, TENSORFLOW_BILINEAR], ids=str)
+@pytest.mark.parametrize(
+    ("mode", "format", "color", "decoding"),
+    [
+        ("CMYK", "JPEG", Color.RGB, Decoding.EXACT),
+        ("CMYK", "JPEG", Color.RGBA, Decoding.EXACT),
+        ("RGB", "JPEG", Color.RGB, Decoding.TENSORFLOW),
+        ("LA", "PNG", Color.RGBA, Decoding.EXACT),
+        ("I;16", "PNG", Color.RGBA, Decoding.EXACT),
+        ("RGBA", "WEBP", Color.RGBA, Decoding.EXACT),
+    ],
+)
+def test_an_image_that_is_turned_and_cut_takes_no_more_than_is_held(
+    how: ResizeSettings, mode: str, format: str, *, color: Color, decoding: Decoding, tmp_path: Path
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encode(blocks(mode, 2000, 2000), format, exif=exif)
+    held, taken = peaks(data, format, decoding, tmp_path, how, fit=Fit.CENTER_CROP, color=color)
+    assert 0 < taken < held + besides(2000, 2000)
+
+
 def besides(height: int, width: int) -> int:
     """Returns the bytes that resizing to 224x224 takes besides: few beside those of the pixels, and so not held."""
     rows = 2 * height * 8  # addresses of the rows of what is decoded and converted
@@ -226,13 +251,20 @@ def besides(height: int, width: int) -> int:
 
 
 def peaks(
-    data: bytes, format: str, decoding: Decoding, folder: Path, how: ResizeSettings = PILLOW_BILINEAR
+    data: bytes,
+    format: str,
+    decoding: Decoding,
+    folder: Path,
+    how: ResizeSettings = PILLOW_BILINEAR,
+    *,
+    fit: Fit = Fit.RESIZE,
+    color: Color = Color.RGB,
 ) -> tuple[int, int]:
     """Returns the bytes that decoding says that it holds, and those that it takes, in a process of its own."""
     (small := folder / "small").write_bytes(encode(blocks("RGB", 100, 100), format))
     (large := folder / "large").write_bytes(data)
     run = subprocess.run(
-        [sys.executable, "-c", PEAKS, decoding, str(small), str(large), how.model_dump_json()],
+        [sys.executable, "-c", PEAKS, decoding, str(small), str(large), how.model_dump_json(), fit, color],
         env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)},  # what is freed is given back at once
         capture_output=True,
         text=True,
