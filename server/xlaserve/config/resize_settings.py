@@ -97,6 +97,12 @@ class ResizeSettings(Frozen):
             raise ValueError(f"antialias: {always}, expected {str(self.is_antialiased).lower()} or nothing")
         return self
 
+    @classmethod
+    def of(cls, library: ResizeLibrary, filter_: ResizeFilter, *, antialias: bool) -> Self:
+        """Returns a way to resize, with `antialias` where the filter leaves a choice."""
+        usual = cls(library=library, filter=filter_)
+        return cls(library=library, filter=filter_, antialias=True) if antialias and usual.has_choice else usual
+
     @property
     def is_antialiased(self) -> bool:
         """Whether every pixel of an image that shrinks counts."""

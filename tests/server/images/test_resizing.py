@@ -193,6 +193,16 @@ def test_each_library_antialiases_as_it_does_by_default() -> None:
     assert not ResizeSettings(library=ResizeLibrary.PILLOW, filter=ResizeFilter.NEAREST).is_antialiased
 
 
+@pytest.mark.parametrize("library", ResizeLibrary)
+@pytest.mark.parametrize("antialias", [False, True])
+def test_antialiasing_is_set_only_for_filters_with_a_choice(library: ResizeLibrary, *, antialias: bool) -> None:
+    for filter_ in FILTERS[library]:
+        how = ResizeSettings.of(library, filter_, antialias=antialias)
+        has_choice = library is ResizeLibrary.TENSORFLOW and filter_ not in (ResizeFilter.NEAREST, ResizeFilter.AREA)
+        assert (how.library, how.filter) == (library, filter_)
+        assert how.antialias is (True if has_choice and antialias else None)
+
+
 @pytest.mark.parametrize(
     "how",
     [

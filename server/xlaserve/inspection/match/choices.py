@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from xlaserve.config import (
     OF_RGB,
+    PILLOW_BILINEAR,
+    TENSORFLOW_BILINEAR,
     Color,
     Decoding,
     Fit,
@@ -74,17 +76,11 @@ _USUAL: Final = (
 def _resizings() -> Iterator[ResizeSettings]:
     """Yields every way to resize, the most usual first."""
     for library, name, antialias in _USUAL:
-        yield _resizing(library, name, antialias=antialias)
+        yield ResizeSettings.of(library, name, antialias=antialias)
     for library, names in FILTERS.items():
         for name in names:
             for antialias in (False, True):
-                yield _resizing(library, name, antialias=antialias)
-
-
-def _resizing(library: ResizeLibrary, name: ResizeFilter, *, antialias: bool) -> ResizeSettings:
-    """Returns a way to resize; of filters that always or never antialias, the one that there is."""
-    own = ResizeSettings(library=library, filter=name)
-    return ResizeSettings(library=library, filter=name, antialias=True) if own.has_choice and antialias else own
+                yield ResizeSettings.of(library, name, antialias=antialias)
 
 
 RESIZINGS: Final = tuple(dict.fromkeys(_resizings()))
@@ -108,23 +104,24 @@ BORDERS: Final = (None, 0, 128)
 """Levels of a border: that of the fit, then black as of `tf.image.resize_with_pad`, and grey."""
 
 
-_TENSORFLOW_BILINEAR: Final = _resizing(TENSORFLOW, ResizeFilter.BILINEAR, antialias=False)
-_OPENCV_BILINEAR: Final = _resizing(OPENCV, ResizeFilter.BILINEAR, antialias=False)
-_PILLOW_BILINEAR: Final = _resizing(PILLOW, ResizeFilter.BILINEAR, antialias=True)
-_OF_TENSORFLOW: Final = {"resize": _TENSORFLOW_BILINEAR, "decode": Decoding.TENSORFLOW}
+_OPENCV_BILINEAR: Final = ResizeSettings(library=OPENCV)
+_PILLOW_NEAREST: Final = ResizeSettings(library=PILLOW, filter=ResizeFilter.NEAREST)
+_PILLOW_BICUBIC: Final = ResizeSettings(library=PILLOW, filter=ResizeFilter.BICUBIC)
+_PILLOW_LANCZOS: Final = ResizeSettings(library=PILLOW, filter=ResizeFilter.LANCZOS)
+_OF_TENSORFLOW: Final = {"resize": TENSORFLOW_BILINEAR, "decode": Decoding.TENSORFLOW}
 
 RECIPES: Final[tuple[Changes, ...]] = (
     {"fit": Fit.RESIZE, **_OF_TENSORFLOW},  # image_dataset_from_directory
-    {"fit": Fit.RESIZE, "resize": _resizing(PILLOW, ResizeFilter.NEAREST, antialias=False), "decode": Decoding.EXACT},
+    {"fit": Fit.RESIZE, "resize": _PILLOW_NEAREST, "decode": Decoding.EXACT},
     {"fit": Fit.RESIZE, "resize": _OPENCV_BILINEAR, "decode": Decoding.EXACT},  # cv2.imread, cv2.resize
-    {"fit": Fit.CENTER_CROP, "resize": _PILLOW_BILINEAR, "decode": Decoding.EXACT},  # torchvision's weights
+    {"fit": Fit.CENTER_CROP, "resize": PILLOW_BILINEAR, "decode": Decoding.EXACT},  # torchvision's weights
     # What Teachable Machine gives with its models:
-    {"fit": Fit.CROP, "resize": _resizing(PILLOW, ResizeFilter.LANCZOS, antialias=True), "decode": Decoding.EXACT},
+    {"fit": Fit.CROP, "resize": _PILLOW_LANCZOS, "decode": Decoding.EXACT},
     {"fit": Fit.CROP, **_OF_TENSORFLOW},  # crop_to_aspect_ratio
-    {"fit": Fit.RESIZE, "resize": _PILLOW_BILINEAR, "decode": Decoding.EXACT},
+    {"fit": Fit.RESIZE, "resize": PILLOW_BILINEAR, "decode": Decoding.EXACT},
     {"fit": Fit.LETTERBOX, "resize": _OPENCV_BILINEAR, "decode": Decoding.EXACT},  # YOLO
     {"fit": Fit.LETTERBOX, **_OF_TENSORFLOW, "border": 0},  # tf.image.resize_with_pad
-    {"fit": Fit.RESIZE, "resize": _resizing(PILLOW, ResizeFilter.BICUBIC, antialias=True), "decode": Decoding.EXACT},
+    {"fit": Fit.RESIZE, "resize": _PILLOW_BICUBIC, "decode": Decoding.EXACT},
 )
 """Ways to place pixels that tutorials have as a whole, each with all of its settings; `load_img` is the second."""
 

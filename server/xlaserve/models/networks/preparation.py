@@ -81,9 +81,5 @@ def fit_of(usual: Fit, trained: Fit | None) -> Fit:
 
 def of_keras_layer(interpolation: str, *, antialias: bool, crops: bool, reason: str) -> Preparation:
     """Returns the preparation of a `Resizing` layer of Keras with these arguments."""
-    filter_ = ResizeFilter(interpolation)
-    has_choice = filter_ not in (ResizeFilter.NEAREST, ResizeFilter.AREA)
-    how = ResizeSettings(
-        library=ResizeLibrary.TENSORFLOW, filter=filter_, antialias=antialias if has_choice and antialias else None
-    )
+    how = ResizeSettings.of(ResizeLibrary.TENSORFLOW, ResizeFilter(interpolation), antialias=antialias)
     return Preparation(how, Fit.CROP if crops else None, reason=reason)
