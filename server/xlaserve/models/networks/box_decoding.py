@@ -8,13 +8,13 @@ from typing import Final
 
 import tensorflow as tf
 
-from xlaserve.config import BoxDecoding, ModelSettings, OutputRole
+from xlaserve.config import BoxDecoding, ModelSettings
 from xlaserve.config.box_decoding_settings import BoxKind
 from xlaserve.errors import ModelFailed
 from xlaserve.models import class_names
 from xlaserve.models.networks import anchors, boxes
-from xlaserve.models.networks.heads import Head, Raw, TensorShape, activated
-from xlaserve.models.output_facts import OUTPUT_NAMES
+from xlaserve.models.networks.detection_head import suppressed, without_background
+from xlaserve.models.networks.heads import Head, Raw, TensorShape, activated, known_classes, pick
 from xlaserve.models.task import Detection
 
 LOGITS: Final[frozenset[BoxKind]] = frozenset({"blazeface", "yolov8"})
@@ -45,16 +45,9 @@ def decoded(outputs: Mapping[str, TensorShape], settings: ModelSettings, decodin
         if is_dropped:
             scores = scores[..., 1:] if background == "first" else scores[..., :-1]
         elif is_labelled:
-            scores = tf.concat((tf.zeros_like(scores[..., :1]), scores[..., 1:]), axis=-1)
+            scores = without_background(scores)
         found = _boxes(tf.cast(given, tf.float32), decoding, images)
-        return boxes.suppress(
-            found,
-            tf.ensure_shape(scores, [None, found.shape[1], None]),
-            images,
-            max_detections=task.max_detections,
-            score_threshold=settings.score_threshold,
-            iou_threshold=settings.iou_threshold,
-        )
+        return suppressed(found, tf.ensure_shape(scores, [None, found.shape[1], None]), images, settings)
 
     return Head(task, finish)
 
@@ -145,14 +138,17 @@ def _joined(
 
 def _split(outputs: Mapping[str, TensorShape], settings: ModelSettings, decoding: BoxDecoding) -> tuple[int, Split]:
     """Returns the number of scores of each box, the background's included, and what finds boxes and scores."""
-    named = dict(settings.output_names)
     rows = {name: shape for name, output in outputs.items() if (shape := _rows(output)) is not None}
+    if not rows:
+        given = "; ".join(f"{name}: {output}" for name, output in outputs.items())
+        raise ModelFailed(f"box_decoding: expected outputs of boxes and scores [None, k, numbers], got {given}")
+    outputs = {name: outputs[name] for name in rows}
     if decoding.kind == "yolo" or (decoding.kind == "yolov8" and len(rows) == 1):
-        name = _pick("boxes", rows, named, [*rows])
+        name, _ = pick(outputs, settings, "boxes")
         return _in_one(name, rows[name], settings, decoding)
     fitting = [name for name, (_, numbers) in rows.items() if _is_width(numbers, decoding)]
-    of_boxes = _pick("boxes", rows, named, fitting)
-    of_scores = _pick("scores", rows, named, [name for name in rows if name != of_boxes])
+    of_boxes, _ = pick(outputs, settings, "boxes", fitting)
+    of_scores, _ = pick(outputs, settings, "scores", [name for name in rows if name != of_boxes])
     _, numbers = rows[of_boxes]
     _, classes = rows[of_scores]
     if numbers is None or not (_is_width(numbers, decoding) or numbers >= 4):
@@ -187,20 +183,6 @@ def _is_width(numbers: int | None, decoding: BoxDecoding) -> bool:
     return numbers == (4 * decoding.bins if decoding.kind == "yolov8" else 4)
 
 
-def _pick(role: OutputRole, rows: Mapping[str, object], named: Mapping[OutputRole, str], fitting: list[str]) -> str:
-    """Returns the output for a role: the one that the settings name, one of a usual name, or the only one that fits."""
-    known = ", ".join(rows) or "none of [n, k, numbers]"
-    if role in named:
-        if named[role] not in rows:
-            raise ModelFailed(f"output_names: expected {role} to be one of {known}, got {named[role]}")
-        return named[role]
-    usual = [name for name in OUTPUT_NAMES[role] if name in fitting]
-    found = usual or fitting
-    if len(found) != 1:
-        raise ModelFailed(f"output_names: expected the name of the output to take for {role}, of {known}")
-    return found[0]
-
-
 def _in_one(
     name: str, sides: tuple[int | None, int | None], settings: ModelSettings, decoding: BoxDecoding
 ) -> tuple[int, Split]:
@@ -211,7 +193,7 @@ def _in_one(
     numbers = first if is_first else last
     start = 4 * decoding.bins if decoding.kind == "yolov8" else 4 + decoding.has_objectness
     classes = (numbers or 0) - start
-    if (known := _known_classes(settings)) is not None:
+    if (known := known_classes(settings)) is not None:
         if known > classes:
             raise ModelFailed(f"box_decoding: expected {start} numbers and {known} scores in {name}, got {numbers}")
         classes = known  # what follows is of masks or keypoints
@@ -224,10 +206,3 @@ def _in_one(
         return values[..., :start], values[..., start : start + classes]
 
     return classes, split
-
-
-def _known_classes(settings: ModelSettings) -> int | None:
-    """Returns how many classes the settings say there are; None where they don't."""
-    if settings.classes is not None:
-        return settings.classes
-    return None if settings.labels is None else len(class_names.named(settings.labels))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import tensorflow as tf
@@ -11,12 +11,10 @@ from xlaserve.config import ModelSettings, OutputRole
 from xlaserve.errors import ModelFailed
 from xlaserve.images.image_input import COLORS
 from xlaserve.models import class_names
-from xlaserve.models.networks import boxes
 from xlaserve.models.output_facts import OUTPUT_NAMES, TO_LEVELS
 from xlaserve.models.task import (
     DATATYPES,
     Classification,
-    Detection,
     Embedding,
     ImageToImage,
     Regression,
@@ -63,18 +61,24 @@ class Head(NamedTuple):
     """Why `auto` chose the task; empty where the settings name it."""
 
 
-def pick(outputs: Mapping[str, TensorShape], settings: ModelSettings, role: OutputRole) -> tuple[str, TensorShape]:
-    """Returns the output that is to be `role`, the name of an output of the task. Raises ModelFailed."""
+def pick(
+    outputs: Mapping[str, TensorShape],
+    settings: ModelSettings,
+    role: OutputRole,
+    fitting: Collection[str] | None = None,
+) -> tuple[str, TensorShape]:
+    """Returns the output that is to be `role`, the name of an output of the task: the one that the settings name, else
+    of those that are `fitting`, by default all, one of a usual name or the only one. Raises ModelFailed."""
     known = "; ".join(f"{name}: {shape}" for name, shape in sorted(outputs.items()))
     name = dict(settings.output_names).get(role)
     if name is not None and name not in outputs:
         raise ModelFailed(f"output_names: expected {role} to be one of {known}, got {name}")
     if name is None:
-        named = [name for name in OUTPUT_NAMES.get(role, (role,)) if name in outputs]
-        candidates = named or list(outputs)
-        if len(candidates) != 1:
+        fitting = outputs if fitting is None else fitting
+        found = [name for name in OUTPUT_NAMES.get(role, (role,)) if name in fitting] or list(fitting)
+        if len(found) != 1:
             raise ModelFailed(f"output_names: expected the name of the output to take for {role}, of {known}")
-        (name,) = candidates
+        (name,) = found
     return name, outputs[name]
 
 
@@ -209,7 +213,7 @@ def segmentation(outputs: Mapping[str, TensorShape], settings: ModelSettings) ->
             task = Segmentation(classes)
             return Head(task, lambda raw, images: (_class_map(task, raw[name], images),))
         case (_, _, _) if "int" in maps.dtype:
-            task = Segmentation(_classes(settings))
+            task = Segmentation(classes_of(settings))
             return Head(task, lambda raw, _: (tf.cast(raw[name], _map_dtype(task)),))
     raise ModelFailed(
         "source: expected an output of scores [None, height, width, classes], "
@@ -244,88 +248,15 @@ def _enlarged(maps: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
     return maps if maps.shape[1:3] == images.shape[1:3] else tf.image.resize(maps, images.shape[1:3])
 
 
-def detection(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
-    """Returns the head for boxes and scores, suppressed already or not."""
-    boxes_name, boxes_shape = pick(outputs, settings, "boxes")
-    scores_name, scores_shape = pick(outputs, settings, "scores")
-    match boxes_shape.shape, scores_shape.shape:
-        case (_, int(), 4), (_, int(), int(classes)):
-            return candidates(
-                Detection(classes, max_detections=settings.max_detections), settings, boxes_name, scores_name
-            )
-        case (_, _, 4), (_, _):
-            return _finished(outputs, settings, boxes_name, scores_name)
-    raise ModelFailed(
-        "source: expected outputs of boxes [None, k, 4] and scores [None, k, classes], or [None, k] with classes, "
-        f"got {boxes_shape} and {scores_shape}"
-    )
+def classes_of(settings: ModelSettings) -> int:
+    """Returns how many classes there are, where the outputs don't show it. Raises ModelFailed."""
+    if (known := known_classes(settings)) is not None:
+        return known
+    raise ModelFailed("classes: expected how many there are, as the outputs don't show it, got nothing; or set labels")
 
 
-def candidates(
-    task: Detection,
-    settings: ModelSettings,
-    boxes_name: str = "boxes",
-    scores_name: str = "scores",
-    *,
-    across_classes: bool = False,
-) -> Head:
-    """Returns the head for boxes `[n, k, 4]` and probabilities `[n, k, classes]` that are still to be suppressed."""
-
-    has_background = class_names.has_background(settings.labels)
-
-    def finish(raw: Raw, images: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        scores = activated(raw[scores_name], settings)
-        if has_background:
-            scores = tf.concat([tf.zeros_like(scores[..., :1]), scores[..., 1:]], axis=-1)
-        return boxes.suppress(
-            boxes.to_xyxy(raw[boxes_name], settings.bounding_box_format, images),
-            scores,
-            images,
-            max_detections=task.max_detections,
-            score_threshold=settings.score_threshold,
-            iou_threshold=settings.iou_threshold,
-            across_classes=across_classes,
-        )
-
-    return Head(task, finish)
-
-
-def _finished(outputs: Mapping[str, TensorShape], settings: ModelSettings, boxes_name: str, scores_name: str) -> Head:
-    """Returns the head for detections that were suppressed before: the highest score first, padded at the end."""
-    classes_name, _ = pick(outputs, settings, "classes")
-    has_count = "count" in dict(settings.output_names) or any(name in outputs for name in OUTPUT_NAMES["count"])
-    count_name = pick(outputs, settings, "count")[0] if has_count else None
-    task = Detection(_classes(settings), max_detections=settings.max_detections)
-
-    def finish(raw: Raw, images: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        found = boxes.cut(boxes.to_xyxy(raw[boxes_name], settings.bounding_box_format, images), images)
-        scores = _fit(activated(raw[scores_name], settings), task.max_detections)
-        is_object = scores > settings.score_threshold
-        if count_name is not None:
-            given = tf.reshape(tf.cast(raw[count_name], tf.int32), (-1,))
-            is_object &= tf.sequence_mask(given, task.max_detections)
-        return boxes.padded(
-            _fit(found, task.max_detections),
-            scores,
-            _fit(tf.cast(raw[classes_name], tf.int32), task.max_detections),
-            tf.reduce_sum(tf.cast(is_object, tf.int32), axis=1),
-        )
-
-    return Head(task, finish)
-
-
-def _fit(values: tf.Tensor, length: int) -> tf.Tensor:
-    """Returns `values` `[n, k, ...]` cut or padded with zeros to `[n, length, ...]`."""
-    values = values[:, :length]
-    missing = length - (tf.shape(values)[1] if values.shape[1] is None else values.shape[1])
-    values = tf.pad(values, [[0, 0], [0, missing], *[[0, 0]] * (values.shape.rank - 2)])
-    return tf.ensure_shape(values, [None, length, *values.shape[2:]])
-
-
-def _classes(settings: ModelSettings) -> int:
-    """Returns how many classes there are, where the outputs don't show it."""
+def known_classes(settings: ModelSettings) -> int | None:
+    """Returns how many classes the settings say there are; None where they don't."""
     if settings.classes is not None:
         return settings.classes
-    if settings.labels is not None:
-        return len(class_names.named(settings.labels))
-    raise ModelFailed("classes: expected how many there are, as the outputs don't show it, got nothing; or set labels")
+    return None if settings.labels is None else len(class_names.named(settings.labels))

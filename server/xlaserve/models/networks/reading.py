@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from xlaserve.config import BoxDecoding, ModelSettings, OutputRole, TaskName
 from xlaserve.errors import ModelFailed
 from xlaserve.models import class_names, raw_boxes
-from xlaserve.models.networks import box_decoding, heads, keypoint_head, sequence_head
+from xlaserve.models.networks import box_decoding, detection_head, heads, keypoint_head, sequence_head
 from xlaserve.models.networks.heads import Finish, Head, TensorShape
 from xlaserve.models.networks.image_tensor import channels_last, maps_last
 from xlaserve.models.output_facts import IMAGE_CHANNELS, MOST_CLASSES, OUTPUT_NAMES
@@ -123,7 +123,7 @@ def _detection(outputs: Mapping[str, TensorShape], settings: ModelSettings, is_f
     if decoding is None and (raw := _raw_boxes(outputs)) is not None and raw.is_certain:
         decoding = BoxDecoding.model_validate(raw.setting)
     if decoding is None:
-        return heads.detection(outputs, settings)
+        return detection_head.detection(outputs, settings)
     make: MakeHead = partial(box_decoding.decoded, decoding=decoding)
     return _of_pixels(make, outputs, settings, lambda one: is_first(one) and box_decoding.are_maps(one))
 

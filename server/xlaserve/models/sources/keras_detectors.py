@@ -11,7 +11,7 @@ from typing import Any, Final
 import tensorflow as tf
 
 from xlaserve.config import ModelSettings
-from xlaserve.models.networks import heads, precision
+from xlaserve.models.networks import detection_head, heads, precision
 from xlaserve.models.networks.heads import TensorShape
 from xlaserve.models.networks.image_tensor import image_tensor
 from xlaserve.models.networks.keras_runtime import keras
@@ -19,7 +19,6 @@ from xlaserve.models.networks.network import Network, Size
 from xlaserve.models.networks.network_inputs import NetworkInputs
 from xlaserve.models.networks.preprocess import Preprocess
 from xlaserve.models.sources import keras_models
-from xlaserve.models.task import Detection
 
 MULTIPLE: Final = 32
 """Divisor of height and width: detectors join feature maps, the smallest with a 32nd of the input's sides."""
@@ -66,8 +65,7 @@ def detector(
     (given,) = model.inputs
     image = image_tensor(TensorShape(given.shape, given.dtype), settings.color, settings.layout, settings.depth)
     inputs = NetworkInputs.of_image(image)
-    task = Detection(model.num_classes, max_detections=settings.max_detections)
-    head = heads.candidates(task, settings, across_classes=True)
+    head = detection_head.candidates(model.num_classes, settings, across_classes=True)
     built = keras_models.assembled(
         model, inputs.last(infer), head, settings, inputs=inputs, preprocessing=preprocessing
     )

@@ -21,12 +21,11 @@ from numpy.typing import NDArray
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.models import class_names
-from xlaserve.models.networks import heads
+from xlaserve.models.networks import detection_head
 from xlaserve.models.networks.heads import Head, Raw, TensorShape
 from xlaserve.models.sources import file_content, tflite_tables
 from xlaserve.models.sources.functions import Found
 from xlaserve.models.sources.tflite_tables import DETECTION, Table
-from xlaserve.models.task import Detection
 
 BOXES, SCORES = "boxes", "scores"
 DTYPES: Final = {0: "<f4", 1: "<f2", 3: "u1", 9: "i1"}
@@ -62,8 +61,8 @@ class Suppression(NamedTuple):
         }
         unset = {name: one for name, one in of_file.items() if name not in settings.model_fields_set}
         settings = settings.model_copy(update={"bounding_box_format": "rel_yxyx", **unset})
-        task = Detection(self.classes + self._names_background(settings), max_detections=settings.max_detections)
-        head = heads.candidates(task, settings, BOXES, SCORES, across_classes=not self.is_of_class)
+        classes = self.classes + self._names_background(settings)
+        head = detection_head.candidates(classes, settings, BOXES, SCORES, across_classes=not self.is_of_class)
         return head._replace(reason=f"it ends with {DETECTION}" if settings.task == "auto" else "")
 
     def decoded(self, found: Found, names: Sequence[str], settings: ModelSettings) -> Found:
