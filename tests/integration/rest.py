@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 from tests.integration.conftest import Server
 
+TIMEOUT_S = 300
+"""A load compiles at low priority, which takes minutes while other tests use all processors."""
+
 
 def ask(server: Server, path: str, body: Any = None) -> tuple[int, Any]:
     """Returns the status and the JSON of the answer: to a POST with `body`, else to a GET."""
-    connection = HTTPConnection(server.http, timeout=60)
+    connection = HTTPConnection(server.http, timeout=TIMEOUT_S)
     try:
         if body is None:
             connection.request("GET", path)
