@@ -43,6 +43,8 @@ def run(invocation: Invocation) -> int:
     if settings.weights == "random":
         raise ConfigError(f"{own.model} has random weights, which answer as no notebook does; configure its weights")
     loaded = subject.load(invocation.settings, own.model, own.bucket, Mode.GRAPH, _BARE).model
+    if not loaded.is_of_one_image:
+        raise ModelFailed(f"match: expected a model of one image, got other inputs: {', '.join(loaded.names)}")
     model = replace(loaded, settings=loaded.settings.model_copy(update={"preprocess": settings.preprocess}))
     # They import TensorFlow, which had to be set up first.
     from xlaserve.inspection.match import answers, choices, report, search  # noqa: PLC0415

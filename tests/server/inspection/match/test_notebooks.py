@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -346,6 +347,24 @@ def test_a_network_that_is_random_is_refused(photos: Path, tmp_path: Path, capsy
     np.savez(tmp_path / "a.npz", files=names, scores=np.random.default_rng(0).random((len(names), 3)))
     with pytest.raises(ModelFailed, match="differently each time"):
         match(tmp_path / "random", photos, tmp_path / "a.npz", capsys)
+
+
+@pytest.mark.parametrize(("count", "fields"), [(2, {}), (1, {"layout": "none"})])
+def test_a_model_of_other_inputs_than_one_image_is_refused(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, fields: dict[str, Any]
+) -> None:
+    pixels = [keras.Input((*SIZE, 3), name=f"photo{number}") for number in range(count)]
+    flat = [keras.layers.Flatten()(each) for each in pixels]
+    outputs = keras.layers.Dense(5)(flat[0] if count == 1 else keras.layers.Concatenate()(flat))
+    with warnings.catch_warnings():
+        # Where it saves them, Keras hands its variables to NumPy 2 in the way of NumPy 1.
+        warnings.filterwarnings("ignore", "__array__ implementation doesn't accept", DeprecationWarning)
+        keras.Model(pixels, outputs).save(tmp_path / "other.keras")
+    models = (ModelSettings(name="other", source=str(tmp_path / "other.keras"), **fields),)
+    names = sorted(path.name for path in photos.iterdir())
+    np.savez(tmp_path / "a.npz", files=names, scores=np.random.default_rng(0).random((len(names), 5)))
+    with pytest.raises(ModelFailed, match="one image, got other inputs: photo0"):
+        match("other", photos, tmp_path / "a.npz", capsys, configured=Settings(models=models))
 
 
 def test_random_weights_are_refused(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
