@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import pytest
+import tensorflow as tf
 
 from xlaserve import config
 from xlaserve.commands import inspect
@@ -43,6 +44,19 @@ def test_what_is_printed_is_a_configuration_that_loads(
     (model,) = parsed["models"]
     assert model == {"name": "flowers", "source": str(tmp_path / f"flowers{suffix}")}
     assert catalog.load(ModelSettings(**model)).task == Classification(4)
+
+
+def test_a_graph_of_two_placeholders_loads_as_it_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    v1 = tf.compat.v1
+    with v1.Graph().as_default() as graph:
+        left, right = (v1.placeholder(tf.float32, (None, 8, 8, 3), name=name) for name in ("left", "right"))
+        tf.identity(tf.reduce_sum(left - right, (1, 2)), name="scores")
+    (tmp_path / "two.pb").write_bytes(graph.as_graph_def().SerializeToString())
+    assert run(tmp_path / "two.pb") == 0
+    parsed: Any = config.parse(capsys.readouterr().out)
+    (model,) = parsed["models"]
+    assert model["input_tensor"] == ["left:0", "right:0"]
+    assert catalog.load(ModelSettings(**model)).names == ("left", "right")
 
 
 def test_json_is_printed_instead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

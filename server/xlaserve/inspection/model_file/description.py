@@ -55,7 +55,7 @@ class Description:
     """The name of a network with a usual preprocessing that it is or contains: `mobilenetv2_1.00_224`."""
     parameters: int | None = None
     size_bytes: int = 0
-    settings: tuple[tuple[str, str], ...] = ()
+    settings: tuple[tuple[str, str | list[str]], ...] = ()
     """Settings without which it is not served, by name."""
     notes: tuple[str, ...] = ()
     """Other facts, in words."""

@@ -30,9 +30,10 @@ def describe(path: Path, file: Path) -> Description:
     photos = [one for one in placeholders if not _is_scalar(one)]
     batches = [] if photos else _batches(found)
     images = photos or ([] if batches else placeholders)
-    starts = images or batches
     read = {name.lstrip("^").partition(":")[0] for node in found.node for name in node.input}
     ends = [node for node in found.node if node.name not in read and node.op not in WITHOUT_USE]
+    taken = [one for one in photos if one.name in read] or (images or batches)[:1]
+    starts = [f"{one.name}:0" for one in taken]
     return Description(
         path=path,
         format="frozen graph of TensorFlow 1",
@@ -44,7 +45,7 @@ def describe(path: Path, file: Path) -> Description:
         layers=keras.once(graph.noted(found)),
         parameters=graph.constants(found),
         size_bytes=file.stat().st_size,
-        settings=(("input_tensor", f"{starts[0].name}:0"),) if batches or len(images) > 1 else (),
+        settings=(("input_tensor", starts if len(starts) > 1 else starts[0]),) if batches or len(images) > 1 else (),
     )
 
 

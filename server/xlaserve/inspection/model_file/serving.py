@@ -20,7 +20,7 @@ from xlaserve.models.sources.tflite_tables import DETECTION
 SUFFIXES: Final = {"zip archive": ".keras", "HDF5": ".h5", "TFLite": ".tflite"}
 """Suffixes by words in the names of formats."""
 MOST_LINES: Final = 6
-ONE_INPUT: Final = frozenset({sources.Source.GRAPH_FILE, sources.Source.JAX_FILE})
+ONE_INPUT: Final = frozenset({sources.Source.JAX_FILE})
 """Kinds of sources that are served with one input only."""
 FAMILY_PREPROCESS: Final = {
     **{"mobilenet": "tf", "mobilenetv3": "none", "resnet": "caffe", "vgg": "caffe", "densenet": "torch"},
@@ -79,7 +79,7 @@ def _unfit(found: Description) -> str:
     if sources.kind_of(_source(path)) is None:
         return f"source: {_next_step(found)}"
     inputs, kind = found.inputs, sources.kind_of(_source(path))
-    if len(inputs) > 1 and kind in ONE_INPUT and not dict(found.settings).get("input_tensor"):
+    if len(inputs) > 1 and kind in ONE_INPUT:
         return (
             f"source: expected a model of one input, the image, got {_listed(inputs)}; where the model is, export one"
             " that takes the image alone"

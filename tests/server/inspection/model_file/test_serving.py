@@ -157,6 +157,13 @@ def test_no_order_of_colours_is_asked_where_the_usual_preprocessing_has_one() ->
     assert "color" not in fields
 
 
+@pytest.mark.parametrize(("suffix", "is_asked"), [(".pb", True), (".onnx", True), (".jax", False)])
+def test_a_frozen_graph_of_sequences_may_hold_no_images(folder: Path, suffix: str, is_asked: bool) -> None:
+    (folder / f"net{suffix}").touch()
+    planned = plan(described(output(2), path=Path(f"net{suffix}"), inputs=(Tensor("sequence", (None, 8, 9)),)))
+    assert ("layout" in {line.field for line in planned.lines}) is is_asked
+
+
 def test_labels_beside_the_model_are_named(folder: Path) -> None:
     (folder / "nets" / "labels.txt").touch()
     assert ("labels", "nets/labels.txt") in {(line.field, str(line.value)) for line in plan(MODELS[0]).lines}
