@@ -46,7 +46,7 @@ Rows = tuple[int, ...]
 class _Pixels(NamedTuple):
     """Images as a model takes them, before they are scaled."""
 
-    images: NDArray[np.uint8]
+    images: NDArray[Any]
     frames: list[Frame]
 
 

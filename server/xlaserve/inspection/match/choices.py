@@ -200,7 +200,10 @@ def _border(model: Model) -> Choice:
 
 
 def _resize(model: Model) -> Choice:
-    return _choice("resize", Part.PLACE, model.resize, *RESIZINGS)
+    fitting = [
+        one for one in RESIZINGS if not (model.image.is_deep and one.library is OPENCV)
+    ]  # as `check_depth` has it
+    return _choice("resize", Part.PLACE, model.resize, *fitting)
 
 
 def _decode(model: Model) -> Choice:
