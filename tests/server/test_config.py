@@ -180,6 +180,12 @@ def test_buckets_are_batch_sizes_or_whole_shapes(write: Write) -> None:
     )
 
 
+def test_buckets_are_shown_as_they_are_written(write: Write) -> None:
+    for written in ([4, [2, 32, 48]], "auto"):
+        model = load_model(write, f"buckets: {written}")
+        assert yaml.safe_load(dump(Settings(models=(model,))))["models"][0]["buckets"] == written
+
+
 @pytest.mark.parametrize(
     ("written", "read"),
     [("high_byte", Grey16.HIGH_BYTE), ("largest", Grey16.LARGEST), ("[0, 4095]", (0, 4095)), ("null", None)],

@@ -115,7 +115,7 @@ class ModelSettings(AnswerSettings, PixelSettings, NamedSettings):
 
     @field_serializer("buckets")
     def _show_buckets(self, value: tuple[BucketSettings, ...]) -> object:
-        return value or AUTO
+        return [bucket.batch if bucket.height is None else bucket for bucket in value] or AUTO
 
     @field_validator("buckets")
     @classmethod
