@@ -67,7 +67,7 @@ def run(invocation: Invocation) -> int:
             timeout_s=own.timeout,
             on_tried=show,
         )
-    found = report.report(result, computed, own.limit)
+    found = report.report(result, computed, own.limit, settings, own.expected)
     sys.stdout.write(str(found))
     return FAILED if found.entry is None else 0
 

@@ -6,6 +6,7 @@ import argparse
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -135,7 +136,7 @@ def predicted(network: Path, photos: Path, pipeline: Callable[[Path], Pixels]) -
 
 
 def match(
-    network: Path | str, photos: Path, file: Path, capsys: pytest.CaptureFixture[str], **settings: Any
+    network: Path | str, photos: Path, file: Path | None, capsys: pytest.CaptureFixture[str], **settings: Any
 ) -> tuple[int, str, Any]:
     """Runs the command; returns its status, what it says in comments, and the model's fields that it prints."""
     own = argparse.Namespace(
@@ -194,8 +195,9 @@ def test_the_settings_of_a_notebook_are_found(  # noqa: PLR0917 - cases and fixt
 ) -> None:
     network = networks(channels)
     names, scores = predicted(network, photos, pipeline)
-    np.savez(tmp_path / "predictions.npz", files=names, scores=scores)
-    status, said, model = match(network, photos, tmp_path / "predictions.npz", capsys)
+    photos = copytree(photos, tmp_path / "photos")
+    np.savez(photos / "predictions.npz", files=names, scores=scores)
+    status, said, model = match(network, photos, None, capsys)
     assert (status, "exactly" in said) == (0, True)
     assert model == {
         "name": model["name"],
@@ -314,6 +316,57 @@ def test_settings_that_are_nearly_right_are_printed_with_how_far_they_are(
     assert (status, model["preprocess"], "nearly" in said) == (0, "unit", True)
     status, said, model = match(networks(), photos, tmp_path / "a.npz", capsys, limit=0.0002)
     assert (status, model) == (FAILED, None)
+
+
+def test_outputs_outside_the_folder_are_to_be_copied_for_examples(
+    networks: Networks, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names, scores = predicted(networks(), photos, unit)
+    photos, file = copytree(photos, tmp_path / "photos"), tmp_path / "a.npz"
+    np.savez(file, files=names, scores=scores)
+    status, said, model = match(networks(), photos, file, capsys)
+    assert (status, "examples" in model) == (0, False)
+    assert f"cp {file} {photos}/predictions.npz" in said
+    (photos / "predictions.npz").write_bytes(file.read_bytes())
+    _, said, model = match(networks(), photos, photos / "predictions.npz", capsys)
+    assert (model["examples"], "cp " in said) == ({"folder": str(photos)}, False)
+
+
+def test_a_difference_beyond_the_default_is_allowed_where_it_is_printed(
+    networks: Networks, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names, scores = predicted(networks(), photos, unit)
+    photos = copytree(photos, tmp_path / "photos")
+    np.savez(photos / "predictions.npz", files=names, scores=scores + 0.02 * scores.max())
+    status, _, model = match(networks(), photos, None, capsys, limit=0.05)
+    assert (status, model["examples"]) == (0, {"folder": str(photos), "max_difference": 0.05})
+    status, _, model = match(networks(), photos, None, capsys)
+    assert (status, model) == (FAILED, None)
+
+
+def test_fields_of_a_configured_model_are_kept_where_they_are_right(
+    networks: Networks, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names, scores = predicted(networks(), photos, blue_first)
+    photos = copytree(photos, tmp_path / "photos")
+    np.savez(photos / "predictions.npz", files=names, scores=scores)
+    own = {
+        "name": "net",
+        "source": str(networks()),
+        "labels": [*"abcde"],
+        "preprocess": "unit",
+        "color": "rgb",
+        "fit": "center_crop",
+        "shorter_side": 32,
+        "buckets": [2],
+        "examples": {"folder": "others", "min_agreement": 0.9},
+    }
+    configured = Settings.model_validate({"models": [own]})
+    status, _, model = match("net", photos, None, capsys, configured=configured)
+    found = {"color": "bgr", "fit": "resize", "examples": {"folder": str(photos), "min_agreement": 0.9}, **BY_PILLOW}
+    assert status == 0
+    assert model == {**{name: value for name, value in own.items() if name != "shorter_side"}, **found}
+    assert ModelSettings.model_validate(model)
 
 
 def test_one_image_tells_too_little_and_is_refused(
