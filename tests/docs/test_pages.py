@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from xlaserve import cli as server_cli
+from xlaserve import config
 from xlaserve_client import cli as client_cli
 from xlaserve_fleet import cli as fleet_cli
 from xlaserve_loadtest import cli as loadtest_cli
@@ -55,6 +56,20 @@ def test_each_command_on_the_pages_is_right(command: str, tmp_path: Path, monkey
             continue
         if program == "loadtest" and not options.command:
             settings_of(options, loadtest_cli.parser())
+
+
+def test_the_example_configuration_is_right_with_its_comments_and_as_it_is(tmp_path: Path) -> None:
+    text = (ROOT / "deploy" / "xlaserve.yaml").read_text()
+    head, _, fields = text.partition("\nhost:")
+    assert all(line.startswith("# ") for line in head.splitlines())
+    everything = re.sub(r"^( *)# ", r"\1", f"host:{fields}", flags=re.MULTILINE)
+    for name, written in (("some.yaml", text), ("all.yaml", everything)):
+        file = tmp_path / name
+        file.write_text(written)
+        *_, model = config.load(file, environ={}).models
+    assert model.name == "mine"
+    offered = everything.partition("\n    fit: ")[2].partition("\n")[0]
+    assert set(re.findall(r"[a-z_]+", offered)) >= set(config.Fit)
 
 
 def test_the_site_builds_and_fetches_nothing_from_elsewhere(tmp_path: Path) -> None:
