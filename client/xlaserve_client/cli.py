@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with client:
             return int(options.run(client, options))
     except (ClientError, OSError, TypeError, ValueError) as error:
-        cli_images.complain(error)
+        cli_images.complain(options, error)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -64,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
         description=f"Asks an xlaserve server. {TOKEN_VARIABLE} holds the API key or the token, if it needs one.",
         epilog="Options follow the command: xlaserve-client classify --target HOST:PORT MODEL IMAGE",
     )
+    found.set_defaults(program=found.prog)
     found.add_argument("--version", action="version", version=version("xlaserve"))
     commands = found.add_subparsers(title="commands", required=True, metavar="COMMAND")
     cli_images.add_commands(commands, common)

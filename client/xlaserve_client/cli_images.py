@@ -164,9 +164,9 @@ def say(lines: Iterable[str]) -> None:
         sys.stdout.write(f"{line}\n")
 
 
-def complain(problem: object) -> None:
-    """Prints a problem, in one line."""
-    sys.stderr.write(f"xlaserve-client: {problem}\n")
+def complain(options: argparse.Namespace, problem: object) -> None:
+    """Prints a problem, in one line that begins with the command's `program`."""
+    sys.stderr.write(f"{options.program}: {problem}\n")
 
 
 def _classify(client: VisionClient, options: argparse.Namespace) -> int:
@@ -323,10 +323,10 @@ def _ask_each(
                     about = list(lines(path, result))
                 except OSError as error:
                     failed = True
-                    complain(f"{error.filename or path}: {error.strerror or error}")
+                    complain(options, f"{error.filename or path}: {error.strerror or error}")
                 except InvalidRequest as error:
                     failed = True
-                    complain(f"{path}: {error.message}")
+                    complain(options, f"{path}: {error.message}")
                 else:
                     if options.json:
                         answered.append({"image": str(path), **as_json(result)})

@@ -75,7 +75,7 @@ def _run(invocation: Invocation) -> int:
             with VisionClient(addresses["grpc"], deadline_s=DEADLINE_S) as client:
                 return cli_images.run_model(client, own)
         except (ClientError, OSError, ValueError) as error:
-            cli_images.complain(error)
+            cli_images.complain(own, error)
             return FAILED
         finally:
             server.terminate()
@@ -116,6 +116,7 @@ def _await_ready(server: subprocess.Popen[bytes], ready_file: Path) -> dict[str,
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's own options."""
+    parser.set_defaults(program=parser.prog)
     cli_images.add_images(parser)
     cli_images.add_run_options(parser)
     parser.add_argument("--mode", help="one of the model's modes; its default without it")

@@ -45,7 +45,15 @@ def test_an_image_that_can_not_be_read_is_named_and_fails(tmp_path: Path) -> Non
     broken.write_bytes(b"not an image")
     done = xlaserve_run("builtin:noop", broken, cache=tmp_path)
     assert done.returncode == 1
-    assert str(broken) in done.stderr
+    assert f"xlaserve run: {broken}: " in done.stderr
+
+
+def test_a_folder_without_images_is_refused_in_the_name_of_the_command(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    done = xlaserve_run("builtin:noop", folder, cache=tmp_path)
+    assert done.returncode == 1
+    assert f"xlaserve run: {folder}: expected a folder" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
