@@ -145,7 +145,8 @@ def _fill(parser: Parser, name: str, command: Command) -> None:
     if rare := settings_flags.rare(parser, command.settings):
         parser.usage = f"xlaserve {name} [option ...] [SOURCE ...]"
         parser.unlist(rare)
-        parser.add_help_all(f"{SERVE_EXAMPLES}\n\n{settings_flags.models_explained()}")
+        texts = (parser.epilog, settings_flags.models_explained())
+        parser.add_help_all("\n\n".join(filter(None, texts)))
 
 
 def _named(arguments: Sequence[str]) -> Container[str]:

@@ -175,6 +175,12 @@ def test_the_help_of_serve_fits_two_screens_and_says_where_the_rest_is(command_l
     assert "--max-connections" not in shown
 
 
+def test_examples_of_serve_are_in_its_own_help_alone(command_line: CommandLine) -> None:
+    of_serve, of_config = (command_line(command, "--help-all").stdout for command in ("serve", "config"))
+    assert ("xlaserve serve mine.keras" in of_serve, "xlaserve serve" in of_config) == (True, False)
+    assert all("\nfields of a model" in shown for shown in (of_serve, of_config))
+
+
 def test_the_fields_of_a_model_have_a_help_of_their_own(command_line: CommandLine) -> None:
     shown = command_line("help", "models").stdout
     assert all(f"\n  {name}" in shown for name in config.ModelSettings.model_fields)
