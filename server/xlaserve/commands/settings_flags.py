@@ -5,18 +5,19 @@ from __future__ import annotations
 import argparse
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from types import NoneType
-from typing import Any, Final, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic import PlainSerializer
 from pydantic.fields import FieldInfo
 
 from xlaserve import config
-from xlaserve.config import AutoBuckets, BucketSettings, ExampleSettings, ModelSettings, Settings, ShadowSettings
+from xlaserve.config import BucketSettings, ModelSettings, Settings
 from xlaserve.config.base import Frozen
+from xlaserve.config.errors_in_words import leaves
 from xlaserve_client.cli_parser import Parser
 
 USUAL: Final = frozenset(
@@ -27,16 +28,8 @@ USUAL: Final = frozenset(
 )
 """Settings whose flags a command's help shows where it has more than these; `--help-all` shows all."""
 _PLACEHOLDERS: Final[Mapping[object, str]] = {
-    **{bool: "{true,false}", int: "N", float: "X", Path: "PATH"},
-    **{AutoBuckets: "", ShadowSettings: "", ExampleSettings: "", BucketSettings: "N"},
+    **{bool: "{true,false}", int: "N", float: "X", Path: "PATH", BucketSettings: "N"},
 }
-_MODEL_FIELDS: Final[tuple[tuple[str, type[Frozen]], ...]] = (
-    ("", ModelSettings),
-    ("examples.", ExampleSettings),
-    ("auto_buckets.", AutoBuckets),
-    ("shadow.", ShadowSettings),
-)
-"""Settings of a model by what their names begin with."""
 
 
 def parser_of(names: Sequence[str]) -> Parser:
@@ -80,12 +73,21 @@ def models_explained() -> str:
     """Returns the text about the fields of a model, which have no flags."""
     lines = ["fields of a model, in a file or in --models:"]
     width = shutil.get_terminal_size().columns - 2
-    for prefix, settings in _MODEL_FIELDS:
+    for prefix, settings in _with_nested("", ModelSettings):
         for name, field in settings.model_fields.items():
             is_mapping = any(isinstance(item, PlainSerializer) for item in field.metadata)
-            lines.append(f"  {prefix}{name} {'{NAME: TEXT}' if is_mapping else _takes(field.annotation)}".rstrip())
+            lines.append(f"  {prefix}{name} {_mapping(field.annotation) if is_mapping else _takes(field.annotation)}")
             lines.append(textwrap.fill(_explained(field), width, initial_indent=" " * 8, subsequent_indent=" " * 8))
     return "\n".join(lines)
+
+
+def _with_nested(prefix: str, settings: type[Frozen]) -> Iterator[tuple[str, type[Frozen]]]:
+    """Yields settings and those that their fields hold, each behind what the names of its fields begin with."""
+    yield prefix, settings
+    for name, field in settings.model_fields.items():
+        for kind in leaves(field.annotation):
+            if isinstance(kind, type) and issubclass(kind, Frozen):
+                yield from _with_nested(f"{prefix}{name}.", kind)
 
 
 def _explained(field: FieldInfo) -> str:
@@ -99,16 +101,26 @@ def _explained(field: FieldInfo) -> str:
     return f"{text} [{', '.join(words)}]" if is_plain else text
 
 
+def _mapping(pairs: Any) -> str:
+    """Returns what stands for a mapping, which is kept as pairs: `{NAME: TEXT}`."""
+    _, value = get_args(get_args(pairs)[0])
+    return f"{{NAME: {_takes(value)}}}"
+
+
 def _takes(kind: Any) -> str:
-    """Returns what stands for a value of a type: `{all,first_bucket}`, `N`, `[N,...]`."""
-    parts = [part for part in get_args(kind) if part is not NoneType]
-    if get_origin(kind) is tuple:
-        return f"[{','.join('...' if part is ... else _takes(part) for part in parts)}]"
+    """Returns what stands for a value of a type: `{all,first_bucket}`, `N`, `[N,...]`, `N|PATH` for either."""
+    origin, parts = get_origin(kind), [part for part in get_args(kind) if part is not NoneType]
     if isinstance(kind, type) and issubclass(kind, Enum):
-        parts = [member.value for member in kind]
-    if parts and isinstance(parts[0], str):
-        return f"{{{','.join(parts)}}}"
-    return _takes(parts[0]) if parts else _PLACEHOLDERS.get(kind, "TEXT")
+        origin, parts = Literal, [member.value for member in kind]
+    if origin is Literal:
+        return f"{{{','.join(map(str, parts))}}}"
+    if origin is Annotated:
+        return _takes(parts[0])
+    if origin is tuple:
+        return f"[{','.join('...' if part is ... else _takes(part) for part in parts)}]"
+    if origin in (Union, UnionType):
+        return "|".join(dict.fromkeys(map(_takes, parts)))
+    return "{FIELD: VALUE}" if issubclass(kind, Frozen) else _PLACEHOLDERS.get(kind, "TEXT")
 
 
 def _yaml(text: str) -> object:
