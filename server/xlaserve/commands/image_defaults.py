@@ -9,6 +9,7 @@ from xlaserve.config import Decoding, Fit, ModelSettings
 from xlaserve.images import tensorflow_jpeg
 from xlaserve.models.networks import preparation
 from xlaserve.models.networks.preparation import Preparation
+from xlaserve.models.sources.stated_preparation import stated
 from xlaserve.models.task import Task
 
 _FITS: Final = {kind.name: kind.default_fit for kind in get_args(Task)}
@@ -37,7 +38,7 @@ def _comments(settings: ModelSettings) -> dict[str, str]:
 
 
 def _defaults(settings: ModelSettings) -> Iterator[tuple[str, str]]:
-    found = preparation.stated(settings)
+    found = stated(settings)
     yield "fit", _fit(settings, found)
     if found is None:
         yield from (("resize", _LATER), ("decode", _LATER))

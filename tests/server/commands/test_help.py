@@ -33,7 +33,7 @@ def choices(schema: Any) -> Iterator[str]:
                 yield from choices(part)
 
 
-def test_every_field_of_a_model_is_explained_with_the_values_that_it_offers() -> None:
+def test_every_field_of_a_model_is_explained_with_the_values_it_offers() -> None:
     explained: dict[str, dict[str, str]] = defaultdict(dict)
     for name, takes, text in FIELD.findall(models_explained()):
         place, _, field = name.rpartition(".")

@@ -17,6 +17,7 @@ from xlaserve.config import BucketSettings, Fit, ModelSettings, Settings
 from xlaserve.models import catalog
 from xlaserve.models.networks import preparation
 from xlaserve.models.networks.keras_runtime import keras
+from xlaserve.models.sources.stated_preparation import stated
 
 
 def comments(**fields: Any) -> dict[str, str]:
@@ -31,8 +32,8 @@ def comments(**fields: Any) -> dict[str, str]:
     return {line.strip().removesuffix(": null"): comment for line, _, comment in lines if comment}
 
 
-def saved(path: Path) -> str:
-    layers = [keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(3)]
+def saved(path: Path, name: str = "scores") -> str:
+    layers = [keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(3, name=name)]
     with warnings.catch_warnings():
         # Where it saves them, Keras hands its variables to NumPy 2 in the way of NumPy 1.
         warnings.filterwarnings("ignore", "__array__ implementation doesn't accept", DeprecationWarning)
@@ -77,7 +78,51 @@ def test_what_is_told_is_what_a_loaded_model_has(tmp_path: Path, source: str) ->
     weights = None if source in ("keras", "builtin:digits") else "random"
     path = saved(tmp_path / "it.keras") if source == "keras" else source
     settings = ModelSettings(name="it", source=path, weights=weights, buckets=(BucketSettings(1),))
-    assert catalog.load(settings).preparation == preparation.stated(settings)
+    assert catalog.load(settings).preparation == stated(settings)
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+def test_a_file_of_teachable_machine_is_told_by_what_is_in_it(tmp_path: Path, suffix: str) -> None:
+    source = saved(tmp_path / f"it{suffix}", "dense_Dense1")
+    found = comments(source=source)
+    assert [found[name].split(",")[0] for name in ("fit", "resize", "decode")] == ["crop", "pillow lanczos", "exact"]
+    assert all("Teachable Machine" in comment for comment in found.values())
+    settings = ModelSettings(name="it", source=source, buckets=(BucketSettings(1),))
+    assert catalog.load(settings).preparation == stated(settings) == preparation.TEACHABLE_MACHINE
+
+
+def test_the_image_converter_of_a_preset_or_a_file_of_kerashub_is_told(tmp_path: Path) -> None:
+    import keras_hub
+
+    converter = keras_hub.layers.ResNetImageConverter(
+        image_size=(32, 32), interpolation="bicubic", antialias=True, crop_to_aspect_ratio=False
+    )
+    backbone = keras_hub.models.ResNetBackbone([64], [3], [64], [1], [1], "basic_block", image_shape=(32, 32, 3))
+    task = keras_hub.models.ResNetImageClassifier(
+        backbone, 3, preprocessor=keras_hub.models.ResNetImageClassifierPreprocessor(image_converter=converter)
+    )
+    with warnings.catch_warnings():  # as in `saved`
+        warnings.filterwarnings("ignore", "__array__ implementation doesn't accept", DeprecationWarning)
+        task.save(tmp_path / "it.keras")
+        task.save_to_preset(str(tmp_path / "preset"))
+    for fields in (
+        {"source": str(tmp_path / "it.keras")},
+        {"source": "keras_hub:ResNetImageClassifier", "weights": str(tmp_path / "preset")},
+    ):
+        found = comments(**fields)
+        assert found["resize"].startswith("tensorflow bicubic, antialiased, as the preset's image converter")
+        assert found["fit"].startswith("letterbox for detection")
+        settings = ModelSettings.model_validate({"name": "it", "buckets": [1], **fields})
+        assert catalog.load(settings).preparation == stated(settings)
+
+
+@pytest.mark.parametrize("content", [b"", b"no model", b"PK\x03\x04 cut off", b"\x89HDF\r\n\x1a\n"])
+def test_of_a_file_that_can_not_be_read_nothing_is_told(tmp_path: Path, content: bytes) -> None:
+    (file := tmp_path / "it.keras").write_bytes(content)
+    assert comments(source=str(file))["resize"].startswith("known once the model is loaded")
+    (tmp_path / "image_converter.json").write_bytes(content)
+    found = comments(source="keras_hub:ResNetImageClassifier", weights=str(tmp_path))
+    assert found["resize"].startswith("known once the model is loaded")
 
 
 def test_a_crop_is_not_for_answers_to_every_pixel() -> None:

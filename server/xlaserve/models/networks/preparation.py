@@ -9,13 +9,10 @@ from xlaserve.config import (
     TENSORFLOW_BILINEAR,
     Decoding,
     Fit,
-    ModelSettings,
     ResizeFilter,
     ResizeLibrary,
     ResizeSettings,
-    sources,
 )
-from xlaserve.config.sources import Source
 
 
 class Preparation(NamedTuple):
@@ -54,32 +51,13 @@ OF_GRAPH: Final = Preparation(TENSORFLOW_BILINEAR, Fit.RESIZE, reason="its own g
 """The resizing of a graph that decoded images itself, by the filter that most have."""
 
 
-def stated(settings: ModelSettings) -> Preparation | None:
-    """Returns the preparation that a model has by its source's kind and its weights; None where only loading it tells.
-
-    A `.keras` or `.h5` file of a KerasHub task or of Teachable Machine has its own all the same.
-    """
-    kind, weights = sources.kind_of(settings.source), settings.weights
-    match kind:
-        case Source.APPLICATIONS:
-            return IMAGENET if weights in (None, "imagenet") else KERAS
-        case Source.KERAS_CV | Source.KERAS_FILE:
-            return KERAS
-        case Source.KERAS_HUB if weights == "random" or str(weights).endswith(".h5"):
-            return KERAS
-        case Source.BUILT_IN | Source.NOOP | Source.JAX_FILE | Source.OPENVINO_FILE:
-            return UNKNOWN
-        case _:
-            return None
-
-
 def fit_of(usual: Fit, trained: Fit | None) -> Fit:
     """Returns the fit of a model by its task's usual one and its training's: answers for every pixel are not for a part
     of an image."""
     return usual if trained is None or Fit.RESIZE not in (usual, trained) else trained
 
 
-def of_keras_layer(interpolation: str, *, antialias: bool, crops: bool, reason: str) -> Preparation:
-    """Returns the preparation of a `Resizing` layer of Keras with these arguments."""
+def of_image_converter(interpolation: str, *, antialias: bool, crops: bool) -> Preparation:
+    """Returns the preparation of a preset of KerasHub whose image converter, a layer, has these arguments."""
     how = ResizeSettings.of(ResizeLibrary.TENSORFLOW, ResizeFilter(interpolation), antialias=antialias)
-    return Preparation(how, Fit.CROP if crops else None, reason=reason)
+    return Preparation(how, Fit.CROP if crops else None, reason="the preset's image converter does")

@@ -43,10 +43,9 @@ def keras_file(file: Path, settings: ModelSettings, conversions: Conversions) ->
     """Returns the network of a `.keras` or `.h5` file, with the preparation of images in its training."""
     content = keras_content.read(file)
     own = _read(content, settings, conversions)
-    if own.preparation.reason:  # a preset's
-        return own
-    is_machine = content.config is not None and is_of_teachable_machine(content.config)
-    return replace(own, preparation=TEACHABLE_MACHINE if is_machine else KERAS)
+    if content.config is not None and is_of_teachable_machine(content.config):
+        return replace(own, preparation=TEACHABLE_MACHINE)
+    return own if own.preparation.reason else replace(own, preparation=KERAS)  # a preset's comes first
 
 
 def _read(content: KerasContent, settings: ModelSettings, conversions: Conversions) -> Network:

@@ -12,7 +12,7 @@ from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks import preprocess
 from xlaserve.models.networks.network import Network
-from xlaserve.models.networks.preparation import UNKNOWN, Preparation, of_keras_layer
+from xlaserve.models.networks.preparation import UNKNOWN, Preparation, of_image_converter
 from xlaserve.models.networks.preprocess import Preprocess, Scaling
 from xlaserve.models.sources import keras_detectors, keras_models, random_weights
 
@@ -68,11 +68,8 @@ def own_preparation(model: Any) -> Preparation:
     """Returns how a task of KerasHub resizes images; without a reason where it does not."""
     if (converter := image_converter(model)) is None or converter.image_size is None:
         return UNKNOWN
-    return of_keras_layer(
-        converter.interpolation,
-        antialias=converter.antialias,
-        crops=converter.crop_to_aspect_ratio,
-        reason="the preset's image converter does",
+    return of_image_converter(
+        converter.interpolation, antialias=converter.antialias, crops=converter.crop_to_aspect_ratio
     )
 
 
