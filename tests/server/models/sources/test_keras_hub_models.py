@@ -282,7 +282,7 @@ def test_a_file_of_kerashub_keeps_its_own_preprocessing(resnet: Preset, keras_fi
         (settings("GemmaCausalLM"), "source: KerasHub has no GemmaCausalLM for images; "),
         (
             settings("SAMImageSegmenter"),
-            "source: SAMImageSegmenter of KerasHub can't be served: it segments what points and boxes ask for",
+            "source: SAMImageSegmenter of KerasHub can't be served: it takes points and boxes beside the image",
         ),
         (
             settings("DepthAnythingDepthEstimator"),
