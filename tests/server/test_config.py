@@ -664,7 +664,7 @@ def test_every_kind_of_source_is_told_by_its_name_or_by_what_lies_at_its_path(tm
     files = {
         Source.KERAS_FILE: ("net.keras", "net.h5", "net.HDF5"),
         Source.GRAPH_FILE: ("net.pb",),
-        Source.OPENVINO_FILE: ("net.onnx", "net.tflite"),
+        Source.ONNX_TFLITE_FILE: ("net.onnx", "net.tflite"),
         Source.JAX_FILE: ("net.jax",),
     }
     kinds = {name: kind for kind, names in files.items() for name in names}

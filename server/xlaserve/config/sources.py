@@ -62,7 +62,7 @@ class Source(Enum):
     )
     GRAPH_FILE = Traits(_STORED | {"input_tensor"}, shown="a frozen graph (.pb)", suffixes=(".pb",))
     JAX_FILE = Traits(_STORED | {"weights"}, shown="a .jax file", suffixes=(".jax",))
-    OPENVINO_FILE = Traits(_STORED, shown="a .onnx or .tflite file", suffixes=(".onnx", ".tflite"))
+    ONNX_TFLITE_FILE = Traits(_STORED, shown="a .onnx or .tflite file", suffixes=(".onnx", ".tflite"))
     SAVED_MODEL = Traits(_STORED | {"function", "signature"}, shown="the folder of a SavedModel", suffixes=("/",))
 
     @property

@@ -223,7 +223,7 @@ def _listed(kind: Source) -> tuple[str, ...]:
             return keras_hub_table.names()
         case Source.KAGGLE | Source.BUILT_IN | Source.NOOP:
             return ()
-        case Source.KERAS_FILE | Source.GRAPH_FILE | Source.OPENVINO_FILE | Source.JAX_FILE | Source.SAVED_MODEL:
+        case Source.KERAS_FILE | Source.GRAPH_FILE | Source.ONNX_TFLITE_FILE | Source.JAX_FILE | Source.SAVED_MODEL:
             return ()
         case _:
             assert_never(kind)
@@ -293,10 +293,10 @@ def _network(source: str, settings: ModelSettings, conversions: Conversions) -> 
             from xlaserve.models.sources import graph_file  # noqa: PLC0415
 
             return graph_file.graph_file(path, settings)
-        case Source.OPENVINO_FILE:
-            from xlaserve.models.sources import openvino_file  # noqa: PLC0415
+        case Source.ONNX_TFLITE_FILE:
+            from xlaserve.models.sources.onnx_tflite import onnx_tflite_file  # noqa: PLC0415
 
-            return openvino_file.openvino_file(path, settings)
+            return onnx_tflite_file.onnx_tflite_file(path, settings)
         case Source.JAX_FILE:
             from xlaserve.models.sources import jax_file  # noqa: PLC0415
 

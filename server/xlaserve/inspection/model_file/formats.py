@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 from xlaserve.errors import ModelFailed
 from xlaserve.inspection.model_file import exports, frozen_graph, keras, onnx, saved_model, tflite
 from xlaserve.inspection.model_file.description import Description
-from xlaserve.models.sources import file_content, keras_content, tflite_tables
+from xlaserve.models.sources import file_content, keras_content
+from xlaserve.models.sources.onnx_tflite import tflite_tables
 
 
 class Opened(NamedTuple):

@@ -15,7 +15,7 @@ from xlaserve.inspection.model_file.description import Description, Tensor
 from xlaserve.inspection.model_file.image_input import ImageInput, image_input
 from xlaserve.inspection.model_file.reading import Line
 from xlaserve.models.sources.graph_operations import DECODERS
-from xlaserve.models.sources.tflite_tables import DETECTION
+from xlaserve.models.sources.onnx_tflite.tflite_tables import DETECTION
 
 SUFFIXES: Final = {"zip archive": ".keras", "HDF5": ".h5", "TFLite": ".tflite"}
 """Suffixes by words in the names of formats."""

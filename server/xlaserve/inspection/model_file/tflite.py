@@ -11,8 +11,9 @@ from typing import Final
 from xlaserve.inspection.model_file import keras, packages
 from xlaserve.inspection.model_file.description import Description, Shape, Tensor
 from xlaserve.inspection.model_file.image_input import SIGNED
-from xlaserve.models.sources import file_content, tflite_tables
-from xlaserve.models.sources.tflite_tables import (
+from xlaserve.models.sources import file_content
+from xlaserve.models.sources.onnx_tflite import tflite_tables
+from xlaserve.models.sources.onnx_tflite.tflite_tables import (
     BUFFER,
     BUFFERS,
     CODE,

@@ -12,7 +12,7 @@ from xlaserve.config import BoxDecoding, ModelSettings
 from xlaserve.config.box_decoding_settings import BoxKind
 from xlaserve.errors import ModelFailed
 from xlaserve.models import class_names
-from xlaserve.models.networks import anchors, boxes
+from xlaserve.models.networks import anchors, suppression
 from xlaserve.models.networks.detection_head import suppressed, without_background
 from xlaserve.models.networks.heads import Head, Raw, TensorShape, activated, known_classes, pick
 from xlaserve.models.task import Detection
@@ -64,7 +64,7 @@ def _boxes(given: tf.Tensor, decoding: BoxDecoding, images: tf.Tensor) -> tf.Ten
     if decoding.kind == "yolo":
         if given.shape[1] is None:
             raise ModelFailed("source: expected an output of a known number of boxes, got any number")
-        return boxes.to_xyxy(given[..., :4], decoding.format, images)
+        return suppression.to_xyxy(given[..., :4], decoding.format, images)
     height, width = images.shape[1], images.shape[2]
     found = anchors.anchors(decoding, height, width)
     if given.shape[1] not in (None, len(found)):
@@ -77,7 +77,7 @@ def _boxes(given: tf.Tensor, decoding: BoxDecoding, images: tf.Tensor) -> tf.Ten
     given = tf.ensure_shape(given, [None, len(found), None])
     if decoding.kind == "yolov8":
         left, top, right, bottom = (distance * w for distance in _distances(given, decoding.bins))
-        return boxes.to_xyxy(tf.stack((x - left, y - top, x + right, y + bottom), axis=-1), "xyxy", images)
+        return suppression.to_xyxy(tf.stack((x - left, y - top, x + right, y + bottom), axis=-1), "xyxy", images)
     order = decoding.order or ("yxhw" if decoding.kind == "ssd" else "xywh")
     a, b, c, d = tf.unstack(given[..., :4], axis=-1)
     dx, dy, dw, dh = (b, a, d, c) if order == "yxhw" else (a, b, c, d)
@@ -86,7 +86,7 @@ def _boxes(given: tf.Tensor, decoding: BoxDecoding, images: tf.Tensor) -> tf.Ten
     else:  # as in Girshick et al. 2014, appendix C, with factors
         of_x, of_y, of_w, of_h = decoding.variances
         sides = x + dx * of_x * w, y + dy * of_y * h, w * tf.exp(dw * of_w), h * tf.exp(dh * of_h)
-    return boxes.to_xyxy(tf.stack(sides, axis=-1), "center_xywh", images)
+    return suppression.to_xyxy(tf.stack(sides, axis=-1), "center_xywh", images)
 
 
 def _distances(given: tf.Tensor, bins: int) -> list[tf.Tensor]:

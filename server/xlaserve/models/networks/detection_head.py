@@ -9,7 +9,7 @@ import tensorflow as tf
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.models import class_names
-from xlaserve.models.networks import boxes
+from xlaserve.models.networks import suppression
 from xlaserve.models.networks.heads import Head, Raw, TensorShape, activated, classes_of, pick
 from xlaserve.models.output_facts import OUTPUT_NAMES
 from xlaserve.models.task import Detection
@@ -45,7 +45,7 @@ def candidates(
         scores = activated(raw[scores_name], settings)
         if has_background:
             scores = without_background(scores)
-        found = boxes.to_xyxy(raw[boxes_name], settings.bounding_box_format, images)
+        found = suppression.to_xyxy(raw[boxes_name], settings.bounding_box_format, images)
         return suppressed(found, scores, images, settings, across_classes=across_classes)
 
     return Head(Detection(classes, max_detections=settings.max_detections), finish)
@@ -59,8 +59,8 @@ def without_background(scores: tf.Tensor) -> tf.Tensor:
 def suppressed(
     found: tf.Tensor, scores: tf.Tensor, images: tf.Tensor, settings: ModelSettings, *, across_classes: bool = False
 ) -> tuple[tf.Tensor, ...]:
-    """Returns the outputs of detection after suppression as the settings have it; see `boxes.suppress`."""
-    return boxes.suppress(
+    """Returns the outputs of detection after suppression as the settings have it; see `suppression.suppress`."""
+    return suppression.suppress(
         found,
         scores,
         images,
@@ -79,13 +79,13 @@ def _finished(outputs: Mapping[str, TensorShape], settings: ModelSettings, boxes
     task = Detection(classes_of(settings), max_detections=settings.max_detections)
 
     def finish(raw: Raw, images: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        found = boxes.cut(boxes.to_xyxy(raw[boxes_name], settings.bounding_box_format, images), images)
+        found = suppression.cut(suppression.to_xyxy(raw[boxes_name], settings.bounding_box_format, images), images)
         scores = _fit(activated(raw[scores_name], settings), task.max_detections)
         is_object = scores > settings.score_threshold
         if count_name is not None:
             given = tf.reshape(tf.cast(raw[count_name], tf.int32), (-1,))
             is_object &= tf.sequence_mask(given, task.max_detections)
-        return boxes.padded(
+        return suppression.padded(
             _fit(found, task.max_detections),
             scores,
             _fit(tf.cast(raw[classes_name], tf.int32), task.max_detections),

@@ -41,7 +41,7 @@ def stated(settings: ModelSettings) -> Preparation | None:
             found = KERAS
         case Source.KERAS_HUB if weights is not None and not sources.is_handle(weights):
             found = _of_preset(Path(weights))
-        case Source.BUILT_IN | Source.NOOP | Source.JAX_FILE | Source.OPENVINO_FILE:
+        case Source.BUILT_IN | Source.NOOP | Source.JAX_FILE | Source.ONNX_TFLITE_FILE:
             found = UNKNOWN
     return found
 

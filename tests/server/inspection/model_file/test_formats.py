@@ -11,7 +11,7 @@ import tensorflow as tf
 from xlaserve.errors import ModelFailed
 from xlaserve.inspection.model_file import formats
 from xlaserve.inspection.model_file.description import Tensor
-from xlaserve.models.sources import tflite_tables
+from xlaserve.models.sources.onnx_tflite import tflite_tables
 from xlaserve_proto import model_files_pb2 as pb
 
 v1 = tf.compat.v1

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from xlaserve.models.sources import openvino_operations
-from xlaserve.models.sources.openvino_values import (
+from xlaserve.models.sources.onnx_tflite import openvino_operations
+from xlaserve.models.sources.onnx_tflite.openvino_values import (
     Operation,
     Order,
     UntranslatableError,

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from xlaserve.models.sources.openvino_values import LAST, Operation, UntranslatableError, Value, value
+from xlaserve.models.sources.onnx_tflite.openvino_values import LAST, Operation, UntranslatableError, Value, value
 
 
 def _transposition(operation: Operation) -> list[Value]:

@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from xlaserve.models.sources import openvino_shapes, openvino_windows
-from xlaserve.models.sources.openvino_values import Operation, UntranslatableError, Value, in_order, value
+from xlaserve.models.sources.onnx_tflite import openvino_shapes, openvino_windows
+from xlaserve.models.sources.onnx_tflite.openvino_values import Operation, UntranslatableError, Value, in_order, value
 
 Translate = Callable[[Operation], Sequence[Value]]
 """Returns the results of an operation. Raises UntranslatableError."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from xlaserve.models.sources.openvino_values import LAST, Operation, UntranslatableError, Value, value
+from xlaserve.models.sources.onnx_tflite.openvino_values import LAST, Operation, UntranslatableError, Value, value
 
 IMAGES: Final = 4
 """Number of axes of images."""

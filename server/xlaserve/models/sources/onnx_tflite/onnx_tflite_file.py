@@ -16,10 +16,11 @@ from xlaserve.config import ModelSettings
 from xlaserve.engine.causes import telling_line
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks.network import Network
-from xlaserve.models.sources import functions, openvino_quantization, saved_model, tflite_detection
-from xlaserve.models.sources.openvino_graph import Translator
-from xlaserve.models.sources.openvino_values import UntranslatableError
-from xlaserve.models.sources.tflite_detection import Suppression
+from xlaserve.models.sources import functions, saved_model
+from xlaserve.models.sources.onnx_tflite import openvino_quantization, tflite_detection
+from xlaserve.models.sources.onnx_tflite.openvino_to_tensorflow import Translator
+from xlaserve.models.sources.onnx_tflite.openvino_values import UntranslatableError
+from xlaserve.models.sources.onnx_tflite.tflite_detection import Suppression
 from xlaserve.programs.openvino.openvino_program import fold_constants, load
 
 TOLERANCE: Final = 1e-3
@@ -37,7 +38,7 @@ _QUANTIZED: Final = "QLinear"
 _EXTERNAL: Final = re.compile(r"invalid external data: ExternalDataInfo\(data_full_path: ([^,]*),")
 
 
-def openvino_file(file: Path, settings: ModelSettings) -> Network:
+def onnx_tflite_file(file: Path, settings: ModelSettings) -> Network:
     """Reads a `.onnx` or `.tflite` file, and compares the answers to a random image with OpenVINO's own.
 
     Raises ModelFailed.

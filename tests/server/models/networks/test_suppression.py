@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from xlaserve.config import BoxFormat
-from xlaserve.models.networks import boxes
-from xlaserve.models.networks.boxes import cut, suppress, to_xyxy
+from xlaserve.models.networks import suppression
+from xlaserve.models.networks.suppression import cut, suppress, to_xyxy
 
 IMAGES = tf.zeros((1, 100, 200, 3))
 LARGE = tf.zeros((1, 640, 2000, 3))
@@ -97,7 +97,7 @@ def test_infinite_boxes_suppress_one_another() -> None:
 
 
 def test_no_more_objects_come_out_than_wanted_and_the_best_of_many() -> None:
-    many = [(float(x), 0.0, x + 0.9, 1.0) for x in range(boxes.CANDIDATES + 50)]
+    many = [(float(x), 0.0, x + 0.9, 1.0) for x in range(suppression.CANDIDATES + 50)]
     scores = [(0.3 + place / 10_000, 0.0) for place in range(len(many))]
     found, _, _, count = run(many, scores, LARGE)
     assert count == 4

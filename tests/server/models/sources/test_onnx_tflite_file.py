@@ -15,8 +15,8 @@ from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.models import catalog
 from xlaserve.models.networks.keras_runtime import keras
-from xlaserve.models.sources import openvino_operations
-from xlaserve.models.sources.openvino_graph import Translator
+from xlaserve.models.sources.onnx_tflite import openvino_operations
+from xlaserve.models.sources.onnx_tflite.openvino_to_tensorflow import Translator
 from xlaserve.models.task import Segmentation
 
 ov = pytest.importorskip("openvino")

@@ -23,9 +23,10 @@ from xlaserve.errors import ModelFailed
 from xlaserve.models import class_names
 from xlaserve.models.networks import detection_head
 from xlaserve.models.networks.heads import Head, Raw, TensorShape
-from xlaserve.models.sources import file_content, tflite_tables
+from xlaserve.models.sources import file_content
 from xlaserve.models.sources.functions import Found
-from xlaserve.models.sources.tflite_tables import DETECTION, Table
+from xlaserve.models.sources.onnx_tflite import tflite_tables
+from xlaserve.models.sources.onnx_tflite.tflite_tables import DETECTION, Table
 
 BOXES, SCORES = "boxes", "scores"
 DTYPES: Final = {0: "<f4", 1: "<f2", 3: "u1", 9: "i1"}
