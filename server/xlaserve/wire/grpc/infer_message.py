@@ -41,13 +41,13 @@ SHARED_PREFIX: Final = b"shared_memory_"
 
 _LISTS: Final = pb.InferTensorContents.DESCRIPTOR.fields_by_name
 _CONTENTS: Final = {_LISTS[name].number: name for name in (*(field.name for field in TYPED.values()), BYTES)}
+_INPUT: Final[wire_format.Fields] = {pb.ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER: _CONTENTS}
 _FIELDS: Final[wire_format.Fields] = {
     pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER: RAW,
-    pb.ModelInferRequest.INPUTS_FIELD_NUMBER: {
-        pb.ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER: _CONTENTS,
-    },
+    pb.ModelInferRequest.INPUTS_FIELD_NUMBER: _INPUT,
 }
-_RAW_ALONE: Final[wire_format.Fields] = {pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER: RAW}
+_INPUTS: Final = "inputs"
+_INPUTS_ALONE: Final[wire_format.Fields] = {pb.ModelInferRequest.INPUTS_FIELD_NUMBER: _INPUTS}
 
 
 class CachedHeader:
@@ -90,8 +90,9 @@ class InferMessage(NamedTuple):
     head: CachedHeader
     raw: Sequence[memoryview]
     """`raw_input_contents`; empty for an input that is listed, where others lie in shared memory."""
-    contents: Mapping[str, Sequence[memoryview]]
-    """Lists of typed `contents` that are viewed as they were sent, by the field's name."""
+    contents: Sequence[Mapping[str, Sequence[memoryview]]]
+    """Of each input the lists of typed `contents` that are viewed as they were sent, by the field's name; empty for a
+    small message."""
 
     @property
     def wants_raw(self) -> bool:
@@ -136,7 +137,7 @@ class InferMessages:
         known = self._known.get((len(data), data[:NAME_BYTES]))
         if known is not None and known.fits(data):
             view = memoryview(data)
-            return InferMessage(known.head, [view[start:stop] for start, stop in known.tensors], {})
+            return InferMessage(known.head, [view[start:stop] for start, stop in known.tensors], ())
         try:
             message = _parse(data)
         except DecodeError:
@@ -199,9 +200,13 @@ def _parse(data: bytes) -> InferMessage:
     if len(data) >= LARGE_BYTES:
         rest, views = wire_format.split(pb.ModelInferRequest, data, _FIELDS)
         head = CachedHeader(rest)
-        if len(head.fields.inputs) > 1 and views.keys() - {RAW}:  # nobody knows which list is of which input
-            rest, views = wire_format.split(pb.ModelInferRequest, data, _RAW_ALONE)
-            head = CachedHeader(rest)
-        return InferMessage(head, views.get(RAW, ()), views)
+        contents: Sequence[Mapping[str, Sequence[memoryview]]] = ()
+        if len(head.fields.inputs) == 1:
+            contents = (views,)
+        elif views.keys() - {RAW}:  # nobody knows which list is of which input
+            inputs = wire_format.split(pb.ModelInferRequest, data, _INPUTS_ALONE).views[_INPUTS]
+            apart = wire_format.split_each(pb.ModelInferRequest.InferInputTensor, inputs, _INPUT)
+            contents = [of_input for _, of_input in apart]
+        return InferMessage(head, views.get(RAW, ()), contents)
     head = CachedHeader(data)
-    return InferMessage(head, tuple(map(memoryview, head.fields.raw_input_contents)), {})
+    return InferMessage(head, tuple(map(memoryview, head.fields.raw_input_contents)), ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import starmap
 from typing import Any, Final
@@ -46,13 +46,14 @@ LISTING: Final = PackedListing(
 )
 """The fields of `contents`."""
 
+NO_VIEWS: Final[Mapping[str, Sequence[memoryview]]] = {}
 _CONTENTS: Final = pb.InferTensorContents.DESCRIPTOR.fields_by_number
 
 
 class _Input:
     """An input tensor of a request, for `images_of`."""
 
-    __slots__ = ("_message", "_place", "_tensor", "datatype", "name", "parameters", "shape")
+    __slots__ = ("_message", "_place", "_tensor", "_views", "datatype", "name", "parameters", "shape")
     bytes_field = RAW
     values_field = "contents"
     states_datatype = True
@@ -61,6 +62,7 @@ class _Input:
         self._message = message
         self._place = place
         self._tensor = tensor
+        self._views = message.contents[place] if message.contents else NO_VIEWS
         self.name: str = tensor.name
         self.datatype: str = tensor.datatype
         self.shape: Sequence[int] = tensor.shape
@@ -85,20 +87,20 @@ class _Input:
         field = TYPED.get(self.datatype)
         if field is None:
             raise InvalidArgument(f"{self.values_field} of {self.name[:64]}", f"{self.datatype} as {RAW}", "a list")
-        listed, views = getattr(self._tensor.contents, field.name), self._message.contents.get(field.name, ())
+        listed, views = getattr(self._tensor.contents, field.name), self._views.get(field.name, ())
         numbers = numbers_of(field, listed, views, f"{self.values_field} of {self.name[:64]}", RAW)
         check_count(len(numbers), shape, self.values_field, f"values in {field.name}", self.name[:64])
         return pixels_of(numbers, shape)
 
     def elements(self) -> list[Encoded]:
-        return [*self._tensor.contents.bytes_contents, *self._message.contents.get(BYTES, ())]
+        return [*self._tensor.contents.bytes_contents, *self._views.get(BYTES, ())]
 
     def numbers(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Returns an array of the listed numbers."""
         if (number := LISTING.fields.get(self.datatype)) is None:  # type: ignore[call-overload]
             raise InvalidArgument(f"{self.values_field} of {self.name[:64]}", f"{self.datatype} as {RAW}", "a list")
         name = _CONTENTS[number].name
-        field, views = TYPED_BY_NAME.get(name), self._message.contents.get(name, ())
+        field, views = TYPED_BY_NAME.get(name), self._views.get(name, ())
         return listed_numbers(
             getattr(self._tensor.contents, name),
             views,

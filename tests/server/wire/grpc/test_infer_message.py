@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from xlaserve.errors import InvalidArgument
 from xlaserve.wire.grpc.infer_message import MAX_KNOWN, SHARED_PREFIX, InferMessage, InferMessages
+from xlaserve.wire.grpc.open_inference_tensors import infer_request
 from xlaserve.wire.grpc.wire_format import LARGE_BYTES, MAX_FIELDS, MAX_REST_BYTES
 from xlaserve.wire.shared.input_tensors import MAX_INPUTS, SHARED_MEMORY
 from xlaserve_proto import open_inference_pb2 as pb
@@ -113,7 +115,7 @@ def typed(**contents: Any) -> pb.ModelInferRequest:
 def test_typed_lists_are_viewed_where_the_message_is_large() -> None:
     parsed = parse(typed(fp32_contents=[1.5] * LARGE_BYTES).SerializeToString())
     assert isinstance(parsed, InferMessage)
-    (values,) = parsed.contents["fp32_contents"]
+    ((values,),) = (of_input["fp32_contents"] for of_input in parsed.contents)
     assert values.cast("f").tolist() == [1.5] * LARGE_BYTES
     assert parsed.head.fields.inputs == typed(fp32_contents=[]).inputs
     assert parsed.head.fields.inputs[0].HasField("contents")
@@ -122,7 +124,27 @@ def test_typed_lists_are_viewed_where_the_message_is_large() -> None:
 def test_encoded_images_among_typed_contents_are_viewed() -> None:
     parsed = parse(typed(bytes_contents=[LARGE, b"", b"more"]).SerializeToString())
     assert isinstance(parsed, InferMessage)
-    assert list(map(bytes, parsed.contents["bytes_contents"])) == [LARGE, b"", b"more"]
+    (of_input,) = parsed.contents
+    assert list(map(bytes, of_input["bytes_contents"])) == [LARGE, b"", b"more"]
+
+
+def test_typed_contents_of_several_inputs_are_viewed_apart() -> None:
+    message = pb.ModelInferRequest(model_name="pairs")
+    for name in ("left", "right"):
+        tensor = message.inputs.add(name=name, datatype="BYTES", shape=(2,))
+        tensor.contents.bytes_contents.extend([LARGE + name.encode(), name.encode()])
+    numbers = message.inputs.add(name="numbers", datatype="FP32", shape=(2, LARGE_BYTES))
+    numbers.contents.fp32_contents.extend([1.5] * (2 * LARGE_BYTES))
+    message.inputs.add(name="none", datatype="FP32", shape=(0,))
+    parsed = parse(message.SerializeToString())
+    assert isinstance(parsed, InferMessage)
+    assert not any(tensor.contents.ListFields() for tensor in parsed.head.fields.inputs)
+    left, right, listed, none = infer_request(parsed, None).inputs
+    assert list(map(bytes, left.elements())) == [LARGE + b"left", b"left"]
+    assert list(map(bytes, right.elements())) == [LARGE + b"right", b"right"]
+    values = listed.numbers((2, LARGE_BYTES), np.dtype(np.float32))
+    np.testing.assert_array_equal(values, np.full((2, LARGE_BYTES), 1.5, np.float32))
+    assert none.elements() == []
 
 
 @pytest.mark.parametrize(
