@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -47,6 +48,10 @@ class CompileCache:
                 ) from None
             log.warning("compile cache: nothing is kept, as %s can't be written: %s", self.root, error.strerror)
             self._read_only = True
+        if self.root.exists() and is_open_to_others(self.root):
+            log.warning(
+                "compile cache: other users can write into %s, and programs in it are run: chmod go-w", self.root
+            )
         self.is_filling = not self._read_only
         """Whether missing programs are kept once they are made."""
         if not self._read_only:
@@ -76,3 +81,9 @@ class CompileCache:
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)  # XLA fails where it is not there
             flags.add(flags.XLA, f"--xla_gpu_per_fusion_autotune_cache_dir={folder}")
+
+
+def is_open_to_others(folder: Path) -> bool:
+    """Whether users other than this one and root may write into `folder`: it is another's, or everybody may."""
+    status = folder.stat()
+    return bool(status.st_mode & stat.S_IWOTH) or status.st_uid not in (0, os.getuid())

@@ -152,6 +152,8 @@ def to_array(value: object, where: str, expected: str, *, has_flags: bool = Fals
         raise InvalidArgument(where, expected, "lists of several lengths") from None
     if values.dtype.kind not in ("iufb" if has_flags else "iuf"):
         raise InvalidArgument(where, expected, "numbers of more than 64 bits")
+    if values.dtype.kind == "f" and np.isinf(values).any():  # JSON has no infinity
+        raise InvalidArgument(where, expected, "numbers beyond 1.8e308")
     return values
 
 

@@ -98,8 +98,13 @@ def cast(numbers: NDArray[Any], dtype: np.dtype[Any], field: str) -> NDArray[Any
             raise InvalidArgument(field, f"whole numbers from {least} to {most}", "fractions")
         if numbers.size and (int(numbers.min()) < least or int(numbers.max()) > most):
             raise InvalidArgument(field, f"numbers from {least} to {most}", f"{numbers.min()} to {numbers.max()}")
-    with np.errstate(over="ignore"):
-        return numbers.astype(dtype)
+    try:
+        with np.errstate(over="raise"):
+            return numbers.astype(dtype)
+    except FloatingPointError:
+        raise InvalidArgument(
+            field, f"numbers within {dtype.name}", f"{numbers.min():g} to {numbers.max():g}"
+        ) from None
 
 
 def _image_input(tensor: InputTensor, image: ImageInput, pixel_range: PixelRange, name: str) -> Given:

@@ -251,3 +251,13 @@ def test_a_read_only_cache_has_to_be_there(open_cache: Callable[..., CompileCach
     open_cache()
     open_cache(read_only=True)
     shutil.rmtree(tmp_path / "cache")
+
+
+@pytest.mark.parametrize(("mode", "warnings"), [(0o700, 0), (0o755, 0), (0o770, 0), (0o777, 1), (0o1777, 1)])
+def test_a_cache_that_everybody_can_write_is_warned_of(
+    mode: int, warnings: int, open_cache: Callable[..., CompileCache], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(mode)
+    open_cache()
+    assert [record.getMessage().count("chmod go-w") for record in caplog.records] == [1] * warnings

@@ -60,3 +60,14 @@ def test_numbers_are_counted_before_they_are_read(data: object, monkeypatch: pyt
         sent.numbers((1, 4), np.dtype(np.int32))
     with pytest.raises(InvalidArgument, match=r"got (5000|2000) values"):
         sent.values((1, 4))
+
+
+@pytest.mark.parametrize("number", ["1e39", "-1e39", "1e400"])
+@pytest.mark.parametrize("count", [2, 3000])
+def test_numbers_that_the_type_of_an_input_does_not_hold_are_refused(number: str, count: int) -> None:
+    data = ",".join([number, *["1.5"] * (count - 1)])
+    tensor = f'{{"name": "x", "datatype": "FP32", "shape": [1, {count}], "data": [{data}]}}'
+    sent = JsonInput(json_numbers.loads(tensor.encode()), None)
+    with pytest.raises(InvalidArgument) as refused:
+        sent.numbers((1, count), np.dtype(np.float32))
+    assert refused.value.field == "data of x"
