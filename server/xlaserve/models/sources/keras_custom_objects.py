@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import pkgutil
 import re
 from typing import Any, Final
@@ -30,7 +31,7 @@ def replaced_lambdas(name: str, config: Json, settings: ModelSettings) -> frozen
     code = keras_config.code(config)
     named = dict(settings.custom_objects).keys()
     if left := sorted(code.keys() - named):
-        instead = ", ".join(f"{layer}: my_package.my_module:{_IN_NO_NAME.sub('_', layer)}" for layer in left)
+        instead = ", ".join(f"{layer}: my_package.my_module:{_function_name(layer)}" for layer in left)
         remedy = f"write functions that do the same, and name them: custom_objects: {{{instead}}}"
         layers = f"the Lambda layer{'s' if len(left) > 1 else ''} {', '.join(left)}"
         if settings.safe_mode:
@@ -44,6 +45,12 @@ def replaced_lambdas(name: str, config: Json, settings: ModelSettings) -> frozen
                 f" {keras_bytecode.PYTHON} can't read; {remedy}"
             )
     return frozenset(code.keys() & named)
+
+
+def _function_name(layer: str) -> str:
+    """Returns a name that a function in Python may have; Keras's own name of a first Lambda layer is `lambda`."""
+    name = _IN_NO_NAME.sub("_", layer)
+    return f"{name}_" if keyword.iskeyword(name) else name
 
 
 def paths(config: Json, lambdas: frozenset[str], settings: ModelSettings) -> dict[str, str]:

@@ -182,13 +182,16 @@ def test_a_model_whose_constructor_takes_nothing_is_made_by_a_function(
     np.testing.assert_allclose(scores, model(PIXELS.astype(np.float32)).numpy(), rtol=1e-4)
 
 
-def test_a_file_that_holds_code_runs_only_where_safe_mode_is_off(keras_file: SaveKeras) -> None:
+@pytest.mark.parametrize(("name", "function"), [("corner", "corner"), ("lambda", "lambda_"), ("a-b", "a_b")])
+def test_a_file_that_holds_code_runs_only_where_safe_mode_is_off(
+    keras_file: SaveKeras, name: str, function: str
+) -> None:
     pixels = keras.Input((SIDE, SIDE, 3))
-    model = keras.Model(pixels, keras.layers.Lambda(lambda x: x[:, 0, 0] * 2, name="corner")(pixels))
+    model = keras.Model(pixels, keras.layers.Lambda(lambda x: x[:, 0, 0] * 2, name=name)(pixels))
     source = keras_file(model)
     said = reason(settings(source))
-    assert said.startswith("safe_mode: flowers.keras holds Python code in the Lambda layer corner; ")
-    assert "custom_objects: {corner: my_package.my_module:corner}" in said
+    assert said.startswith(f"safe_mode: flowers.keras holds Python code in the Lambda layer {name}; ")
+    assert f"custom_objects: {{{name}: my_package.my_module:{function}}}" in said
     assert "safe_mode: false" in said
     (scores,) = run(catalog.load(settings(source, safe_mode=False)))
     np.testing.assert_allclose(scores, PIXELS[:, 0, 0] * 2.0)
