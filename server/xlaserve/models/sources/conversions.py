@@ -32,18 +32,18 @@ class Conversions:
         """Yields the SavedModel of `file`, for as long as it takes to load it; `convert` makes it in a new folder.
 
         `packages` are distributions whose versions matter. `is_kept` says whether the file alone tells what comes of
-        it. Raises OSError and what `convert` raises.
+        it. Nothing is kept where it was replaced meanwhile. Raises OSError and what `convert` raises.
         """
         kept = self._place(file, packages) if is_kept else None
         if kept is not None and (kept / MARK).is_file():
             yield kept
             return
-        is_writing = kept is not None and self.is_filling
         with tempfile.TemporaryDirectory(prefix="xlaserve-converted-") as temporary:
             made = Path(temporary, file.stem)
             convert(made)
-            if kept is not None and is_writing:
-                with suppress(OSError):  # the disk may be full, or another process faster
+            with suppress(OSError):  # the disk may be full, or another process faster
+                # A file that was replaced since its digest would be kept as the one before it.
+                if kept is not None and self.is_filling and self._place(file, packages) == kept:
                     _move(made, kept)
             yield kept if kept is not None and (kept / MARK).is_file() else made
 
