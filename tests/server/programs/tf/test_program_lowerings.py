@@ -13,9 +13,10 @@ import tensorflow as tf
 from tests.required import required
 from tests.server.programs.tf.functions import BUCKET, doubled, has_no_xla_kernel, noise, sums, unchanged
 
-from xlaserve.config import Bucket, Mode
+from xlaserve.config import Bucket, Lowering, Mode
 from xlaserve.engine.program import Compilation
 from xlaserve.errors import ModelFailed
+from xlaserve.models.lowering import lower
 from xlaserve.programs.tf.lowered_function import Forward, Lowered
 from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 from xlaserve.programs.xla_refusal import explain
@@ -50,6 +51,25 @@ def failing(function: Any) -> Lowered:
     spec = tf.TensorSpec(function.inputs[0].shape, tf.uint8)
     made = tf.function(run, autograph=False).get_concrete_function(spec)
     return Lowered(made, "stem 1, pooling 2", {"b/": "stem", "a/b/": "pooling"})
+
+
+def bright_ones(pixels: tf.Tensor) -> tuple[tf.Tensor]:
+    """Returns the means of images that are bright and 0 of others: a dimension that XLA knows as it runs alone."""
+    pixels = tf.cast(pixels, tf.float32)
+    places = tf.where(tf.reduce_max(pixels, [1, 2, 3]) > 100)
+    pooled = tf.nn.avg_pool2d(tf.gather(pixels, places[:, 0]), 3, 1, "SAME")
+    return (tf.scatter_nd(places, tf.reduce_mean(pooled, [1, 2]), tf.shape(pixels, tf.int64)[0:4:3]),)
+
+
+def test_a_lowering_that_has_no_dimension_of_unknown_size_is_left_out_by_its_name() -> None:
+    program = TensorFlowProgram(bright_ones, partial(lower, names={*Lowering}))
+    assert "pooling" in program.lowerings(BUCKET)
+    in_xla, in_graph = program.compile(Mode.XLA, BUCKET), program.compile(Mode.GRAPH, BUCKET)
+    pixels = noise(seed=3)
+    pixels[0] = 7
+    np.testing.assert_allclose(in_xla.executable(pixels)[0], in_graph.executable(pixels)[0], rtol=1e-5)
+    (warning,) = in_xla.warnings
+    assert warning.startswith("XLA runs 4x5 without lowerings, as a program failed with pooling: ")
 
 
 @pytest.mark.parametrize("buckets", [[BUCKET], [BUCKET, BUCKET._replace(batch=1)]])
