@@ -9,6 +9,7 @@ import json
 import queue
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,22 @@ def streams(client: triton.InferenceServerClient) -> None:
     assert result.get_response().parameters["triton_final_response"].bool_param
 
 
+def pings(client: triton.InferenceServerClient) -> None:
+    """`KeepAliveOptions` with a ping each 2 s: a stream that says nothing for 9 s goes on"""
+    every = triton.KeepAliveOptions(
+        keepalive_time_ms=2000, keepalive_permit_without_calls=True, http2_max_pings_without_data=0
+    )
+    with triton.InferenceServerClient(sys.argv[1], keepalive_options=every) as pinging:
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        pinging.start_stream(lambda result, error: answers.put((result, error)))
+        with suppress(queue.Empty):
+            raise AssertionError(answers.get(timeout=9)[1])
+        pinging.async_stream_infer(MODEL, [pixels()])
+        result, error = answers.get(timeout=30)
+        assert error is None, error
+        scores(result)
+
+
 def shared_memory(client: triton.InferenceServerClient) -> None:
     """`register_system_shared_memory`, `set_shared_memory` for the input and the output"""
     sent = np.full(SHAPE, 9, np.uint8)
@@ -193,6 +210,7 @@ CALLS: tuple[Callable[[triton.InferenceServerClient], None], ...] = (
     classification,
     callbacks,
     streams,
+    pings,
     shared_memory,
     settings,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import grpc
@@ -46,6 +47,24 @@ def test_a_client_that_floods_with_pings_is_told_to_go(server: Server) -> None:
         farewells = [payload for kind, *_, payload in connection.frames(10) if kind == GOAWAY]
         assert farewells
         assert int.from_bytes(farewells[-1][4:8], "big") == ENHANCE_YOUR_CALM
+
+
+def test_grpcs_own_client_that_keeps_its_connections_alive_keeps_its_calls(server: Server) -> None:
+    """Its calls ended UNAVAILABLE (too_many_pings) after some pings that nothing was sent between."""
+    options = [
+        ("grpc.keepalive_time_ms", int(POLITE_S * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    with grpc.insecure_channel(server.grpc, options) as channel:
+        watch: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"{HEALTH}Watch")
+        watching = watch(health_pb2.HealthCheckRequest().SerializeToString())
+        assert next(watching)
+        ended = threading.Event()
+        assert watching.add_callback(ended.set)
+        assert not ended.wait((PINGS + 1) * POLITE_S), watching.details()
+        watching.cancel()
 
 
 @pytest.mark.parametrize(
