@@ -1,14 +1,19 @@
-"""Control groups as Linux shows them, below a folder."""
+"""Control groups: as Linux shows them, below a folder, and real ones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 POINT: Final = "/sys/fs/cgroup"
 UNIFIED: Final = f"30 23 0:26 / {POINT} rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
 """The line of mountinfo that mounts version 2."""
+END_S: Final = 20.0
+"""How long processes of a group may take to end that were told to."""
 
 
 def mounted(controllers: str, group: str = "/", point: str | None = None) -> str:
@@ -27,3 +32,29 @@ def lay_out(root: Path, paths: str, mounts: Sequence[str], files: Mapping[str, s
         file = root / POINT.lstrip("/") / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
+
+
+@contextmanager
+def limited_memory(limit_bytes: int) -> Iterator[Path]:
+    """Gives a new group whose memory has a limit, of either version. Raises OSError where none can be made here."""
+    version_1 = Path(POINT, "memory")
+    group = (version_1 if version_1.is_dir() else Path(POINT)) / f"xlaserve-test-limit-{os.getpid()}"
+    group.mkdir()
+    try:
+        limits = [group / name for name in ("memory.max", "memory.limit_in_bytes") if (group / name).exists()]
+        if not limits:
+            raise OSError("control groups of this machine have no limits of memory")
+        limits[0].write_text(str(limit_bytes))
+        yield group
+    finally:
+        give_up_at = time.monotonic() + END_S
+        while (group / "cgroup.procs").read_text() and time.monotonic() < give_up_at:
+            time.sleep(0.05)
+        group.rmdir()
+
+
+def killed(group: Path) -> int:
+    """Returns how many processes the kernel has killed there for lack of memory."""
+    version_2 = group / "memory.events"
+    events = version_2 if version_2.exists() else group / "memory.oom_control"
+    return int(dict(line.split() for line in events.read_text().splitlines())["oom_kill"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import socket
 import struct
 import threading
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2
 from PIL import Image
+from tests.control_groups import killed, limited_memory
 from tests.integration.conftest import Brake, StartServer
 
 from xlaserve.engine.memory import peak_bytes
@@ -27,7 +27,6 @@ LARGE_BYTES = 60 * MIB
 LIMIT_BYTES = 1536 * MIB
 """What the server may take at its peak, with what it keeps for the next large message. 1,238 to 1,354 MiB were seen, of
 2,880 MiB of messages, which are copied, and 1,000 MiB of images."""
-GROUPS = Path("/sys/fs/cgroup")
 GROUP_BYTES = 1280 * MIB
 """Less than the messages of 36 callers take together where nothing bounds them."""
 SETTINGS = {"max_resident_bytes": 640 * MIB, "max_inflight_bytes": 256 * MIB, "max_decode_bytes": 512 * MIB}
@@ -222,20 +221,12 @@ def test_memory_stays_bounded_while_clients_do_their_worst_all_at_once(
 @pytest.fixture
 def group() -> Iterator[Path]:
     """A control group whose memory has a limit."""
-    version_1 = GROUPS / "memory"
-    made = (version_1 if version_1.is_dir() else GROUPS) / f"xlaserve-test-limit-{os.getpid()}"
-    try:
-        made.mkdir()
-    except OSError as error:
-        pytest.skip(f"no control group can be made here: {error}")
-    try:
-        limits = [made / name for name in ("memory.max", "memory.limit_in_bytes") if (made / name).exists()]
-        if not limits:
-            pytest.skip("control groups of this machine have no limits of memory")
-        limits[0].write_text(str(GROUP_BYTES))
+    with ExitStack() as stack:
+        try:
+            made = stack.enter_context(limited_memory(GROUP_BYTES))
+        except OSError as error:
+            pytest.skip(f"no control group can be made here: {error}")
         yield made
-    finally:
-        made.rmdir()
 
 
 def test_the_limit_of_a_control_group_is_kept_to_from_when_it_holds(
@@ -254,10 +245,3 @@ def test_the_limit_of_a_control_group_is_kept_to_from_when_it_holds(
     assert killed(group) == 0
     answer = channels(server.grpc).unary_unary(INFER)(small(), timeout=PATIENCE_S)
     assert pb.ModelInferResponse.FromString(answer).model_name == "noop"
-
-
-def killed(group: Path) -> int:
-    """Returns how many processes the kernel has killed there for lack of memory."""
-    version_2 = group / "memory.events"
-    events = version_2 if version_2.exists() else group / "memory.oom_control"
-    return int(dict(line.split() for line in events.read_text().splitlines())["oom_kill"])
