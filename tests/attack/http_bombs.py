@@ -82,7 +82,7 @@ def http_heads_of_two_readings(round: Round) -> None:
         while round.has_time or number < len(TWO_READINGS):
             head = TWO_READINGS[number % len(TWO_READINGS)]
             number += 1
-            said = _answers(round.server.http, head + SECOND)
+            said = answers_to(round.server.http, head + SECOND)
             outcome = said[9:12].decode() or CLOSED
             answers = len(re.findall(rb"HTTP/1\.1 \d{3} ", said))
             round.count(outcome, repr(head[:120]), wrong=f"{answers} answers" if answers > 1 else None)
@@ -101,26 +101,11 @@ def bodies_behind_upgrades(round: Round) -> None:
             protocol = round.random.choice((b"h2c", b"websocket", b"TLS/1.0"))
             head = b"%b %b HTTP/1.1\r\nHost: localhost\r\nConnection: close, Upgrade\r\n" % (verb, path)
             behind = round.random.choice((sized, chunked))
-            said = _answers(round.server.http, head + b"Upgrade: " + protocol + b"\r\n" + behind)
+            said = answers_to(round.server.http, head + b"Upgrade: " + protocol + b"\r\n" + behind)
             answers = len(re.findall(rb"HTTP/1\.1 \d{3} ", said))
             outcome = said[9:12].decode().replace("200", OK)
             allowed = None if path != CLASSIFY.encode() else frozenset({"400", "405"})
             round.count(outcome, repr(head[:80]), allowed, f"{answers} answers" if answers != 1 else None)
-        check_serving(round, client)
-
-
-@attack(allowed={"403"})
-def requests_for_other_hosts(round: Round) -> None:
-    """Requests that a page would send whose own name leads to this machine: refused at each path of both ports."""
-    names = ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "evil.example:8000", "xlaserve")
-    paths = ("/", "/v1/status", "/v2", LIVE, "/metrics", "/docs", "/none", "/healthz")
-    with serving(round) as client:
-        while round.has_time:
-            address = round.random.choice((round.server.http, round.server.metrics))
-            path, name = round.random.choice(paths), round.random.choice(names)
-            for host, allowed in ((name, None), (round.random.choice((address, "localhost")), frozenset({OK, "404"}))):
-                said = _answers(address, f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-                round.count(said[9:12].decode().replace("200", OK), f"{path} of {host}", allowed)
         check_serving(round, client)
 
 
@@ -142,7 +127,7 @@ def keys_that_come_twice(round: Round) -> None:
         check_serving(round, client)
 
 
-def _answers(address: str, data: bytes) -> bytes:
+def answers_to(address: str, data: bytes) -> bytes:
     """Returns all that is said until the connection ends."""
     host, port = address.rsplit(":", 1)
     said = b""

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from tests.attack import samples, sizes
+from tests.attack import pages, samples, sizes
 from tests.attack.client import INFERENCE, Client
 from tests.attack.registry import ATTACKS, OK, Round, Tally
 from tests.attack.server import MIB, Server, ServerError
@@ -34,6 +34,7 @@ SHARED: Final[dict[str, Any]] = {
     "max_message_bytes": 24 * MIB,
     "max_queue_images": 512,
     "model_control": True,
+    "cors_origins": [pages.PAGE],
 }
 
 
