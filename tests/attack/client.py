@@ -83,10 +83,12 @@ class Client:
         """Cancels what is under way."""
         self._channel.close()
 
-    def send(self, method: str, data: bytes, timeout_s: float = PATIENCE_S) -> Call:
+    def send(
+        self, method: str, data: bytes, timeout_s: float = PATIENCE_S, metadata: tuple[tuple[str, str], ...] = ()
+    ) -> Call:
         """Sends a message and returns the call, to be settled."""
         ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(method)
-        return Call(ask.future(data, timeout=timeout_s), timeout_s)
+        return Call(ask.future(data, timeout=timeout_s, metadata=metadata), timeout_s)
 
     def send_until_answered(self, method: str, data: bytes, outage_s: float) -> Call:
         """Sends a message, and again while it is not answered for up to `outage_s`; returns the last call."""

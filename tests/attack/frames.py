@@ -1,4 +1,4 @@
-"""HTTP/2 frames that libraries don't send in such numbers: pings, and header blocks without an end."""
+"""HTTP/2 frames that libraries don't send in such numbers or sizes: pings, metadata, header blocks without an end."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tests.attack.connections import check_serving, serving
 from tests.attack.http2 import ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING
 from tests.attack.registry import OK, Round, attack
 
+from xlaserve.wire.grpc.unreceived import MAX_METADATA_BYTES
+
 PING_S: Final = 1.0
 """How often a client may ping."""
 POLITE_PINGS: Final = 6
@@ -24,6 +26,9 @@ MOST_MIB: Final = 160
 """MiB that gRPC's core may hold of one such block: it stops to keep headers after some 4 MiB of the smallest ones."""
 SMALL_HEADERS: Final = b"\0\x01a\0" * 4000
 """Headers of one letter without a value, which take the most memory for their bytes (RFC 7541, 6.2.2)."""
+OTHER_METADATA_BYTES: Final = 1024
+"""More than gRPC sends along itself."""
+LARGEST_BYTES: Final = 200_000
 WATCH: Final[Message] = health_pb2.HealthCheckRequest()
 
 
@@ -60,3 +65,18 @@ def endless_header_blocks(round: Round) -> None:
                     is_open = all(connection.send(more) for _ in range(BLOCK_BYTES // len(more)))
                     round.count(OK if is_open else "refused", f"block {number}")
                     check_serving(round, client)
+
+
+@attack(allowed={"RESOURCE_EXHAUSTED"})
+def metadata_of_any_size(round: Round) -> None:
+    """Metadata up to their bound, which must be taken each time, and beyond it, which must be refused."""
+    rng = round.random
+    with serving(round) as client:
+        while round.has_time:
+            for is_taken, size_bytes in (
+                (True, rng.randrange(MAX_METADATA_BYTES - OTHER_METADATA_BYTES)),
+                (False, rng.randrange(MAX_METADATA_BYTES, LARGEST_BYTES)),
+            ):
+                call = client.send(f"{HEALTH}Check", b"", metadata=(("x-large", "v" * size_bytes),))
+                round.settle(call, f"{size_bytes} bytes of metadata", allowed=frozenset({OK}) if is_taken else None)
+            check_serving(round, client)
