@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import json
 import random
 import struct
 import zlib
@@ -12,9 +14,10 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from tests.attack import samples
+from tests.attack import http1, samples
 from tests.attack.client import VISION, Client
 from tests.attack.fuzz import Window
+from tests.attack.http_requests import NOOP
 from tests.attack.registry import BUSY, OK, Round, attack
 
 from xlaserve_proto import vision_pb2 as vision
@@ -62,6 +65,13 @@ def _profile(exif: bytes) -> str:
     return f"\nexif\n{len(exif):8}\n{exif.hex()}\n"
 
 
+def _without_adobe(jpeg: bytes) -> bytes:
+    """Returns a JPEG without the marker that says that its CMYK is inverted, as Adobe's programs write it."""
+    at = jpeg.index(b"\xff\xee")
+    (length,) = struct.unpack_from(">H", jpeg, at + 2)
+    return jpeg[:at] + jpeg[at + 2 + length :]
+
+
 def _text(key: str, value: str) -> PngInfo:
     """Returns a text for a PNG: packed as EXIF is, and not as XMP is."""
     info = PngInfo()
@@ -81,7 +91,9 @@ def same_digit(digit: int) -> Iterator[tuple[str, bytes]]:
     yield "palette with transparency", encode(scan.quantize(64), transparency=bytes(range(16)))
     yield "RGBA", encode(scan.convert("RGBA"))
     yield "16 bits", encode(Image.fromarray(np.asarray(grey).astype(np.uint16) << 8))
-    yield "CMYK JPEG", encode(scan.convert("CMYK"), "JPEG", quality=95)
+    cmyk = encode(scan.convert("CMYK"), "JPEG", quality=95)
+    yield "CMYK JPEG", cmyk
+    yield "CMYK JPEG without Adobe's marker", _without_adobe(cmyk)
     yield "progressive JPEG", encode(scan, "JPEG", quality=95, progressive=True)
     yield "grey JPEG", encode(grey, "JPEG", quality=95)
     yield "lossless WebP", encode(scan, "WEBP", lossless=True)
@@ -193,3 +205,20 @@ def hostile_images(round: Round) -> None:
                 message, method = vision.SegmentRequest(model="shapes-segmenter", images=[data]), "Segment"
             window.add(client.send(f"{VISION}{method}", message.SerializeToString()), f"image {number}: {name}")
         window.finish()
+
+
+@attack(allowed={OK})
+def grey_of_16_bits(round: Round) -> None:
+    """Grey images of 16 and of 8 bits: answers to the former warn until somebody chose what their levels mean."""
+    rng = round.random
+    with http1.Client(round.server.http) as client:
+        while round.has_time:
+            is_deep, most = rng.random() < 0.5, rng.choice((0, 255, 4095, 65_535))
+            size, dtype = (rng.randrange(1, 400), rng.randrange(1, 400)), np.uint16 if is_deep else np.uint8
+            image = encode(Image.fromarray(np.full(size, most if is_deep else most & 255, dtype)))
+            tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [base64.b64encode(image).decode()]}
+            outcome, body, wrong = client.ask(http1.Request("POST", NOOP, {"inputs": [tensor]}))
+            warning = json.loads(body).get("parameters", {}).get("warning", "") if outcome == OK else ""
+            if outcome == OK and ("grey16" in warning) != is_deep:
+                wrong = f"warning: {warning!r}"
+            round.count(outcome, f"grey of {16 if is_deep else 8} bits up to {most}", wrong=wrong)
