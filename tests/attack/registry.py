@@ -153,8 +153,8 @@ class Attack:
     """Whether it belongs to the short form."""
     most_mib: int
     """By how much the server's resident memory may grow at most while it runs."""
-    expects: str
-    """Text of an error that it should bring into the log."""
+    expects: tuple[str, ...]
+    """Texts of errors that it should bring into the log."""
     outage_s: float
     """How long the server may be away after a call of it; 0 where never."""
 
@@ -174,14 +174,15 @@ def attack(
     weight: float = 1.0,
     is_short: bool = True,
     most_mib: int = 768,
-    expects: str = "",
+    expects: str | tuple[str, ...] = (),
     outage_s: float = 0.0,
 ) -> Callable[[Callable[[Round], None]], Callable[[Round], None]]:
     """Registers a function as an attack of its name."""
 
     def register(run: Callable[[Round], None]) -> Callable[[Round], None]:
         name = run.__name__.replace("_", "-")
-        ATTACKS[name] = Attack(name, run, frozenset(allowed), site, weight, is_short, most_mib, expects, outage_s)
+        texts = (expects,) if isinstance(expects, str) else expects
+        ATTACKS[name] = Attack(name, run, frozenset(allowed), site, weight, is_short, most_mib, texts, outage_s)
         return run
 
     return register

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from tests.attack import saved_models
 from tests.attack.client import INFERENCE, Client
 from tests.attack.registry import OK, Round, attack
-from tests.attack.server import START_TIMEOUT_S
 
 from xlaserve_proto import open_inference_pb2 as oip
 
@@ -30,8 +28,7 @@ TOLD: Final = "model rows"
 @attack(allowed={OK, "INTERNAL"}, site="own", is_short=False, most_mib=1500, expects=TOLD)
 def images_that_a_model_leaves_out(round: Round) -> None:
     """Four clients share batches with images that the model has no row for: each gets its own answer, or an error."""
-    command = [sys.executable, "-m", "tests.attack.leaving_out", str(round.folder / "model"), str(SIDE), str(MARK)]
-    subprocess.run(command, check=True, capture_output=True, timeout=START_TIMEOUT_S)
+    saved_models.write("leaving_out", round.folder / "model", SIDE, MARK)
     server = round.start({"models": [_model(round.folder / "model")]}).wait_until_ready()
     with Client(server.grpc) as client:
         while round.has_time:

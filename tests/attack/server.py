@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from http.client import HTTPConnection
 from pathlib import Path
@@ -82,20 +82,20 @@ class Server:
         """What it said so far."""
         return self._log.read_text(errors="replace")
 
-    def bad_lines(self, since: int = 0, but: str = "") -> list[str]:
-        """Returns the errors and tracebacks in the log from character `since` on, except lines with `but` in them."""
+    def bad_lines(self, since: int = 0, but: Sequence[str] = ()) -> list[str]:
+        """Returns the errors and tracebacks in the log from character `since` on, except lines with one of `but`."""
         bad = [line for line in self.log[since:].splitlines() if BAD_LINE.search(line)]
         if self.fronts and self.has_refused:
             bad = [line for line in bad if GIVING_UP not in line and not REASON.search(line)]
-        return [line for line in bad if not but or but not in line]
+        return [line for line in bad if not any(text in line for text in but)]
 
     def wait_until_ready(self) -> Server:
         """Returns the server once it is ready. Raises ServerError."""
         self.wait_for(lambda: self.is_ready, "be ready", START_TIMEOUT_S)
-        found = re.search(r"listening: gRPC (\S+), HTTP (\S+), metrics (\S+)", self.log)
+        found = re.findall(r"listening: gRPC (\S+), HTTP (\S+), metrics (\S+)", self.log)
         if not found:
             raise ServerError(f"it did not say where it listens\n{self.log}")
-        self.grpc, self.http, self.metrics = found.groups()
+        self.grpc, self.http, self.metrics = found[-1]  # of several processes, one after a crash of the other
         return self
 
     @property

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tensorflow as tf
 from grpc import StatusCode as Status
+from tests.attack import saved_models
 from tests.integration.conftest import NoopClient, Server, StartServer
 from tests.integration.test_fronts import PATIENCE_S, clients, until
 
@@ -239,18 +239,7 @@ def test_a_process_that_others_kill_sets_nothing_aside(
 
 @pytest.mark.slow
 def test_a_model_that_xla_crashes_on_fails_alone_in_one_process(start_server: StartServer, tmp_path: Path) -> None:
-    class NoBoxes(tf.Module):
-        @tf.function(input_signature=[tf.TensorSpec((None, 8, 8, 3), tf.float32, name="photo")])
-        def scores(self, photo: tf.Tensor) -> dict[str, tf.Tensor]:
-            boxes = tf.reshape(tf.pad(photo, ((0, 0), (0, 0), (0, 0), (0, 1))), (-1, 4))[:0]
-            limits = {"max_output_size": 4, "iou_threshold": 0.5, "score_threshold": 0.5}
-            found = tf.raw_ops.NonMaxSuppressionV4(
-                boxes=boxes, scores=boxes[:, 0], **limits, pad_to_max_output_size=True
-            )
-            return {"scores": tf.reduce_mean(photo, axis=(1, 2)) + tf.cast(found.valid_outputs, tf.float32)}
-
-    module = NoBoxes()
-    tf.saved_model.save(module, str(tmp_path / "saved"), signatures=module.scores)
+    saved_models.without_boxes(str(tmp_path / "saved"), 8)
     bad = {"name": "bad", "source": str(tmp_path / "saved"), "modes": ["xla"], "buckets": [1]}
     server = start_server({"models": [bad, NOOP], "fronts": 0, "exit_on_model_failure": False})
     client = NoopClient(server.grpc)

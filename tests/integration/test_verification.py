@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from tests.attack import leaving_out as leaving_out_model
+from tests.attack import saved_models
 from tests.integration.conftest import Server, StartServer
 
 from xlaserve_proto import open_inference_pb2 as oip
@@ -71,7 +71,7 @@ def server(start_module_server: StartServer, tmp_path_factory: pytest.TempPathFa
     def leaving_out(name: str, level: int) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            leaving_out_model.save(str(folder / name), SIDE, level)
+            saved_models.leaving_out(str(folder / name), SIDE, level)
         modes = [*MODES, "eager", "openvino"]
         return {"name": name, "source": str(folder / name), "buckets": [4], "modes": modes}
 
