@@ -150,8 +150,17 @@ def for_reflection() -> bytes:
 
 
 def with_huge_png() -> bytes:
+    return with_huge("PNG", compress_level=1)
+
+
+def with_huge_webp() -> bytes:
+    return with_huge("WEBP", lossless=True, method=0)
+
+
+def with_huge(file_format: str, **how: Any) -> bytes:
+    """An image of 64 megapixels."""
     file = io.BytesIO()
-    Image.new("RGBA", (8000, 8000)).save(file, "PNG", compress_level=1)
+    Image.new("RGBA", (8000, 8000)).save(file, file_format, **how)
     message = pb.ModelInferRequest(model_name="noop")
     message.inputs.add(name="image", datatype="BYTES", shape=(1,)).contents.bytes_contents.append(file.getvalue())
     return message.SerializeToString()

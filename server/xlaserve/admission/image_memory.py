@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from xlaserve.admission.shared_counts import Kind, SharedCounts
+from xlaserve.errors import ImageTooLarge
 
 LOOK_S: Final = 0.002
 """Seconds between checks, while an image waits, whether another front has freed memory."""
@@ -17,13 +19,15 @@ LOOK_S: Final = 0.002
 class ImageMemory:
     """Bytes that images in decoding may take at a time, at all fronts together.
 
-    One holder is always let in, however much it asks for.
+    A holder of more than that is let in alone, up to `max_alone_bytes`.
     """
 
     def __init__(self, max_bytes: int, usage: SharedCounts | None = None) -> None:
         usage = usage or SharedCounts()
         self.max_bytes = max_bytes
         """The bound, which may change at any time."""
+        self.max_alone_bytes = math.inf
+        """The bound of one holder without others; it may change at any time, and is at least `max_bytes`."""
         self._used_bytes = usage.amount(Kind.DECODE_BYTES)
         self._waits_since = usage.amount(Kind.DECODE_WAITS_SINCE)
         self._is_next = threading.Lock()
@@ -37,7 +41,16 @@ class ImageMemory:
     @contextmanager
     def hold(self, size_bytes: int) -> Iterator[None]:
         """Waits until `size_bytes` fit beside the bytes that others hold. While a caller waits, later ones wait behind
-        it."""
+        it.
+
+        Raises ImageTooLarge beyond `max_alone_bytes`.
+        """
+        if size_bytes > self.max_alone_bytes:
+            most_mib, size_mib = int(self.max_alone_bytes) >> 20, size_bytes >> 20
+            raise ImageTooLarge(
+                f"image: expected one whose decoding takes at most the {most_mib} MiB that the server's memory has"
+                f" for it now, got one of {size_mib} MiB; send it with fewer pixels"
+            )
         since = time.monotonic_ns()
         with self._is_next, self._freed:
             while not self._has_room(size_bytes, since):

@@ -81,7 +81,8 @@ class MemoryBounds:
         before_bytes, self._usable_bytes = self._usable_bytes, usable_bytes
         if usable_bytes != before_bytes:
             self._free.clear()
-        in_use_bytes = self._message_memory.held_everywhere_bytes + self._decoding.used_bytes
+        message_bytes = self._message_memory.held_everywhere_bytes
+        in_use_bytes = message_bytes + self._decoding.used_bytes
         self._free.append(
             min((limit.limit_bytes - limit.taken_bytes + in_use_bytes for limit in limits), default=math.inf)
         )
@@ -91,6 +92,7 @@ class MemoryBounds:
             MESSAGES_SHARE * free_bytes, settings.max_message_bytes, settings.max_inflight_bytes
         )
         self._decoding.max_bytes = _bounded(DECODING_SHARE * free_bytes, 0, settings.max_decode_bytes)
+        self._decoding.max_alone_bytes = max(self._decoding.max_bytes, free_bytes - message_bytes - RESERVED_BYTES)
         self._tell(before_bytes)
 
     def _tell(self, before_bytes: int) -> None:

@@ -6,7 +6,10 @@ import threading
 import time
 from contextlib import ExitStack
 
+import pytest
+
 from xlaserve.admission.image_memory import ImageMemory
+from xlaserve.errors import ImageTooLarge
 
 PATIENCE_S = 20
 
@@ -35,6 +38,16 @@ def test_bytes_wait_for_room_and_one_holder_is_always_let_in() -> None:
         thread.join(PATIENCE_S)
     assert not any(thread.is_alive() for thread in threads)
     assert peak == 5000
+
+
+def test_one_holder_is_refused_beyond_what_there_is_without_others() -> None:
+    memory = ImageMemory(100)
+    memory.max_alone_bytes = 300
+    with memory.hold(300):
+        pass
+    with pytest.raises(ImageTooLarge), memory.hold(301):
+        pass
+    assert memory.used_bytes == 0
 
 
 def test_a_large_holder_is_not_passed_for_ever_by_small_ones() -> None:

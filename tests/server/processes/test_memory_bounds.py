@@ -87,6 +87,17 @@ def test_what_is_taken_only_for_a_few_seconds_changes_nothing_and_for_longer_it_
     assert world.mib == (400, 200, 1200)
 
 
+def test_one_image_may_take_alone_what_is_free_but_a_reserve() -> None:
+    assert World().decoding.max_alone_bytes == math.inf
+    world = World(limit(1500, 300))
+    assert world.decoding.max_alone_bytes == (1200 - 256) * MIB
+    world.message_memory.take(200 * MIB)
+    world.limits = [limit(1500, 500)]
+    world.bounds.look()
+    assert world.decoding.max_alone_bytes == (1200 - 256 - 200) * MIB
+    assert World(limit(400, 300)).decoding.max_alone_bytes == World(limit(400, 300)).decoding.max_bytes
+
+
 @pytest.mark.usefixtures("virtual_time")
 async def test_a_limit_that_changes_while_it_serves_is_followed_at_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
