@@ -26,11 +26,11 @@ class ConfigError(XlaserveError):
 class RequestError(XlaserveError):
     """The client sent something wrong."""
 
-    def name_image(self, index: int) -> None:
-        """Has the message say which of a request's images is meant, counted from 0: `images[2]` in place of `image`."""
+    def name_image(self, name: str) -> None:
+        """Has the message name the image that is meant, such as `images[2]`, in place of `image`."""
         message = str(self)
         if message.startswith("image:"):
-            self.args = (f"images[{index}]{message.removeprefix('image')}",)
+            self.args = (f"{name}{message.removeprefix('image')}",)
 
 
 class InvalidArgument(RequestError):

@@ -259,6 +259,21 @@ def test_pixels_of_another_size_beside_encoded_images_are_refused(
     )
 
 
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", ["left", "right"])
+def test_a_broken_image_is_named_by_its_input_and_its_row(server: Server, name: str, count: int) -> None:
+    images = [png(one) for one in rows("siamese", count)["left"]]
+    sent = {"left": images, "right": [*images]}
+    sent[name][-1] = images[-1][:40]
+    tensors = [
+        {"name": key, "datatype": "BYTES", "shape": [count], "data": [base64.b64encode(one).decode() for one in files]}
+        for key, files in sent.items()
+    ]
+    status, answer = ask(server, "/v2/models/siamese/infer", {"inputs": tensors})
+    field, _, _ = answer["error"].partition(": ")
+    assert (status, field) == (400, name if count == 1 else f"{name}[{count - 1}]")
+
+
 @pytest.mark.parametrize("name", ["siamese", "with-numbers", "alone"])
 def test_rows_and_columns_of_tensorflow_serving_name_the_inputs(server: Server, world: World, name: str) -> None:
     inputs = rows(name, 3)

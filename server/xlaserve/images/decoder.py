@@ -127,12 +127,13 @@ class _Opened(NamedTuple):
     """The part of the decoded pixels that is the image; None where that is the whole."""
 
 
-def of_images(warning: str, rows: Iterable[int], images: int) -> str:
-    """Returns a warning that names which of a request's images it is about, counted from 0."""
+def of_images(warning: str, rows: Iterable[int], images: int, name: str = "") -> str:
+    """Returns a warning that names which of a request's images it is about, counted from 0; `name` is that of their
+    input, where there are several."""
     if images == 1:
-        return warning
+        return f"{name}: {warning}" if name else warning
     in_order = sorted(rows)
-    named = ", ".join(f"images[{row}]" for row in in_order[:_MAX_NAMED])
+    named = ", ".join(f"{name or 'images'}[{row}]" for row in in_order[:_MAX_NAMED])
     more = f" and {len(in_order) - _MAX_NAMED} more" if len(in_order) > _MAX_NAMED else ""
     return f"{named}{more}: {warning}"
 

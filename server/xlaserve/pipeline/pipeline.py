@@ -253,7 +253,7 @@ class Pipeline:
         rows: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for row, frame in enumerate(frames):
             rows[frame.input_height, frame.input_width].append(row)
-        warning = "; ".join(of_images(said, images, count) for said, images in warned.items())
+        warning = "; ".join(of_images(said, images, count, name) for (name, said), images in warned.items())
         if len(rows) == 1:
             (only,) = rows
             return [Group(range(count), buffers[only])], frames, warning

@@ -38,13 +38,16 @@ class RowDecoder:
     ) -> None:
         self._served = served
         self._first, *self._others = given
+        model = served.model
+        self._names = [""] if len(model.inputs) == 1 else model.names
+        """The inputs' names for messages, empty for an only one."""
         self._buffers = buffers
         self._limits = limits
         self._memory = memory
         self.place: Place = served.place
         """Places the images of the first input, and so chooses the resolution of a row."""
-        self.warned: defaultdict[str, list[int]] = defaultdict(list)
-        """Warnings for the client, and the rows that each is about."""
+        self.warned: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+        """Names of inputs and warnings for the client, and the rows that each is about."""
 
     def decode(self, row: int) -> Frame:
         """Writes a row, and returns the frame of the image of the first input. Raises RequestError."""
@@ -52,19 +55,19 @@ class RowDecoder:
         if isinstance(first, np.ndarray):
             values, frame = first[row], whole(*size_of(model, first))
         else:
-            values, frame = self._decoded(first, row, self.place, model.image)
+            values, frame = self._decoded(first, row, self.place, model.image, self._names[0])
         to_first, *to_others = self._buffers[frame.input_height, frame.input_width]
         to_first[row] = values
-        for to, one, image in zip(to_others, self._others, model.others, strict=True):
+        for to, one, image, name in zip(to_others, self._others, model.others, self._names[1:], strict=True):
             if isinstance(one, np.ndarray):
                 to[row] = one[row]
             else:
                 into = partial(self._served.place_into, to.shape[1:3])
-                to[row], _ = self._decoded(one, row, into, image)
+                to[row], _ = self._decoded(one, row, into, image, name)
         return frame
 
     def _decoded(
-        self, encoded: Sequence[Encoded], row: int, place: Place, image: ImageInput | None
+        self, encoded: Sequence[Encoded], row: int, place: Place, image: ImageInput | None, name: str
     ) -> tuple[Images, Frame]:
         assert image is not None  # see `check_colors`
         try:
@@ -73,8 +76,10 @@ class RowDecoder:
             )
         except RequestError as error:
             if len(encoded) > 1:
-                error.name_image(row)
+                error.name_image(f"{name or 'images'}[{row}]")
+            elif name:
+                error.name_image(name)
             raise
         if warning:
-            self.warned[warning].append(row)
+            self.warned[name, warning].append(row)
         return pixels, frame
