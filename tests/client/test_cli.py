@@ -304,7 +304,7 @@ def test_a_folder_that_can_not_be_made_is_said_before_anything_is_asked(
     assert not puppet.seen
 
 
-def test_models_prints_aligned_columns_the_reason_of_a_failure_and_warnings(
+def test_models_prints_aligned_columns_failures_and_warnings(
     puppet: Puppet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["models", "--target", puppet.target]) == 0

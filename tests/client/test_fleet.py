@@ -88,9 +88,7 @@ def test_the_server_with_the_fewest_outstanding_calls_is_next(fleet: Fleet[str])
     assert sorted(names(taken(fleet, 3))) == ["a", "b", "c"]
 
 
-def test_a_server_that_drains_gets_no_calls_and_its_channel_is_closed_after_its_last(
-    fleet: Fleet[str], channels: Channels
-) -> None:
+def test_a_draining_server_gets_no_calls_and_then_its_channel_is_closed(fleet: Fleet[str], channels: Channels) -> None:
     fleet.update(listing("ab"))
     a, b = taken(fleet, 2)
     fleet.release(b, OK)
@@ -159,7 +157,7 @@ def test_calls_that_fail_together_are_one_failure(fleet: Fleet[str], clock: Cloc
     assert (server.failures, server.banned_until) == (1, clock.now + FIRST_BAN_S)
 
 
-def test_a_server_that_was_left_out_is_tried_with_one_call_until_it_answers(fleet: Fleet[str], clock: Clock) -> None:
+def test_an_excluded_server_is_tried_with_one_call_until_it_answers(fleet: Fleet[str], clock: Clock) -> None:
     fleet.update(listing("ab"))
     a, _ = taken(fleet, 2)
     fleet.release(a, UNAVAILABLE)
@@ -215,7 +213,7 @@ def test_second_copies_are_a_small_share_of_calls(fleet: Fleet[str]) -> None:
     assert sum(fleet.take_spare({busy}) is not None for _ in range(1000)) == MAX_HEDGES_SAVED
 
 
-def test_there_is_no_second_copy_for_the_same_server_or_one_that_is_left_out(fleet: Fleet[str]) -> None:
+def test_a_copy_goes_neither_to_the_same_server_nor_to_an_excluded_one(fleet: Fleet[str]) -> None:
     fleet.update(listing("a"))
     assert fleet.take_spare({fleet.take()}) is None
     fleet.update(listing("ab"))

@@ -184,7 +184,7 @@ def test_a_server_that_accepts_and_says_nothing_is_passed_over_in_time(
             assert time.monotonic() - before < 8
 
 
-def test_calls_go_on_without_the_name_service_and_follow_it_when_it_is_back(
+def test_calls_continue_without_the_name_service_and_follow_its_return(
     make_client: MakeClient, service: NameService, puppets: list[Puppet]
 ) -> None:
     with make_client(service.target) as client:
@@ -212,7 +212,7 @@ def test_a_name_service_that_was_never_reached_is_named(make_client: MakeClient,
     assert "refused" in str(caught.value)
 
 
-def test_a_name_service_that_does_not_answer_is_waited_for_until_the_deadline(make_client: MakeClient) -> None:
+def test_a_silent_name_service_is_waited_for_until_the_deadline(make_client: MakeClient) -> None:
     silent = socket.create_server(("127.0.0.1", 0))
     with silent, make_client(f"fleet://127.0.0.1:{silent.getsockname()[1]}", deadline_s=0.3) as client:
         before = time.monotonic()
@@ -291,7 +291,7 @@ def test_closing_ends_the_thread_at_once(service: NameService, puppets: list[Pup
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("fleet://")]
 
 
-def test_a_client_that_can_not_follow_the_name_service_says_why_and_can_be_closed(
+def test_a_client_that_cannot_start_its_event_loop_says_why_and_closes(
     service: NameService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> asyncio.AbstractEventLoop:

@@ -97,7 +97,7 @@ def test_anything_else_is_refused_with_what_was_expected(target: str) -> None:
         NameService.parse(target)
 
 
-async def test_servers_are_listed_with_their_state_and_what_is_not_known_is_ignored() -> None:
+async def test_servers_are_listed_with_their_state_and_unknown_fields_ignored() -> None:
     def answer(line: str) -> bytes:
         assert line == ASKED.decode()
         return said(
@@ -194,9 +194,7 @@ async def test_each_change_is_asked_for_after_the_one_before() -> None:
     assert lines[:3] == ["/v1/servers", "/v1/servers?after=1&wait_s=20", "/v1/servers?after=2&wait_s=20"]
 
 
-async def test_after_a_failure_it_is_asked_from_the_beginning_with_growing_pauses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_after_a_failure_it_is_asked_anew_with_growing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses_s: list[float] = []
     lines: list[str] = []
     sleep = asyncio.sleep

@@ -96,7 +96,7 @@ def test_calls_at_once_come_to_have_a_connection_to_each_process(chance: random.
     assert {*(after - before).values()} == {240 // fronts}
 
 
-def test_a_connection_that_is_given_up_answers_what_it_has_before_it_is_closed() -> None:
+def test_a_retired_connection_answers_its_calls_before_it_closes() -> None:
     draws = iter([1, 1, 2])
     server = Server(2, lambda alive: next(draws))
     server.call(1)

@@ -254,7 +254,7 @@ def test_nobody_waits_for_what_comes_after_the_deadline(puppet: Puppet) -> None:
     assert len(puppet.seen) == 1
 
 
-def test_a_server_that_does_not_say_when_to_come_again_is_asked_a_few_times(puppet: Puppet) -> None:
+def test_a_server_that_gives_no_retry_time_is_asked_a_few_times(puppet: Puppet) -> None:
     puppet.failures = [EXHAUSTED] * 10
     patient = VisionClient(puppet.target, retry_overload=True, deadline_s=60)
     with patient, pytest.raises(Overloaded) as refused:
