@@ -20,9 +20,7 @@ SERVED = {
 
 
 @pytest.mark.parametrize(("in_process", "is_met"), [([3900.0, 4000.0, 4100.0], True), ([4200.0] * 3, False)])
-def test_the_best_number_of_fronts_is_to_serve_nine_tenths_of_what_the_gpu_computes(
-    in_process: list[float], *, is_met: bool
-) -> None:
+def test_fronts_are_to_serve_nine_tenths_of_what_the_gpu_computes(in_process: list[float], *, is_met: bool) -> None:
     figures = [*figures_of(Row("M", "TF32", PIXELS, in_process, SERVED))]
     assert figures[0].name == "M TF32 pixels: 2 fronts / in process"
     assert (figures[0].target, figures[0].is_met) == (">= 0.90", is_met)
@@ -31,9 +29,7 @@ def test_the_best_number_of_fronts_is_to_serve_nine_tenths_of_what_the_gpu_compu
 
 
 @pytest.mark.parametrize(("factor", "is_met"), [(1.0, False), (3.0, True)])
-def test_a_program_that_takes_nothing_is_to_be_asked_ten_thousand_times_a_second(
-    factor: float, *, is_met: bool
-) -> None:
+def test_a_noop_program_is_to_serve_ten_thousand_requests_a_second(factor: float, *, is_met: bool) -> None:
     served = {fronts: [Block(factor * one.per_s, one.us) for one in blocks] for fronts, blocks in SERVED.items()}
     figure = next(figures_of(Row(NOOP, "", PIXELS, (), served)))
     assert (figure.name, figure.target, figure.is_met) == (

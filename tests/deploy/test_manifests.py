@@ -162,7 +162,7 @@ def test_the_operators_rules_are_those_of_prometheus() -> None:
     assert RULES["spec"]["groups"] == [group for file in files for group in file["groups"]]
 
 
-def test_each_dashboard_is_a_config_map_that_grafanas_sidecar_finds_and_kubectl_can_apply() -> None:
+def test_each_dashboard_is_a_labelled_config_map_that_kubectl_can_apply() -> None:
     found = [each for each in kustomized(MONITORING) if each["kind"] == "ConfigMap"]
     dashboards = {file.name: file.read_text() for file in (DEPLOY / "grafana" / "dashboards").glob("*.json")}
     assert {name: text for each in found for name, text in each["data"].items()} == dashboards
@@ -220,7 +220,7 @@ def test_autoscalers_ask_for_metrics_that_there_are() -> None:
     ] == []
 
 
-def test_the_canary_differs_from_what_it_replaces_by_its_model_and_its_share() -> None:
+def test_the_canary_differs_from_the_stable_service_by_model_and_share() -> None:
     (stable,), (canary,) = read(KSERVE / "inferenceservice.yaml"), read(KSERVE / "canary.yaml")
     assert stable["metadata"] == canary["metadata"]
     changed = json.loads(json.dumps(canary))

@@ -131,9 +131,7 @@ def test_a_pod_compiles_serves_and_ends_without_losing_a_request(start_pod: Star
     assert set(load_on_it.outcomes) == {grpc.StatusCode.OK}
 
 
-def test_a_pod_of_several_processes_ends_without_losing_a_request_and_refuses_an_upgrade(
-    start_pod: StartPod, folder: Path
-) -> None:
+def test_a_pod_ends_without_losing_a_request_and_refuses_an_upgrade(start_pod: StartPod, folder: Path) -> None:
     spec = read(KUBERNETES / "base" / "deployment.yaml")[0]["spec"]["template"]["spec"]
     container = spec["containers"][0]
     pod = start_pod(spec, folder, {"config": {CONFIG.name: CONFIG.read_text()}}, {"XLASERVE_FRONTS": "1"})

@@ -33,7 +33,7 @@ def test_the_readme_fits_on_a_few_screens() -> None:
     assert README.count("\n") <= 120
 
 
-def test_all_blocks_of_the_readme_are_run_here_or_by_the_checks_before_a_change_lands() -> None:
+def test_all_blocks_of_the_readme_are_run_here_or_by_the_ci() -> None:
     ci = {line.strip() for line in (ROOT / ".ci" / "run").read_text().splitlines()}
     typed = {line.partition("#")[0].strip() for _, block in blocks("README.md") for line in block.splitlines()}
     of_make = {line for line in typed if line.startswith("make ")}

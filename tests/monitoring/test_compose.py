@@ -37,7 +37,7 @@ def test_it_is_valid_to_the_specification() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_images_are_pinned_volumes_exist_and_ports_are_for_this_machine_alone(name: str) -> None:
+def test_images_are_pinned_volumes_exist_and_ports_are_local(name: str) -> None:
     service = SERVICES[name]
     assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+", service["image"])
     for source, *_ in (volume.split(":") for volume in service.get("volumes", ())):
@@ -133,7 +133,7 @@ def test_what_is_not_as_documented_is_noticed(file: Path, right: str, misspelt: 
     assert wrong(yaml.safe_load(text.replace(right, misspelt)), CHECKED[file]) != []
 
 
-def test_the_collector_has_all_that_its_pipelines_name_and_listens_where_the_server_sends() -> None:
+def test_the_collectors_pipelines_are_complete_on_the_port_the_server_uses() -> None:
     config = yaml.safe_load(COLLECTOR.read_text())
     for kind in ("receivers", "processors", "exporters"):
         named = {name for pipeline in config["service"]["pipelines"].values() for name in pipeline.get(kind, ())}
@@ -146,7 +146,7 @@ def test_the_collector_has_all_that_its_pipelines_name_and_listens_where_the_ser
     assert wrong({**config, "exporters": {**config["exporters"], **yaml.safe_load(other)}}, "otel-collector") == []
 
 
-def test_prometheus_looks_where_the_services_listen_and_grafana_where_prometheus_does() -> None:
+def test_prometheus_scrapes_the_services_and_grafana_reads_prometheus() -> None:
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in config["scrape_configs"]}
     live_port = next(word for word in SERVICES["loadtest"]["command"] if "--live-port" in word).rpartition(":")[2]
