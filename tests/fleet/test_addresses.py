@@ -159,7 +159,7 @@ async def test_nobody_goes_because_the_name_service_stood_still(
     assert [one.id for one in addresses.entries] == ["2"]
 
 
-def test_a_server_whose_renewal_hangs_enters_itself_before_the_first_list_is_told() -> None:
+def test_a_server_whose_renewal_hangs_registers_before_the_first_list() -> None:
     assert SETTLE_S > RENEW_S + TELL_TIMEOUT_S
 
 

@@ -155,7 +155,7 @@ async def test_the_name_service_is_searched_anew_after_a_search_that_failed(
     assert ray.renewed == [entry("a")]
 
 
-def test_a_name_service_that_is_away_for_a_moment_is_asked_again_and_left_alone(cluster: Any, ray: FakeRay) -> None:
+def test_a_name_service_that_is_briefly_away_is_asked_again(cluster: Any, ray: FakeRay) -> None:
     ray.search_raises = [ValueError("no such actor")]
     ray.call_raises = [RayError("unavailable"), ActorDiedError()]
     assert cluster.deploy(FLEET).names == ADDRESS
@@ -163,7 +163,7 @@ def test_a_name_service_that_is_away_for_a_moment_is_asked_again_and_left_alone(
     assert ray.killed == 0
 
 
-def test_a_name_service_that_can_not_start_is_removed_and_the_error_says_why(cluster: Any, ray: FakeRay) -> None:
+def test_a_name_service_that_cannot_start_is_removed_with_the_reason(cluster: Any, ray: FakeRay) -> None:
     text = "trace\nxlaserve.errors.ConfigError: port: expected a free port"
     ray.call_raises = [ActorDiedError(text, actor_init_failed=True)]
     with pytest.raises(ConfigError, match=r"^port: expected a free port$"):
@@ -191,7 +191,7 @@ def test_a_name_service_that_does_not_answer_in_time_is_an_error(
         ([REVISION, f"{REVISION}-1", f"{REVISION}-2", "older-3"], f"{REVISION}-2"),
     ],
 )
-def test_servers_that_were_restarted_are_not_replaced_again_when_nothing_has_changed(
+def test_restarted_servers_are_not_replaced_when_nothing_has_changed(
     cluster: Any, ray: FakeRay, running: list[str], expected: str
 ) -> None:
     ray.servers = [entry(str(index), revision) for index, revision in enumerate(running)]
@@ -222,7 +222,7 @@ COMPLETE = [entry("a"), entry("b")]
     ],
     ids=["none", "fewer_than_should_be", "fewer_than_run", "one_drains", "an_old_one_is_left"],
 )
-def test_an_update_is_not_done_before_all_servers_are_listed_with_its_revision(
+def test_an_update_is_not_done_until_all_servers_have_its_revision(
     cluster: Any, ray: FakeRay, servers: list[Entry], running: int
 ) -> None:
     ray.applications = {FLEET.name: application(running=running)}
@@ -250,7 +250,7 @@ def test_a_fleet_that_is_taken_down_during_an_update_is_an_error_in_words(cluste
         cluster.wait(FLEET, REVISION, 60.0, lambda _: None)
 
 
-async def test_a_replica_keeps_its_server_in_the_private_folder_and_says_where_its_node_is(
+async def test_a_replica_has_its_server_in_a_private_folder_and_names_its_node(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

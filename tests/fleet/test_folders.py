@@ -46,9 +46,7 @@ def test_a_folder_of_another_user_is_refused(temporary: Path, monkeypatch: pytes
         folders.private()
 
 
-def test_the_address_of_a_local_fleet_is_written_and_read_by_its_user_alone(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_address_of_a_local_fleet_is_for_its_user_alone(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = FleetSettings.model_validate({"ray": "local", "server": {}}).local_address
     assert file.parent == folders.private()
     folders.write(file, "127.0.0.1:1")

@@ -154,7 +154,7 @@ def test_a_command_that_fails_is_in_the_log(caplog: pytest.LogCaptureFixture) ->
     assert follow.reload("true")
 
 
-def test_haproxy_speaks_http2_to_servers_and_asks_their_http_port_how_they_are() -> None:
+def test_haproxy_speaks_http2_to_servers_and_checks_their_http_port() -> None:
     text = haproxy.configuration([A, B], 9001, 9000)
     assert "    bind :9001 proto h2\n" in text
     assert "    bind :9000\n" in text

@@ -7,7 +7,7 @@ import pytest
 from xlaserve_fleet.policy import BUSY, WAIT, Policy, servers_needed
 
 
-def test_waiting_work_is_spread_over_as_many_servers_as_do_it_within_the_target() -> None:
+def test_waiting_work_is_spread_so_that_servers_meet_the_target_wait() -> None:
     assert servers_needed([0.1, 0.2, 0.3], [1, 1, 1], 0.1) == 6
 
 

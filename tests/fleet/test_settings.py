@@ -76,7 +76,7 @@ def test_without_a_most_the_number_of_servers_is_fixed() -> None:
     assert fleet(min_servers=3, max_servers=5).most_servers == 5
 
 
-def test_servers_are_replaced_for_what_they_are_started_with_and_for_nothing_else() -> None:
+def test_only_what_servers_are_started_with_changes_the_revision() -> None:
     one = fleet()
     for same in ({"max_servers": 9}, {"target_wait_s": 1}, {"update": "stop_first"}, {"scale_down_after_s": 1}):
         assert fleet(**same).revision == one.revision

@@ -51,7 +51,7 @@ def test_the_commands_start_show_and_stop_a_fleet(fleet: StartFleet) -> None:
     )
 
 
-def test_a_fleet_grows_under_load_and_shrinks_after_it_without_losing_a_call(fleet: StartFleet) -> None:
+def test_a_fleet_grows_and_shrinks_with_the_load_without_losing_a_call(fleet: StartFleet) -> None:
     one = fleet(4, min_servers=1, max_servers=4, target_wait_s=0.001, scale_down_after_s=15)
     assert len(one.wait_for(1)) == 1
     with load(one.url, callers=16, images=8, pause_s=0) as calls:
@@ -163,7 +163,7 @@ def test_a_node_that_is_lost_takes_no_call_with_it(fleet: StartFleet, ray_cluste
     assert not calls.lost
 
 
-def test_calls_go_on_without_the_name_service_which_comes_back_with_the_right_list(fleet: StartFleet) -> None:
+def test_calls_continue_without_the_name_service_and_its_list_is_restored(fleet: StartFleet) -> None:
     one = fleet(2, min_servers=2)
     ids = one.wait_for(2)
     before = one.listing()
