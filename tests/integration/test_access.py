@@ -807,7 +807,7 @@ def test_warnings_say_who_can_call_and_what_travels_in_the_clear(
     assert "WARN" in line_of(locked, "`tls_client_ca` is not set")
 
 
-def test_without_rights_nothing_can_be_loaded_on_a_server_that_others_reach(start_server: StartServer) -> None:
+def test_a_server_reachable_by_others_refuses_loads_without_rights(start_server: StartServer) -> None:
     server = start_server({"models": [model(MINE)], "host": "0.0.0.0", "metrics_port": 0, "admin": True})
     assert "WARN" in line_of(server, "anybody who reaches 0.0.0.0 may call")
     with grpc.insecure_channel(server.grpc.replace("0.0.0.0", "127.0.0.1")) as channel:

@@ -21,7 +21,7 @@ def server(start_module_server: StartServer) -> Server:
     return start_module_server({"models": [model]})
 
 
-def test_auto_compiles_what_it_chooses_from_answers_right_and_says_what_it_chose(server: Server) -> None:
+def test_auto_compiles_its_candidates_answers_right_and_reports_its_choice(server: Server) -> None:
     scans = digit_images("held_out")[:20]
     with grpc.insecure_channel(server.grpc) as channel:
         vision = pb_grpc.VisionStub(channel)

@@ -21,9 +21,7 @@ os.sched_getaffinity = lambda pid: {{*range({CORES})}}
 """
 
 
-def test_one_front_is_followed_by_those_that_bring_the_gpu_what_it_computes(
-    start_server: StartServer, tmp_path: Path
-) -> None:
+def test_the_first_front_is_followed_by_as_many_as_the_gpu_needs(start_server: StartServer, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(MORE_CORES)  # Python runs this before the server
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     server = start_server({"models": [DIGITS]}, env={"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "0"})

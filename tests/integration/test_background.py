@@ -178,7 +178,7 @@ def test_what_is_configured_never_notices(server: Server, stub: oip_grpc.GRPCInf
     assert slowest < 5.0
 
 
-def test_the_number_of_resolutions_is_bounded_and_what_cannot_be_run_is_refused(
+def test_resolutions_are_bounded_and_those_that_cannot_run_are_refused(
     server: Server, stub: oip_grpc.GRPCInferenceServiceStub
 ) -> None:
     def refusal(height: int, width: int) -> str:
@@ -227,9 +227,7 @@ def test_each_engine_serves_a_resolution_and_goes_on_without_the_others(
         assert infer(stub, images_of(20, 20, 1)).shape == (1, 6)
 
 
-def test_an_unmatched_resolution_is_refused_by_default_and_background_needs_a_model_of_any_size(
-    start_server: StartServer,
-) -> None:
+def test_background_is_refused_for_a_model_of_one_size(start_server: StartServer) -> None:
     noop = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1], "unmatched": "background"}
     server = start_server({"models": [noop], "exit_on_model_failure": False}, wait=False)
     reason = "unmatched: expected reject, as the model's only size is 224x224, got background"

@@ -166,7 +166,7 @@ print(count())
 """
 
 
-def test_every_bucket_of_a_clustered_graph_is_compiled_ahead_however_many_there_are(tmp_path: Path) -> None:
+def test_every_bucket_of_a_clustered_graph_is_compiled_ahead(tmp_path: Path) -> None:
     flags = {"TF_XLA_FLAGS": "--tf_xla_cpu_global_jit", "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-c", CLUSTERED, str(tmp_path)]
     env = {**os.environ, **xla_flags(tmp_path), **flags}
@@ -234,7 +234,7 @@ catalog.load = load_and_prepare
 """
 
 
-def test_what_xla_compiles_while_serving_is_counted_and_said_with_its_cause(
+def test_compilations_while_serving_are_counted_and_logged_with_a_cause(
     start_server: StartServer, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(RECOMPILING)

@@ -68,7 +68,7 @@ def server(start_module_server: StartServer, notebook: Path) -> Server:
     return start_module_server({"models": models(notebook), "exit_on_model_failure": False})
 
 
-def test_the_difference_from_the_notebook_is_in_lists_metadata_metrics_page_and_log(server: Server) -> None:
+def test_the_difference_from_the_notebook_is_in_lists_metrics_and_log(server: Server) -> None:
     with grpc.insecure_channel(server.grpc) as channel:
         scaled, unscaled = pb_grpc.VisionStub(channel).ListModels(pb.ListModelsRequest()).models
         request = oip.ModelMetadataRequest(name="scaled")

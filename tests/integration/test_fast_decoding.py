@@ -77,9 +77,7 @@ def over_http(server: Server, name: str, image: bytes) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("detect", [over_grpc, over_http])
-def test_objects_are_found_in_the_originals_pixels_wherever_they_are_without_it(
-    server: Server, image: bytes, detect: Any
-) -> None:
+def test_fast_decoding_finds_objects_where_exact_decoding_does(server: Server, image: bytes, detect: Any) -> None:
     fast, exact = ({item["index"]: item["box"] for item in detect(server, name, image)} for name in NAMES)
     assert set(fast) == set(exact) == {shape.label for shape in SCENE.shapes} <= set(range(len(LABELS)))
     boxes = [[[box[corner] for corner in CORNERS] for _, box in sorted(found.items())] for found in (fast, exact)]

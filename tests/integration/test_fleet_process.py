@@ -148,7 +148,7 @@ async def test_a_server_that_can_not_start_says_why(tmp_path: Path) -> None:
     assert not (tmp_path / "server").exists()
 
 
-async def test_a_server_that_listens_on_all_addresses_is_found_at_that_of_its_node(tmp_path: Path) -> None:
+async def test_a_server_on_all_addresses_is_found_at_that_of_its_node(tmp_path: Path) -> None:
     server = ServerProcess(CONFIG, {**FLAGS, "host": "0.0.0.0"}, tmp_path / "server", 0, "127.0.0.2")
     try:
         await server.start()

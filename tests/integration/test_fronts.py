@@ -310,7 +310,7 @@ def test_not_one_call_fails_while_a_model_is_reloaded(served: Server, connected_
     assert {*outcomes} == {Status.OK}, outcomes
 
 
-def test_the_calls_of_a_killed_front_fail_alone_and_another_takes_its_place(
+def test_a_killed_front_fails_its_own_calls_alone_and_is_replaced(
     served: Server, served_brake: Brake, connected_clients: Clients
 ) -> None:
     until(lambda: not connected(served), "connections of other tests are left")
@@ -342,7 +342,7 @@ def connected(server: Server) -> set[str]:
     }
 
 
-def test_one_client_has_all_fronts_answer_and_finds_those_that_are_started_later(served: Server) -> None:
+def test_one_client_reaches_all_fronts_and_those_started_later(served: Server) -> None:
     until(lambda: not connected(served), "connections of other tests are left")
     pixels = np.zeros((1, 224, 224, 3), np.uint8)
     stopping = threading.Event()
@@ -378,7 +378,7 @@ async def test_one_asynchronous_client_has_all_fronts_answer(served: Server) -> 
     until(lambda: not connected(served), "a connection is left")
 
 
-def test_limits_hold_for_all_fronts_together_and_a_killed_one_takes_nothing_with_it(
+def test_limits_hold_for_all_fronts_together_and_survive_a_killed_one(
     start_server: StartServer, brake: Brake, tmp_path: Path
 ) -> None:
     file = tmp_path / "access.yaml"
@@ -405,9 +405,7 @@ def test_limits_hold_for_all_fronts_together_and_a_killed_one_takes_nothing_with
     assert server.metric("xlaserve_requests_limited_total", limit="images_per_s") == CHANNELS
 
 
-def test_messages_at_one_front_may_take_what_the_server_allows_and_at_all_no_more(
-    start_server: StartServer, brake: Brake
-) -> None:
+def test_one_front_may_hold_the_servers_whole_message_memory(start_server: StartServer, brake: Brake) -> None:
     megabyte = 2**20
     config = {**CONFIG, "max_message_bytes": megabyte, "max_inflight_bytes": 3 * megabyte}
     server = start_server(config, env=brake.env)
@@ -423,7 +421,7 @@ def test_messages_at_one_front_may_take_what_the_server_allows_and_at_all_no_mor
     assert {alone.outcome(call, *images) for call in calls} == {Status.OK}
 
 
-def test_an_engine_that_is_killed_fails_what_it_held_at_once_and_another_serves(
+def test_a_killed_engine_fails_its_calls_at_once_and_is_replaced(
     served: Server, served_brake: Brake, connected_clients: Clients
 ) -> None:
     used = connected_clients(served)
@@ -516,7 +514,7 @@ def test_another_engine_serves_what_is_configured_by_then(slowly_started: Server
     assert "only a restart applies" not in server.stderr
 
 
-def test_calls_that_may_be_tried_again_never_notice_that_engines_are_killed(served: Server) -> None:
+def test_calls_that_may_be_retried_do_not_notice_killed_engines(served: Server) -> None:
     answered: Counter[bool] = Counter()
     lock = threading.Lock()
     stopping = threading.Event()

@@ -146,9 +146,7 @@ def watch_without_reading(address: str) -> socket.socket:
     return connection
 
 
-def test_a_watcher_that_never_reads_keeps_nobody_else_from_knowing_nor_the_server_from_stopping(
-    start_server: StartServer,
-) -> None:
+def test_a_watcher_that_never_reads_delays_neither_others_nor_shutdown(start_server: StartServer) -> None:
     server = start_server(NOOP)
     with watch_without_reading(server.grpc), grpc.insecure_channel(server.grpc) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)

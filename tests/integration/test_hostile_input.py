@@ -271,7 +271,7 @@ def test_one_pixel_that_is_no_level_is_refused(
 
 
 @pytest.mark.parametrize("value", [256, 300, 2**31, 2**32 - 1])
-def test_a_uint8_value_that_is_wider_on_the_wire_is_refused_and_not_wrapped(
+def test_a_uint8_value_wider_than_a_byte_is_refused_and_not_wrapped(
     oip: GRPCInferenceServiceStub, valid: MakeRequest, value: int
 ) -> None:
     request = valid(raw=False)
@@ -484,7 +484,7 @@ def test_a_compressed_message_counts_as_what_it_unpacks_to(
     ],
     ids=label,
 )
-def test_bytes_that_are_no_message_are_refused_with_a_line_that_repeats_none_of_them(
+def test_bytes_that_are_no_message_are_refused_without_repeating_them(
     channel: grpc.Channel, server: Server, data: bytes
 ) -> None:
     before = len(server.stderr)

@@ -81,7 +81,7 @@ def asking(ask: Callable[[int], object], callers: int) -> Iterator[None]:
     assert not failed, failed[:3]
 
 
-def test_fronts_that_are_killed_fail_their_own_calls_and_leave_nothing_behind(start_server: StartServer) -> None:
+def test_killed_fronts_fail_their_own_calls_and_leave_nothing_behind(start_server: StartServer) -> None:
     server = start_server({"models": [NOOP], "fronts": FRONTS, "log_level": "info"})
     clients = [NoopClient(server.grpc) for _ in range(CONNECTIONS)]
     outcomes = [Counter[Status]() for _ in clients]
@@ -126,7 +126,7 @@ def test_fronts_that_are_killed_fail_their_own_calls_and_leave_nothing_behind(st
 
 
 @pytest.mark.parametrize("roles", [["engine"], ["engine 1", "engine 2"]])
-def test_ten_thousand_calls_are_each_answered_right_through_five_killed_engines(
+def test_ten_thousand_calls_are_answered_right_through_killed_engines(
     start_server: StartServer, tmp_path: Path, roles: list[str]
 ) -> None:
     """Engines start again from the compile cache; the client tries again what is lost."""

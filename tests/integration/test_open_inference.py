@@ -75,7 +75,7 @@ def refused(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
 
 @pytest.mark.parametrize("raw", [True, False])
 @pytest.mark.parametrize("datatype", DTYPES)
-def test_pixels_of_every_type_give_the_right_digits_in_the_manner_they_came(
+def test_pixels_of_every_type_give_the_right_digits_in_the_form_they_came(
     oip: GRPCInferenceServiceStub, scans: dict[str, bytes], datatype: str, raw: bool
 ) -> None:
     images = np.stack([pixels(png) for png in scans.values()])
@@ -102,9 +102,7 @@ def test_encoded_images_give_the_same_answer_as_their_pixels(
     np.testing.assert_allclose(scores(response), scores(oip.ModelInfer(digits_request(images))), atol=1e-5)
 
 
-def test_an_answer_carries_the_id_the_version_the_mode_and_where_the_time_went(
-    oip: GRPCInferenceServiceStub, valid: MakeRequest
-) -> None:
+def test_an_answer_has_its_id_version_mode_and_stage_times(oip: GRPCInferenceServiceStub, valid: MakeRequest) -> None:
     request = valid("image")
     request.id = "my id, ünïcode and all"
     response = oip.ModelInfer(request)
@@ -134,7 +132,7 @@ def test_a_request_chooses_its_mode(oip: GRPCInferenceServiceStub, scans: dict[s
     np.testing.assert_allclose(scores(response), default, atol=1e-4)
 
 
-def test_a_request_of_more_images_than_the_largest_bucket_is_split_and_put_together(
+def test_a_request_larger_than_the_largest_bucket_is_split_and_joined(
     oip: GRPCInferenceServiceStub, scans: dict[str, bytes]
 ) -> None:
     images = np.stack([pixels(png) for png in scans.values()] * 3)

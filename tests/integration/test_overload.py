@@ -137,7 +137,7 @@ def test_a_deadline_that_passes_in_the_queue_costs_only_its_own_request(
     wait_for_images(server, 0)
 
 
-def test_what_cannot_make_its_deadline_is_refused_on_arrival_and_told_when_to_come_again(
+def test_a_request_that_would_be_too_late_is_refused_with_a_retry_time(
     start_server: StartServer, brake: Brake, connect: Connect
 ) -> None:
     model = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1]}
@@ -229,7 +229,7 @@ def test_a_client_that_hangs_up_leaves_nothing_behind(braked: StartBraked, brake
     assert server.metric("xlaserve_in_flight_requests") == 0
 
 
-def test_a_client_that_hangs_up_while_its_batch_runs_spoils_no_other_answer(
+def test_a_client_that_hangs_up_while_its_batch_runs_spoils_no_answer(
     braked: StartBraked, brake: Brake, connect: Connect
 ) -> None:
     server = braked()

@@ -17,9 +17,7 @@ from xlaserve_proto import vision_pb2_grpc as pb_grpc
 
 
 @pytest.mark.slow
-def test_the_measured_difference_is_in_lists_metadata_and_metrics_and_restarts_keep_it(
-    start_server: StartServer, tmp_path: Any
-) -> None:
+def test_the_difference_by_precision_is_shown_and_survives_restarts(start_server: StartServer, tmp_path: Any) -> None:
     modes = ["xla", "graph"]
     digits = {"name": "digits", "source": "builtin:digits", "modes": modes, "buckets": [8]}
     models = [digits | {"precision": "bfloat16"}, digits | {"name": "exact"}]

@@ -156,7 +156,7 @@ async def test_processes_are_named_and_get_what_is_theirs() -> None:
     assert about["engine 0"] == {"listening": ["of the role", False], "own": ["of this process", False]}
 
 
-async def test_a_process_that_is_killed_at_any_point_is_replaced_and_no_other_notices() -> None:
+async def test_a_process_killed_at_any_point_is_replaced_unnoticed_by_others() -> None:
     draw = random.Random(15)
     async with supervised(role("serve", restarts=TIRELESS), role("serve", "front 2")) as (supervisor, launched):
         await until(lambda: all_are_ready(supervisor))
@@ -306,7 +306,7 @@ async def test_what_processes_count_is_shown_together_and_outlives_them() -> Non
     assert counted(metrics) == 26, "what is counted last is shown as well"
 
 
-async def test_processes_that_are_killed_are_replaced_by_forks_of_one_that_waits_however_fast() -> None:
+async def test_killed_processes_are_replaced_by_forks_of_a_waiting_one() -> None:
     before = open_descriptors()
     roles = [role("serve", f"front {number}", payload=b"mine", has_spare=True, restarts=TIRELESS) for number in (1, 2)]
     async with supervised(*roles, launched=(prepared := Prepared())) as (supervisor, _):
@@ -519,7 +519,7 @@ async def test_no_process_outlives_a_supervisor_that_is_killed_at_any_point(numb
     await until(lambda: not started_with(token))
 
 
-async def test_no_process_outlives_a_supervisor_that_is_killed_while_others_are_forked(tmp_path: Path) -> None:
+async def test_no_process_outlives_a_supervisor_killed_while_it_forks(tmp_path: Path) -> None:
     token = str(tmp_path)
     draw = random.Random(15)
     for _ in range(KILLS // 4):

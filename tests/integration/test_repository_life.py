@@ -138,7 +138,7 @@ def test_what_is_loaded_beside_others_is_compiled_in_a_process_of_its_own(
     assert [row.categories[0].label for row in rows] == list(scans)
 
 
-def test_a_compiled_model_is_known_from_the_start_and_reloaded_under_traffic(
+def test_a_compiled_model_is_known_at_once_and_reloads_under_traffic(
     start_server: StartServer, control: MakeControl, scans: Any
 ) -> None:
     server = start_server({"models": [DIGITS]}, wait=False)
@@ -324,7 +324,7 @@ def test_start_up_ends_where_a_model_fails(start_server: StartServer) -> None:
     assert not server.is_ready
 
 
-def test_weights_that_cannot_be_fetched_fail_the_model_and_random_ones_are_said_to_be(
+def test_unfetchable_weights_fail_the_model_and_random_ones_are_reported(
     start_server: StartServer, control: MakeControl, tmp_path: Any
 ) -> None:
     application = {"source": "keras.applications:MobileNetV3Small", "modes": ["eager"], "buckets": [1]}

@@ -121,7 +121,7 @@ def test_other_methods_that_fail_leave_a_line_too(
     assert (line["method"], line["status"]) == ("ModelMetadata", "NOT_FOUND")
 
 
-def test_each_message_of_a_stream_has_a_line_with_the_id_of_the_stream_and_its_own(
+def test_a_message_of_a_stream_is_logged_with_its_id_and_the_streams(
     logging_server: Server, stub: oip_grpc.GRPCInferenceServiceStub
 ) -> None:
     good, bad = NoopClient.request(1), pb.ModelInferRequest(model_name="cat")

@@ -96,7 +96,7 @@ def states(client: NoopClient) -> dict[str, str]:
     return {model.name: model.state for model in index(client)}
 
 
-def test_a_model_that_crashes_its_process_three_times_is_set_aside_and_one_beside_it_is_not(
+def test_a_model_that_crashes_three_times_is_set_aside_and_others_are_not(
     start_server: StartServer, tmp_path: Path
 ) -> None:
     server = start(start_server, tmp_path)
@@ -171,7 +171,7 @@ def test_a_model_whose_load_crashes_the_process_is_set_aside_at_the_start(
 
 @pytest.mark.parametrize("status", [0, 128 + signal.SIGTERM])
 @pytest.mark.parametrize("fronts", [0, 1])
-def test_a_model_whose_load_ends_the_process_is_set_aside_whatever_the_status(
+def test_a_model_whose_load_ends_the_process_is_set_aside(
     start_server: StartServer, tmp_path: Path, fronts: int, status: int
 ) -> None:
     deadly = {**NOOP, "name": "deadly"}
@@ -209,7 +209,7 @@ def test_one_process_that_a_model_crashes_serves_the_others(start_server: StartS
     assert server.stop() == 0
 
 
-def test_one_process_that_a_model_crashes_at_the_start_may_end_with_the_reason(
+def test_a_single_process_crashed_by_a_model_at_start_ends_with_the_reason(
     start_server: StartServer, tmp_path: Path
 ) -> None:
     models = {**NOOP, "name": "deadly"}

@@ -100,7 +100,7 @@ def test_a_request_in_the_shadows_own_mode_has_none(server: Server, scans: dict[
         assert shadows() in ([], [("xla", "graph")])
 
 
-def test_a_version_that_is_wrong_and_a_mode_that_is_slow_fail_the_conditions(
+def test_a_wrong_version_and_a_slow_mode_fail_the_conditions(
     start_server: StartServer, scans: dict[str, bytes], tmp_path: Path
 ) -> None:
     wrong = {

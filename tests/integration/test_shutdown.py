@@ -115,7 +115,7 @@ def wait_for_images(server: Server, images: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_accepted_work_is_answered_and_new_work_refused_while_the_port_is_open(
+def test_accepted_work_is_answered_and_new_work_refused_on_an_open_port(
     braked: Server, brake: Brake, connect: Connect, number: signal.Signals
 ) -> None:
     server = braked
@@ -209,7 +209,7 @@ def test_nothing_is_lost_when_the_end_comes_in_the_middle_of_heavy_traffic(
 
 
 @pytest.mark.parametrize("group", [0, *(pytest.param(group, marks=pytest.mark.slow) for group in (1, 2, 3))])
-def test_every_call_of_many_clients_is_answered_or_refused_whenever_the_end_comes(
+def test_every_call_is_answered_or_refused_whenever_the_server_ends(
     start_server: StartServer, connect: Connect, group: int
 ) -> None:
     """64 clients that send one request after the other, and one that doesn't wait for answers; 5 ends in each group."""
@@ -422,9 +422,7 @@ def test_a_signal_during_compilation_ends_the_server_soon_and_well(start_server:
     assert "Traceback" not in server.stderr
 
 
-def test_a_signal_during_a_warm_up_that_hangs_ends_the_server_soon_and_well(
-    start_server: StartServer, brake: Brake
-) -> None:
+def test_a_signal_during_a_hanging_warm_up_ends_the_server_soon(start_server: StartServer, brake: Brake) -> None:
     brake.pull()
     server = start_server({"models": [NOOP]}, env=brake.env, wait=False)
     server.wait_for(lambda: "noop: compiling" in server.stderr, "it did not compile")
@@ -447,7 +445,7 @@ def test_a_load_that_a_signal_ends_is_told_so(braked: Server, brake: Brake, conn
 
 
 @not_with_fronts("another engine loads it, which starts no process for that")
-def test_a_signal_ends_a_load_with_its_process_and_its_folder_however_busy_the_machine_is(
+def test_a_signal_ends_a_load_its_process_and_folder_on_a_busy_machine(
     start_server: StartServer, connect: Connect, tmp_path: Path
 ) -> None:
     server = start_server({"models": [{**DIGITS, "modes": ["xla"]}], **COMPILES}, env={"TMPDIR": str(tmp_path)})
@@ -538,7 +536,7 @@ def test_a_batch_loop_that_dies_ends_the_server_with_a_failure(
     assert not server.is_ready
 
 
-def test_a_ready_file_that_can_not_be_written_ends_the_start_with_a_sentence(tmp_path: Path) -> None:
+def test_an_unwritable_ready_file_ends_the_start_with_one_sentence(tmp_path: Path) -> None:
     ready_file = tmp_path / ("r" * 255)  # what is written first has a longer name
     models = json.dumps([NOOP])
     command = [

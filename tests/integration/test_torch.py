@@ -84,7 +84,7 @@ def test_a_server_answers_as_torch_does(tmp_path: Path, start_server: StartServe
 
 
 @pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
-def test_constants_that_torch_lifts_out_of_the_code_are_not_taken_for_weights(tmp_path: Path) -> None:
+def test_constants_lifted_by_torch_are_not_taken_for_weights(tmp_path: Path) -> None:
     for command in (
         ["-c", EXPORT_CONSTANT],
         ["-m", "xlaserve", "import", "net.pt2"],

@@ -83,7 +83,7 @@ def post(server: Server, path: str, body: bytes, parent: Parent) -> tuple[int, d
         connection.close()
 
 
-def test_a_call_is_a_child_of_its_clients_span_and_its_stages_are_children_of_it(
+def test_a_calls_span_is_a_child_of_its_clients_and_parent_of_its_stages(
     traced: Server, traced_channel: grpc.Channel, collector: Collector, scans: dict[str, bytes]
 ) -> None:
     parent = Parent()
@@ -256,9 +256,7 @@ def test_http_requests_are_described_as_http(traced: Server, collector: Collecto
     assert (span.name, attributes(span)["http.response.status_code"]) == ("POST", 404)
 
 
-def test_the_ratio_decides_where_no_client_does_and_standard_variables_name_the_server(
-    start_server: StartServer,
-) -> None:
+def test_without_a_client_span_the_ratio_decides_and_variables_name_it(start_server: StartServer) -> None:
     with collecting() as collector:
         env = {
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}",

@@ -165,7 +165,7 @@ def test_servers_take_each_others_place_and_no_call_fails(upgraded: Upgraded) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_server_that_ends_takes_the_one_along_that_starts_and_one_that_is_killed_does_not(
+def test_a_server_that_ends_ends_its_successor_and_a_killed_one_does_not(
     upgraded: Upgraded, number: signal.Signals
 ) -> None:
     successor = upgraded.begin()

@@ -183,7 +183,7 @@ def test_a_mean_over_the_batch_is_refused_or_allowed_as_configured(server: Serve
     assert len(warnings_of(allowed)) == len(BUCKETS) * len(MODES)
 
 
-def test_a_program_of_xla_that_is_not_its_model_is_refused_unless_told_otherwise(
+def test_an_xla_program_that_is_not_its_model_is_refused_by_default(
     server: Server, models: dict[str, pb.Model]
 ) -> None:
     refused, served = models["miscompiled"], models["miscompiled-served"]

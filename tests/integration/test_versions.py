@@ -202,7 +202,7 @@ def test_every_protocol_asks_versions_and_labels_while_they_are_rolled(
     assert server.metric("xlaserve_model_state", version="3") == 0
 
 
-def test_an_unknown_label_is_not_found_with_what_there_is_and_counts_for_no_version(
+def test_an_unknown_label_is_not_found_and_counts_for_no_version(
     start_server: StartServer, askers: Callable[[Server], Asker]
 ) -> None:
     server = start_server({"models": versions(1, 2, version_labels={"stable": 1})})
@@ -217,7 +217,7 @@ def test_an_unknown_label_is_not_found_with_what_there_is_and_counts_for_no_vers
     assert server.metric("xlaserve_requests_total", model="", status="NOT_FOUND") == 2
 
 
-def test_requests_with_one_id_go_to_one_version_in_both_forms_of_a_protocol(
+def test_requests_with_one_id_go_to_one_version_over_grpc_and_rest(
     start_server: StartServer, askers: Callable[[Server], Asker]
 ) -> None:
     server = start_server({"models": versions(1, 2, version_labels={"stable": 1}, routing={"2": 50})})
@@ -284,7 +284,7 @@ def test_statistics_metadata_and_the_index_show_each_version(
         assert server.metric("xlaserve_model_state", model="noop", version=version, state="ready") == 1
 
 
-def test_a_new_folder_of_a_version_is_served_and_one_that_is_no_model_is_not(
+def test_a_new_version_folder_is_served_and_one_without_a_model_is_not(
     start_server: StartServer, connect: Connect, tmp_path: Path
 ) -> None:
     from xlaserve.models.networks.keras_runtime import keras

@@ -184,9 +184,7 @@ def test_pixels_of_the_models_size_give_what_their_image_gives(vision: VisionStu
     assert segmented == segment(vision, [encode(drawn)])[0]
 
 
-def test_a_letterboxed_tensor_gives_the_same_boxes_as_its_image_once_they_are_undone(
-    vision: VisionStub, held_out: list[Scene]
-) -> None:
+def test_a_letterboxed_tensor_gives_the_boxes_of_its_image(vision: VisionStub, held_out: list[Scene]) -> None:
     drawn = held_out[1].pixels
     frame = place(*drawn.shape[:2], input_height=SIDE, input_width=SIDE, fit=Fit.LETTERBOX)
     canvas = Image.new("RGB", (SIDE, SIDE), (114, 114, 114))
