@@ -151,7 +151,7 @@ def test_every_arm_has_several_processes_of_its_own_and_its_control_too(
 
 
 @pytest.mark.slow
-def test_later_processes_load_what_the_first_compiled_and_measure_it_themselves(
+def test_later_processes_load_compiled_programs_and_time_them_themselves(
     loadtest: Loadtest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("XLASERVE_COMPILE_CACHE")  # of other tests
@@ -178,7 +178,7 @@ def test_one_server_process_runs_all_arms_where_that_is_asked_for(
     assert "hold within those processes" in " ".join(ran.out.split())
 
 
-def test_a_server_that_does_not_start_again_ends_the_run_and_what_was_measured_is_kept(
+def test_a_server_that_does_not_restart_ends_the_run_and_keeps_its_results(
     loadtest: Loadtest, embedded_puppet: UsePuppet, tmp_path: Path
 ) -> None:
     embedded_puppet("--fail-after-starts", "2", str(tmp_path / "starts"))
@@ -225,7 +225,7 @@ def test_running_servers_are_compared_as_arms(
     assert (equality.arm, equality.baseline, equality.is_equal) == ("ours", "theirs", True)
 
 
-def test_a_foreign_server_is_an_arm_that_is_sent_no_mode_and_checked_against_its_own_metadata(
+def test_a_foreign_server_is_sent_no_mode_and_checked_by_its_own_metadata(
     loadtest: Loadtest, start_puppet: StartPuppet, start_foreign: StartPuppet
 ) -> None:
     ours, theirs = start_puppet(), start_foreign()
@@ -345,9 +345,7 @@ def test_latencies_that_a_puppet_injects_come_out_within_one_percent(
         assert latency_s == pytest.approx(expected_s, abs=0.01 * injected_s + wait_s)
 
 
-def test_a_server_that_stands_still_for_half_of_an_open_loop_shows_in_the_p90(
-    loadtest: Loadtest, start_puppet: StartPuppet
-) -> None:
+def test_a_stall_of_half_an_open_loop_shows_in_the_p90(loadtest: Loadtest, start_puppet: StartPuppet) -> None:
     # The puppet stops itself, so that the stall begins inside the window: 20 of 300 requests are warm-up.
     target = start_puppet("--stop-after", "95", "--stop-s", "1.5")
     ran = loadtest(
@@ -511,7 +509,7 @@ def test_without_a_server_the_compiled_functions_are_called_in_a_worker(loadtest
         ("--recompile-after", (0, 3), "Programs that XLA compiled while requests waited: xla, 16 at a time (3)."),
     ],
 )
-def test_compilations_that_requests_waited_for_are_told_from_those_beside_traffic(
+def test_compilations_that_requests_waited_for_are_told_from_others(
     loadtest: Loadtest, embedded_puppet: UsePuppet, flag: str, counted: tuple[int, int], words: str
 ) -> None:
     embedded_puppet(flag, "20")
@@ -560,7 +558,7 @@ def test_a_run_ends_early_where_a_condition_is_met_and_says_so(
 
 
 @pytest.mark.usefixtures("short_silence")
-def test_a_closed_loop_in_which_every_request_failed_meets_its_condition_in_every_report(
+def test_a_closed_loop_of_failures_meets_its_condition_in_every_report(
     loadtest: Loadtest, start_puppet: StartPuppet, tmp_path: Path
 ) -> None:
     target, junit = start_puppet("--fail-after", "0"), tmp_path / "junit.xml"
@@ -756,7 +754,7 @@ def test_scenarios_have_their_rules(
 
 
 @pytest.mark.slow
-def test_the_highest_rate_is_searched_and_every_rate_that_was_tried_is_kept(
+def test_the_highest_rate_is_searched_and_every_tried_rate_is_kept(
     loadtest: Loadtest, start_puppet: StartPuppet
 ) -> None:
     # Broken for good after a while, so that the search has an end that does not depend on this machine's speed.

@@ -24,7 +24,7 @@ def failed(summary: Summary, *conditions: str) -> list[str]:
     return [str(one) for one in judged if one.is_met]
 
 
-def test_offline_reports_the_rate_of_a_server_that_does_320_images_a_second(measured: Measured) -> None:
+def test_offline_reports_320_images_a_second_of_a_server_that_does_them(measured: Measured) -> None:
     (point,) = measured({"xla": lambda: Lane(0.025)}, OFFLINE, images=8).points
     assert images_per_s(point) == pytest.approx(320, rel=0.01)
 
@@ -122,7 +122,7 @@ def test_an_open_loop_is_judged_by_what_was_answered_within_the_limit(measured: 
     assert "were answered within 50 ms, against 100.0%" in by_goodput.reason
 
 
-def test_a_target_that_does_not_keep_up_is_said_first_with_the_rate_that_it_answered(measured: Measured) -> None:
+def test_an_overloaded_target_is_reported_first_with_its_answered_rate(measured: Measured) -> None:
     summary = measured({"xla": lambda: Lane(0.01)}, OpenLoop(200.0))
     overload = required(summary.points[0].overload)
     assert overload.answered_per_s == pytest.approx(100, rel=0.01)
@@ -157,7 +157,7 @@ def test_latency_does_not_grow_where_half_is_refused_in_a_flat_time(
     assert any(warning.startswith("The target did not keep up: xla") for warning in summary.warnings)
 
 
-def test_requests_dropped_at_the_generators_own_limit_are_not_laid_to_the_target(measured: Measured) -> None:
+def test_requests_dropped_at_the_generators_limit_do_not_blame_the_target(measured: Measured) -> None:
     summary = measured({"xla": answering(0.1)}, OpenLoop(100.0, "constant"), max_in_flight=5)
     text = " ".join((summary.verdict, *summary.warnings))
     assert "did not keep up" not in text
@@ -165,7 +165,7 @@ def test_requests_dropped_at_the_generators_own_limit_are_not_laid_to_the_target
     assert any("--max-in-flight 5" in warning for warning in summary.warnings)
 
 
-def test_two_arms_that_do_not_keep_up_are_compared_by_the_rate_that_they_answer(measured: Measured) -> None:
+def test_two_overloaded_arms_are_compared_by_the_rates_they_answer(measured: Measured) -> None:
     summary = measured({"xla": lambda: Lane(0.008), "graph": lambda: Lane(0.01)}, OpenLoop(200.0), duration_s=8)
     (found,) = summary.comparisons
     assert (found.decides, found.verdict) == ("images_per_s", "faster")

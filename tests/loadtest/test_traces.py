@@ -83,7 +83,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.slow), "2"])
-def test_a_server_receives_each_request_of_a_trace_at_its_time_in_every_arm(
+def test_a_server_receives_each_traced_request_at_its_time_in_every_arm(
     loadtest: Replay, trace: Path, workers: str
 ) -> None:
     run, received = loadtest("--replay", str(trace), "--size", "7x9", "--workers", workers)

@@ -46,12 +46,12 @@ def repetitions(count: int, *, true_ratio: float) -> Iterator[bool]:
         yield is_found(ratio(xla - graph), ratio(again - graph))
 
 
-def test_two_identical_arms_are_inconclusive_in_nineteen_of_twenty_repetitions() -> None:
+def test_identical_arms_are_inconclusive_in_nineteen_of_twenty_repetitions() -> None:
     assert sum(repetitions(100, true_ratio=1.0)) <= 100 / 20
 
 
 @pytest.mark.parametrize("true_ratio", [1.05, 1 / 1.05])
-def test_a_true_difference_of_five_percent_is_found_at_the_documented_number_of_blocks(true_ratio: float) -> None:
+def test_a_difference_of_five_percent_is_found_in_the_documented_blocks(true_ratio: float) -> None:
     assert sum(repetitions(50, true_ratio=true_ratio)) >= 43
 
 
@@ -90,7 +90,7 @@ def test_a_failed_control_takes_the_verdict_back(compared: NewRun) -> None:
     assert required(found["xla"].ratio).value == pytest.approx(2, rel=0.05)
 
 
-def test_a_control_that_fails_by_little_leaves_a_large_difference_its_verdict(compared: NewRun) -> None:
+def test_a_control_that_fails_by_little_leaves_a_large_difference_standing(compared: NewRun) -> None:
     found = comparisons(compared(xla_ms=10, graph_ms=20, control_ms=20.4, noise=0.005).read())
     assert found["graph again"].has_failed
     assert (found["xla"].verdict, dict(found["xla"].doubts)) == ("faster", {})
@@ -98,7 +98,7 @@ def test_a_control_that_fails_by_little_leaves_a_large_difference_its_verdict(co
     assert (little.verdict, little.decides in little.doubts) == ("inconclusive", True)
 
 
-def test_two_arms_that_are_the_same_differ_by_what_differs_between_their_processes() -> None:
+def test_equal_arms_with_differing_processes_are_mostly_inconclusive() -> None:
     verdicts = [Simulated(processes=4).compare(seed)["xla"].verdict for seed in range(100)]
     assert verdicts.count("inconclusive") >= 95
 
@@ -117,13 +117,13 @@ def test_a_pair_of_processes_is_one_sample_however_many_blocks_it_had(rounds: in
     assert required(found.ratio).value == pytest.approx(1.5, rel=0.1)
 
 
-def test_too_few_processes_are_inconclusive_and_say_which_option_gives_more() -> None:
+def test_too_few_processes_are_inconclusive_and_the_option_is_named() -> None:
     found = Simulated(processes=3, ratio=2).compare(0)["xla"]
     assert (found.verdict, found.pairs) == ("inconclusive", 3)
     assert found.reason == "an interval takes 4 pairs of server processes; choose more with --processes"
 
 
-def test_a_control_that_is_noisier_than_the_difference_withholds_the_verdict(run_file: NewRun) -> None:
+def test_a_control_noisier_than_the_difference_withholds_the_verdict(run_file: NewRun) -> None:
     file, random = run_file().header(control=True), np.random.default_rng(0)
     for turn in range(8):
         for arm, mean_ms, noise in (("xla", 9.5, 0.0), ("graph", 10.0, 0.0), ("graph again", 10.0, 0.3)):
@@ -135,7 +135,7 @@ def test_a_control_that_is_noisier_than_the_difference_withholds_the_verdict(run
     assert {"images_per_s", "p50"} <= set(found.doubts)
 
 
-def test_a_control_that_fails_in_one_measure_withdraws_what_is_said_of_that_one(run_file: NewRun) -> None:
+def test_a_control_that_fails_in_one_measure_puts_that_one_alone_in_doubt(run_file: NewRun) -> None:
     file = run_file().header(control=True)
     for turn in range(8):
         for arm, mean_ms, slowest_ms in (("xla", 5.0, 25.0), ("graph", 10.0, 30.0), ("graph again", 10.0, 36.0)):
@@ -251,7 +251,7 @@ def test_xla_is_compared_with_openvino_too_and_once(run_file: NewRun, baseline: 
     assert compared == [("openvino", "xla") if baseline == "xla" else ("xla", "openvino")]
 
 
-def test_what_is_worth_more_than_graph_mode_may_be_worth_less_than_openvino(run_file: NewRun) -> None:
+def test_an_arm_faster_than_graph_may_be_slower_than_openvino(run_file: NewRun) -> None:
     file = run_file().header(("xla", "graph", "openvino"), control=True)
     for _ in range(16):
         for arm, milliseconds in (("xla", 15.0), ("graph", 20.0), ("openvino", 10.0), ("graph again", 20.0)):

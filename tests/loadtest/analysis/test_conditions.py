@@ -148,7 +148,7 @@ WORDS = st.sampled_from(
 @example("a/b p99 images/s<1")
 @example("p99>1e999999999999")
 @example("p1>1e-300us")
-def test_any_text_is_a_condition_or_a_condition_error_and_a_condition_reads_back_from_its_text(text: str) -> None:
+def test_any_text_is_a_condition_that_reads_back_or_a_condition_error(text: str) -> None:
     try:
         found = parse(text)
     except ConditionError as error:
@@ -224,7 +224,7 @@ def test_a_run_that_was_cut_off_before_a_block_cannot_be_judged(run_file: NewRun
     assert (found.is_judged, found.found) == (False, why)
 
 
-def test_arms_that_were_not_compared_with_each_other_have_no_bounds_and_no_verdict(run_file: NewRun) -> None:
+def test_arms_not_compared_with_each_other_have_no_bounds_or_verdict(run_file: NewRun) -> None:
     file = run_file().header(("xla", "eager", "graph"))
     for _ in range(4):
         for arm, latency_ms in (("xla", 10.0), ("eager", 20.0), ("graph", 20.0)):
@@ -243,7 +243,7 @@ def test_bounds_take_four_pairs_of_blocks(compared: NewRun) -> None:
     assert "can't be judged: 4 at a time: an interval takes 4 pairs of blocks; got 2" in str(found)
 
 
-def test_a_failed_control_leaves_evidence_unjudged_and_lack_of_evidence_too(compared: NewRun) -> None:
+def test_a_failed_control_leaves_conditions_on_evidence_unjudged(compared: NewRun) -> None:
     summary = summarize(compared(xla_ms=30, graph_ms=20, control_ms=23).read())
     for text in ("xla/graph upper<0.95", "xla/graph lower<0.5", "xla/graph lower<0.95", "verdict=slower"):
         found = judged(summary, text)
@@ -265,12 +265,12 @@ def test_a_verdict_that_is_withheld_for_lack_of_blocks_is_not_judged(compared: N
     assert (found.is_met, found.is_judged) == (True, False)
 
 
-def test_the_figure_that_is_shown_of_a_condition_that_is_not_met_is_the_closest(compared: NewRun) -> None:
+def test_a_condition_that_is_not_met_shows_the_closest_figure(compared: NewRun) -> None:
     assert judged(compared(xla_ms=10, graph_ms=20).read(), "p50>1s").found.startswith("graph, 4 at a time: 2")
     assert judged(compared(xla_ms=10, graph_ms=20).read(), "p50<1ms").found.startswith("xla, 4 at a time: ")
 
 
-def test_equal_arms_are_a_coin_toss_by_the_point_value_and_not_by_the_bounds(compared: NewRun) -> None:
+def test_equal_arms_pass_half_of_point_values_and_hardly_any_bounds(compared: NewRun) -> None:
     tosses, bounds = 0, 0
     for seed in range(40):
         summary = summarize(compared(xla_ms=20, graph_ms=20, seed=seed, requests=20, name=f"r{seed}").read())
@@ -289,7 +289,7 @@ def test_every_metric_of_the_grammar_has_a_value(metric: str, run_file: NewRun) 
     assert value_of(point, condition) is not None
 
 
-def test_an_objective_at_any_percentile_is_judged_in_the_report_of_its_search(run_file: NewRun) -> None:
+def test_an_objective_at_any_percentile_is_judged_in_its_searchs_report(run_file: NewRun) -> None:
     load = LoadLine("open", rate_per_s=100.0, arrivals="poisson")
     file = run_file().header(("xla",), configuration={"slo": "p97<50ms"})
     file.block("xla", np.full(400, 20.0), load=load, due_ns=np.arange(400) * 10**7, role="confirm")

@@ -26,6 +26,6 @@ DIFFERENT = Equality("xla", "graph", 64, 1.0, 1.0, 0.5, 1e-4, 1e-3, is_equal=Fal
         ("p99>80ms", True),
     ],
 )
-def test_a_default_condition_gives_way_only_to_one_that_limits_the_same_figure(own: str, fails: bool) -> None:
+def test_a_default_condition_yields_only_to_one_of_the_same_figure(own: str, fails: bool) -> None:
     judged = judge_by_default([], [DIFFERENT], [parse(own)])
     assert any(each.is_met for each in judged if each.condition.metric == "differing") is fails

@@ -54,7 +54,7 @@ def test_blocks_that_are_too_short_for_a_percentile_join_their_neighbours() -> N
     assert (few.value, few.low) == (1.0, None)
 
 
-def test_one_block_far_off_neither_moves_a_figure_far_nor_blows_up_its_interval() -> None:
+def test_an_outlying_block_moves_neither_a_figure_nor_its_interval_far() -> None:
     found = estimate([94.3] * 7 + [20.0])
     assert 93 < required(found.low) < found.value < required(found.high) < 95
     pairs = ratio([0.05, 0.06, 0.04, 0.05, 0.055, 0.045, 0.05, -1.5])

@@ -54,7 +54,7 @@ def test_the_name_says_that_rules_were_relaxed_and_the_notes_say_which(run_file:
     assert not any("in turn instead" in rule for rule in result.relaxed)
 
 
-def test_offline_reports_images_per_second_and_that_its_query_came_in_pieces(run_file: NewRun) -> None:
+def test_offline_reports_images_per_second_and_the_split_of_its_query(run_file: NewRun) -> None:
     file = run_file().header(("xla",), scenario="offline")
     summary = summarize(file.block("xla", [100.0] * 320, load=OFFLINE, images=8).read())
     (result,) = summary.scenario

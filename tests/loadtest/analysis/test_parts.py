@@ -101,7 +101,7 @@ def test_one_target_has_no_table_of_its_own(compared: NewRun) -> None:
     assert not tables.by_target(summary).columns
 
 
-def test_a_slow_generator_among_several_is_named_as_a_fault_of_the_measurement(run_file: NewRun) -> None:
+def test_a_slow_generator_among_several_is_named_as_a_measurement_fault(run_file: NewRun) -> None:
     run = loaded(run_file(), slow=1.5, column="generator", generator=machines())
     summary = summarize(run.read(GeneratorLine("gen2:7070", "second", 1, ENVIRONMENT)))
     (warning,) = about(summary, "A generator measured what the others did not")

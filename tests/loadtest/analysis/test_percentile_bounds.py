@@ -39,7 +39,7 @@ def test_latencies_that_stay_alike_for_long_have_wider_bounds() -> None:
     assert widths[1] > 2 * widths[0]
 
 
-def test_a_short_run_has_upper_bounds_only_where_its_latencies_are_nearly_independent() -> None:
+def test_a_short_run_has_upper_bounds_only_with_independent_latencies() -> None:
     assert None not in PercentileBounds([independent(500)]).ranks(50)
     low, high = PercentileBounds([wandering(500, 10)]).ranks(50)
     assert low is not None
@@ -55,7 +55,7 @@ def test_blocks_in_which_latency_still_grows_have_no_upper_bounds() -> None:
     assert high is None
 
 
-def test_server_processes_that_differ_have_wider_bounds_than_blocks_that_do_not() -> None:
+def test_differing_server_processes_widen_the_bounds() -> None:
     servers = [block % 6 for block in range(24)]
     blocks = [independent(500, block) * (5 + server) // 5 for block, server in enumerate(servers)]
     (low, high), (wide_low, wide_high) = PercentileBounds(blocks).ranks(50), PercentileBounds(blocks, servers).ranks(50)

@@ -23,7 +23,7 @@ def test_what_chance_alone_gives_is_no_difference(failures: list[int]) -> None:
 
 
 @pytest.mark.parametrize("blocks", [4, 8])
-def test_failures_that_come_together_are_taken_for_a_difference_in_one_of_twenty_runs_at_most(blocks: int) -> None:
+def test_clustered_failures_are_a_difference_in_at_most_one_of_twenty_runs(blocks: int) -> None:
     random = np.random.default_rng(blocks)
     found = 0
     for seed in range(200):

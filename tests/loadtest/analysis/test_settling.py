@@ -24,7 +24,7 @@ def blocks(count: int, growth: float, between: float = 0.0) -> list[Nanoseconds]
 
 
 @pytest.mark.parametrize("between", [0.0, 0.5])
-def test_latency_that_grows_in_every_block_is_found_however_much_blocks_differ(between: float) -> None:
+def test_latency_growing_in_every_block_is_found_however_blocks_differ(between: float) -> None:
     assert grows(blocks(20, 0.1, between), 0.999)
     assert not grows(blocks(20, 0.0, between), 0.95)
     assert not grows(blocks(20, -0.1, between), 0.95)
@@ -65,7 +65,7 @@ def test_growth_that_is_the_load_s_own_is_no_sign_of_short_blocks(load: LoadLine
     assert unsettled(run(load, 1.0)) is None
 
 
-def test_blocks_are_long_enough_where_latency_stays_the_same_and_one_block_is_never_too_short() -> None:
+def test_blocks_of_constant_latency_and_single_blocks_are_long_enough() -> None:
     assert unsettled(run(OPEN, 0.0)) is None
     assert unsettled(run(OPEN, 1.0, count=1)) is None
     assert unsettled([]) is None

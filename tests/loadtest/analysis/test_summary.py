@@ -77,7 +77,7 @@ def test_a_closed_loops_rate_is_what_its_slots_bring(run_file: NewRun) -> None:
     assert (point.requests, point.images, point.label) == (40, 320, "4 at a time")
 
 
-def test_the_rate_of_an_open_loop_that_is_too_much_is_what_was_answered_inside_the_window(run_file: NewRun) -> None:
+def test_an_overloaded_open_loop_has_the_rate_answered_inside_the_window(run_file: NewRun) -> None:
     due_ns = np.arange(1000) * 10 * MS
     # Twice as much is due as is answered.
     file = run_file().header(("xla",))
@@ -116,7 +116,7 @@ def test_the_time_in_which_offline_slots_run_empty_does_not_lower_the_rate(run_f
     assert rate_of(only_point(file)) == pytest.approx(320)
 
 
-def test_failures_are_counted_reported_and_at_least_as_slow_as_their_deadline(run_file: NewRun) -> None:
+def test_failures_are_reported_and_at_least_as_slow_as_their_deadline(run_file: NewRun) -> None:
     file = run_file().header(("xla",), configuration={"deadline_s": 2.0}).block("xla", [10.0] * 100)
     file.block("xla", [5000.0] * 4, status=Status.DEADLINE_EXCEEDED).block(
         "xla", [1.0] * 2, status=Status.INVALID_REPLY
@@ -158,7 +158,7 @@ def test_comparisons_during_warm_up_make_no_sample_of_a_window_whole(run_file: N
     assert (point.requests, point.comparable, point.unanswered_text) == (100, 160, "at least 10 differing")
 
 
-def test_the_interval_of_a_rate_is_over_server_processes_where_there_were_several(run_file: NewRun) -> None:
+def test_a_rates_interval_is_over_server_processes_where_there_are_several(run_file: NewRun) -> None:
     one, several = run_file("one").header(("xla",)), run_file("several").header(("xla",))
     for number in range(12):
         latency_ms = 10.0 + number // 3  # blocks of one process are alike
@@ -416,7 +416,7 @@ def test_what_the_generator_adds_is_written_without_an_exponent(run_file: NewRun
     assert any(note.startswith(f"Of every latency, about {written} is not") for note in summary.notes)
 
 
-def test_more_than_the_generator_was_measured_to_send_is_not_called_a_share(run_file: NewRun) -> None:
+def test_sending_more_than_the_generators_measured_most_is_not_a_share(run_file: NewRun) -> None:
     busy = GeneratorUse(1, 0.1, sends=100, busy=10.75)
     summary = summarize(run_file().header(("xla",)).block("xla", [1.0] * 100, generator=busy).read())
     assert any("it sent 10.8 times what was measured before the run as its most" in line for line in summary.warnings)

@@ -115,9 +115,7 @@ def test_a_file_that_was_unpacked_is_read_as_well(run_file: NewRun, tmp_path: Pa
     assert read_run(plain).requests.size == 1
 
 
-def test_fields_that_are_not_known_are_ignored_and_left_out_ones_have_defaults(
-    run_file: NewRun, tmp_path: Path
-) -> None:
+def test_unknown_fields_are_ignored_and_missing_ones_have_defaults(run_file: NewRun, tmp_path: Path) -> None:
     block = {"kind": "block", "index": 0, "arm": "xla", "load": {"type": "closed"}, "start_ns": 0, "end_ns": 1}
     block |= {"generator": {"workers": 1, "cpu_s": 0, "sends": 1}, "phase_of_the_moon": "full"}
     run = read_text(tmp_path / "x", header_text(run_file, more=1), json.dumps(block))

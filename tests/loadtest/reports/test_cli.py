@@ -27,7 +27,7 @@ from xlaserve_loadtest.reports import compare_cli, html, junit, markdown, tables
 from xlaserve_loadtest.reports.terminal import show
 
 
-def test_the_terminal_says_the_verdict_first_and_keeps_to_a_hundred_columns(
+def test_the_terminal_shows_the_verdict_first_in_a_hundred_columns(
     compared: NewRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     equal = Equality("xla", "graph", 64, 1e-6, 1e-5, 1.0, 1e-4, 1e-3, is_equal=True)
@@ -108,7 +108,7 @@ def test_a_file_that_is_no_run_is_one_line_and_a_status(
     assert error.count("\n") == 1
 
 
-def test_a_report_that_can_not_be_written_hides_neither_the_verdict_nor_the_others(
+def test_an_unwritable_report_hides_neither_the_verdict_nor_other_reports(
     compared: NewRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, other = compared().write(), tmp_path / "r.json"
@@ -176,7 +176,7 @@ def test_a_cut_off_run_and_one_without_measurements_are_reported(
     assert capsys.readouterr().out.startswith("Nothing was measured")
 
 
-def test_the_table_of_failures_calls_a_wrong_answer_what_the_verdict_calls_it(compared: NewRun) -> None:
+def test_the_table_of_failures_and_the_verdict_name_a_wrong_answer_alike(compared: NewRun) -> None:
     run = compared().read(Failure("xla", "INVALID_REPLY", 3, "expected outputs"), Failure("xla", "INTERNAL", 1, "no"))
     assert tables.failures(summarize(run)).columns["status"] == ["invalid answer", "INTERNAL"]
 
@@ -233,7 +233,7 @@ def test_a_search_counts_no_refusal_of_load_as_an_error(run_file: NewRun) -> Non
 
 
 @pytest.mark.parametrize("command", ["report", "compare"])
-def test_an_incomplete_run_ends_with_a_status_and_is_marked_in_every_format(
+def test_an_incomplete_run_has_an_exit_status_and_a_mark_in_every_format(
     compared: NewRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     path = compared().write()

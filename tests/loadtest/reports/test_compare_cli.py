@@ -74,7 +74,7 @@ def test_names_of_files_that_runs_wrote_are_no_difference(compared: NewRun, caps
         ({"configuration": {"duration_s": 5.0, "payload": "encoded"}}, "payload", "payload: pixels became encoded"),
     ],
 )
-def test_what_differs_other_than_the_code_is_a_reason_not_to_conclude_unless_it_was_the_purpose(
+def test_differences_other_than_the_code_withhold_the_verdict_unless_meant(
     compared: NewRun, capsys: pytest.CaptureFixture[str], header: dict[str, Any], changed: str, reason: str
 ) -> None:
     first = compared(xla_ms=10, configuration={"duration_s": 9.0, "payload": "pixels"})

@@ -17,9 +17,7 @@ def test_markdown_shows_names_as_they_are(run_file: NewRun) -> None:
     assert r"| a\|\<b\>\*c\* |" in text
 
 
-def test_markdown_fits_a_comment_verdict_and_conditions_first_and_folds_the_rest(
-    compared: NewRun, tmp_path: Path
-) -> None:
+def test_markdown_fits_a_comment_with_the_verdict_first_and_tables_folded(compared: NewRun, tmp_path: Path) -> None:
     text = published(compared(control_ms=20), tmp_path, "markdown", "p99>1s", "p50>1ms", "p99.99>1ms")
     head, folded = text.split("<details>")
     lines = head.splitlines()
@@ -35,7 +33,7 @@ def test_markdown_fits_a_comment_verdict_and_conditions_first_and_folds_the_rest
     assert "a processor, 2 cores" in folded.split("</details>")[1]
 
 
-def test_markdown_that_would_be_too_long_for_a_comment_says_what_it_left_out(compared: NewRun) -> None:
+def test_markdown_too_long_for_a_comment_says_what_it_left_out(compared: NewRun) -> None:
     summary = summarize(compared().read())
     whole = markdown.render(summary)
     text = markdown.render(summary, limit=len(whole) // 2)

@@ -28,7 +28,7 @@ def test_an_alarm_wakes_at_its_moment_and_never_before(new_loop: object) -> None
     assert min(late_ms) < 0.5
 
 
-async def test_a_moment_that_has_passed_is_now_and_one_that_was_given_up_wakes_nobody() -> None:
+async def test_a_past_moment_is_now_and_an_abandoned_one_wakes_nobody() -> None:
     alarm = Alarm()
     await alarm.wait_until(time.monotonic_ns() - 1)
     with pytest.raises(TimeoutError):

@@ -106,9 +106,7 @@ def test_a_closed_loop_keeps_its_slots_busy(attack: Attack, workers: int) -> Non
     assert outcome.window_s() == pytest.approx(10)
 
 
-def test_checking_an_answer_delays_a_closed_loops_next_request_and_nothing_in_an_open_one(
-    attack: Attack,
-) -> None:
+def test_checking_answers_delays_a_closed_loop_and_not_an_open_one(attack: Attack) -> None:
     async def handle(request: Request) -> Reply:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(0.02)
@@ -150,7 +148,7 @@ def test_an_open_loop_keeps_to_its_schedule_however_slow_the_target(attack: Atta
     assert latencies_ms(slow) == pytest.approx(2000, rel=0.001)
 
 
-def test_a_target_that_stands_still_for_half_the_run_shows_in_the_p90_of_an_open_loop(attack: Attack) -> None:
+def test_a_stall_of_half_the_run_shows_in_the_p90_of_an_open_loop(attack: Attack) -> None:
     async def handle(request: Request) -> Reply:
         now_s = asyncio.get_running_loop().time()
         # Warm-up ends at 1; the stall lasts from 6 to 11.
@@ -180,7 +178,7 @@ def test_the_bound_is_that_of_all_workers_together(attack: Attack, bound: int, w
     assert (fast.dropped, len(fast.answered)) == (0, 100)
 
 
-def test_warm_up_lasts_until_every_slot_was_answered_and_stays_out_of_the_figures(attack: Attack) -> None:
+def test_warm_up_lasts_until_every_slot_was_answered_and_is_not_measured(attack: Attack) -> None:
     calls = 0
 
     async def handle(request: Request) -> Reply:
@@ -230,9 +228,7 @@ def test_several_workers_send_the_same_schedule_as_one(attack: Attack) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_each_request_of_a_replay_is_sent_at_its_time_whatever_the_number_of_workers(
-    attack: Attack, workers: int
-) -> None:
+def test_replayed_requests_are_sent_at_their_times_with_any_workers(attack: Attack, workers: int) -> None:
     sent: list[tuple[int, bytes]] = []
 
     async def handle(request: Request) -> Reply:
@@ -317,7 +313,7 @@ def test_a_target_that_never_answers_right_ends_the_block_in_warm_up(attack: Att
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_target_that_fails_the_first_requests_of_every_slot_is_waited_for(attack: Attack, workers: int) -> None:
+def test_a_target_that_fails_the_first_requests_of_each_slot_is_awaited(attack: Attack, workers: int) -> None:
     calls = 0
 
     async def handle(request: Request) -> Reply:
@@ -458,7 +454,7 @@ def test_live_figures_tell_the_measured_requests_from_those_of_warm_up(attack: A
     assert sum(live.measured_images for live in seen) == measured.sum() * 5
 
 
-def test_live_figures_have_the_measured_requests_that_failed_and_those_that_were_dropped(attack: Attack) -> None:
+def test_live_figures_count_measured_failures_and_dropped_requests(attack: Attack) -> None:
     async def handle(request: Request) -> Reply:
         await asyncio.sleep(0.5)
         return Reply(Status.UNAVAILABLE)

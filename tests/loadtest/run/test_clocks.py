@@ -58,7 +58,7 @@ class Distant:
 
 
 @pytest.mark.parametrize("load", [OpenLoop(100.0, "constant"), ClosedLoop(4)])
-def test_requests_of_clocks_that_are_hours_apart_and_drift_come_out_at_their_true_times(
+def test_requests_timed_by_drifting_clocks_come_out_at_their_true_times(
     in_virtual_time: InVirtualTime, fake_target: type[FakeTarget], model_info: ModelInfo, load: Load
 ) -> None:
     arrived_ns: list[int] = []

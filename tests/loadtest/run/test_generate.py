@@ -134,9 +134,7 @@ def test_two_generators_send_one_load_and_the_record_says_what_each_did(
     assert KEY not in file.read_bytes()
 
 
-async def test_workers_of_several_generators_take_turns_so_that_few_slots_are_for_all(
-    start_agent: Callable[[], Agent],
-) -> None:
+async def test_workers_of_several_generators_alternate_in_their_order(start_agent: Callable[[], Agent]) -> None:
     addresses = [start_agent().address for _ in range(2)]
     async with AsyncExitStack() as stack:
         workers, _ = await remote.start_workers(addresses, KEY, stack, number=2, slots=4)
@@ -277,7 +275,7 @@ async def test_a_service_that_says_nothing_is_named_in_time(monkeypatch: pytest.
             await asyncio.wait_for(RemoteWorker(address, KEY, "me").__aenter__(), PATIENCE_S)
 
 
-async def test_a_peer_that_gives_back_what_it_got_has_not_proved_that_it_has_the_key() -> None:
+async def test_a_peer_that_echoes_the_handshake_has_not_proved_its_key() -> None:
     ours, theirs = socket.socketpair()
     loop = asyncio.get_running_loop()
 
@@ -304,9 +302,7 @@ async def test_a_peer_that_gives_back_what_it_got_has_not_proved_that_it_has_the
         (["10.0.0.1:8001"], None),
     ],
 )
-def test_a_target_on_loopback_is_refused_for_a_generator_on_another_machine(
-    targets: list[str], reason: str | None
-) -> None:
+def test_a_loopback_target_is_refused_for_a_generator_elsewhere(targets: list[str], reason: str | None) -> None:
     here = Machine.of_this()
     check_reach("gen:7070", here, targets)
     elsewhere = replace(here, id="another", name="gen")

@@ -84,7 +84,7 @@ async def test_a_search_offers_the_arrivals_that_were_asked_for() -> None:
     assert {cast(OpenLoop, block.load).process for block in lab.blocks[1:]} == {"constant"}
 
 
-async def test_a_target_that_is_dead_or_too_slow_for_the_percentile_is_not_searched() -> None:
+async def test_a_target_dead_or_too_slow_for_the_percentile_is_not_searched() -> None:
     dead = Lab(0.0, Slo(99, 50))
     await dead.search("xla")
     assert [event.text for event in dead.events] == ["xla: nothing was answered, so there is no rate to search"]

@@ -38,9 +38,7 @@ def free_bytes(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     )
 
 
-async def test_workers_are_set_up_one_after_the_other_and_begin_at_different_requests(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_workers_are_set_up_in_turn_and_begin_at_different_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     free_bytes(monkeypatch, 1000 * (3 + COPIES_ON_THE_WAY))
     offsets: list[int] = []
     await set_up([FakeWorker(offsets) for _ in range(3)], SETUP)

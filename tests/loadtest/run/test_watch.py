@@ -42,7 +42,7 @@ def watch(*conditions: str) -> tuple[Watch, list[None]]:
         ("p99 lower>80ms", "bounds take whole blocks"),
     ],
 )
-def test_a_condition_that_cannot_be_judged_while_it_runs_is_refused_with_the_reason(text: str, why: str) -> None:
+def test_a_condition_not_judged_during_a_run_is_refused_with_the_reason(text: str, why: str) -> None:
     with pytest.raises(ConditionError, match=re.escape(why)):
         parse_abort(text)
 
@@ -95,7 +95,7 @@ def test_every_count_of_the_grammar_is_watched(name: str) -> None:
     assert met
 
 
-def test_a_run_whose_percentile_keeps_to_the_limit_is_seldom_ended_however_often_it_is_looked_at() -> None:
+def test_a_run_whose_percentile_is_at_the_limit_is_seldom_ended() -> None:
     ended = 0
     for seed in range(50):
         made, met = watch("p99>80ms")

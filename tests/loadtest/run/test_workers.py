@@ -74,7 +74,7 @@ async def test_an_error_in_a_worker_is_raised_here() -> None:
         ("right", (Unreadable("what", why="why"),), "required keyword-only argument: 'why'"),
     ],
 )
-async def test_an_answer_that_does_not_travel_ends_its_call_with_an_error_that_names_it(
+async def test_an_answer_that_cannot_be_sent_fails_its_call_and_is_named(
     monkeypatch: pytest.MonkeyPatch, method: str, arguments: tuple[object, ...], message: str
 ) -> None:
     monkeypatch.setattr("xlaserve_loadtest.run.workers.WORKER_COMMAND", (sys.executable, "-c", ODD_WORKER))

@@ -88,7 +88,7 @@ def test_a_split_loses_nothing_and_repeats_nothing(workers: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_the_measured_part_sends_requests_in_turn_and_its_margins_draw_them() -> None:
+def test_measured_requests_are_sent_in_order_and_those_of_margins_drawn() -> None:
     whole, again, other = (
         with_margins(OpenLoop(100), before_s=5, duration_s=5, after_s=5, seed=seed) for seed in (0, 0, 1)
     )

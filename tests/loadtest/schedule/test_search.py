@@ -55,7 +55,7 @@ async def test_the_highest_rate_is_found_from_any_start(highest_per_s: float, gu
     assert [rate.rate_per_s for rate in found.tried] == [rate for rate, _ in target.tried]
 
 
-async def test_a_rate_that_is_not_confirmed_is_lowered_until_one_is_or_the_error_budget_is_spent() -> None:
+async def test_an_unconfirmed_rate_is_lowered_until_confirmed_or_tries_run_out() -> None:
     target = Target(100, confirms_per_s=85)
     found = await target.search(50)
     assert found.confirmed_per_s is not None
@@ -192,9 +192,7 @@ def test_a_wrong_promise_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(("every_s", "slow_s"), [(600.0, 20.0), (100.0, 10.0)])
-async def test_a_search_sees_spells_in_which_a_server_is_slow_and_goes_back_far_enough(
-    every_s: float, slow_s: float
-) -> None:
+async def test_a_search_notices_slow_spells_of_a_server_and_backs_off_enough(every_s: float, slow_s: float) -> None:
     speed, queue_at = 200.0, with_spells(every_s, slow_s, 2.0, 200.0)
     slo = Slo(99, quantile(MM1, 0.7, 99, 600_000) / speed * 1000)
     for seed in range(3):

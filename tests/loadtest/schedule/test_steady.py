@@ -26,7 +26,7 @@ def test_latency_must_agree_as_well_as_throughput() -> None:
     assert not is_steady(windows(100, 100, 100, 100, 100, p50_ms=None))
 
 
-def test_too_few_windows_say_nothing_and_a_run_does_not_end_on_the_first_agreement() -> None:
+def test_too_few_windows_say_nothing_and_a_first_agreement_ends_no_run() -> None:
     steady_rates = [100.0] * steady.MIN_WINDOWS
     assert not is_steady(windows(*steady_rates[: steady.WINDOWS - 1]))
     assert is_steady(windows(*steady_rates[: steady.WINDOWS]))

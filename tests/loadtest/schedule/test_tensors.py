@@ -54,7 +54,7 @@ def test_inputs_of_images_get_images_that_differ_between_the_inputs() -> None:
     assert np.abs(np.diff(channels, axis=2)).mean() < 16  # soft, where noise has 85
 
 
-def test_every_input_is_sent_but_those_that_are_optional_unless_they_are_named() -> None:
+def test_every_input_is_sent_but_optional_ones_that_are_not_named() -> None:
     assert [tensor.name for tensor in sent(IDS, TEXT, optional=("text",))[0].inputs] == ["ids"]
     named = sent(IDS, TEXT, optional=("text",), sources={"text": "zeros"})[0]
     assert [tensor.name for tensor in named.inputs] == ["ids", "text"]

@@ -142,7 +142,7 @@ def changed(sweep: Sweep, name: str, value: object) -> Sweep:
         ("baseline", "xla", "baseline: graph became xla"),
     ],
 )
-def test_what_changes_a_figure_is_measured_again_and_what_was_there_is_left_out_and_said(
+def test_results_measured_with_other_settings_are_replaced_or_left_out(
     plan: Plan, sweep: MakeSweep, tmp_path: Path, *, name: str, value: object, said: str
 ) -> None:
     first = measure_all(plan, tmp_path, sweep(), lambda cell: dict.fromkeys(plan.modes, GOOD))

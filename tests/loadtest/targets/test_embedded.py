@@ -192,9 +192,7 @@ def test_what_the_server_would_download_gets_random_weights(kind: Source) -> Non
 
 
 @pytest.mark.parametrize(("labels", "measured"), [({"stable": 1, "new": 3}, "1"), ({"new": 2}, "3")])
-def test_of_several_versions_the_one_is_measured_that_answers_requests_without_one(
-    tmp_path: Path, labels: dict[str, int], measured: str
-) -> None:
+def test_of_several_versions_the_default_one_is_measured(tmp_path: Path, labels: dict[str, int], measured: str) -> None:
     path = tmp_path / "models.yaml"
     versions: list[dict[str, Any]] = [{"name": "mine", "source": "builtin:noop", "version": n} for n in (1, 2, 3)]
     versions[2] |= {"version_labels": labels, "routing": {"new": 5}, "shadow": {"version": "new"}}
@@ -222,7 +220,7 @@ def test_a_configuration_file_is_narrowed_to_what_is_measured(tmp_path: Path, mo
     assert entry["auto_buckets"]["demand"] == str(tmp_path / "demand.json")
 
 
-def test_a_configuration_means_to_the_server_what_it_means_without_a_load_tester(
+def test_a_configuration_means_the_same_with_and_without_a_load_tester(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "models.yaml"

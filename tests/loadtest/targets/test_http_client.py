@@ -60,9 +60,7 @@ async def test_an_answer_arrives_whole_however_it_is_sent(steps: list[Step], con
         ([b"HTTP/1.1 101 Switching Protocols\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n"], "another protocol"),
     ],
 )
-async def test_what_is_no_answer_is_said_and_the_next_request_has_another_connection(
-    steps: list[Step], reason: str
-) -> None:
+async def test_an_invalid_answer_is_reported_and_its_connection_replaced(steps: list[Step], reason: str) -> None:
     async with lying(script=lambda number: [OK] if number else steps) as liar:
         http = client(liar.address)
         with pytest.raises(HttpError, match=reason):

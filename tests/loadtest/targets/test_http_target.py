@@ -129,7 +129,7 @@ async def test_a_failure_is_named_as_over_grpc(steps: list[Step], status: Status
         assert await ask(liar.address, deadline_s=0.3) == Reply(status, detail=detail)
 
 
-async def test_a_server_that_closes_connections_at_random_loses_requests_but_mixes_none_up() -> None:
+async def test_connections_closed_at_random_lose_requests_but_mix_none_up() -> None:
     chance = random.Random(7)
 
     def script(number: int) -> Sequence[Step]:

@@ -36,9 +36,7 @@ async def test_a_model_of_several_sizes_has_no_size(start_puppet: StartPuppet) -
     ("buckets", "size"),
     [("1x32x24,8x32x24", (32, 24)), ("1x32x24,1x64x24", None), ("1,8", None), ("", None)],
 )
-def test_a_model_whose_metadata_show_images_alone_has_the_size_of_its_buckets(
-    buckets: str, size: tuple[int, int] | None
-) -> None:
+def test_a_model_of_images_alone_has_the_size_of_its_buckets(buckets: str, size: tuple[int, int] | None) -> None:
     inputs = (Tensor("image", "BYTES", (-1, 1)),)
     assert size_of(inputs, {"buckets": buckets}) == size
     info = ModelInfo("m", None, (), {}, "s", inputs=inputs)

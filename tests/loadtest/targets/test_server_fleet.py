@@ -78,7 +78,7 @@ async def test_servers_that_come_and_go_are_followed(
     assert [answered(log) for log in logs] == [3, 5]
 
 
-async def test_a_request_that_its_server_did_not_answer_is_a_failure_and_not_sent_again(
+async def test_a_request_unanswered_by_its_server_fails_and_is_not_sent_again(
     service: NameService, start_puppet: StartPuppet, model_info: ModelInfo
 ) -> None:
     service.publish(start_puppet("--die-after", "1"), start_puppet())

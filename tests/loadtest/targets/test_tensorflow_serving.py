@@ -48,7 +48,7 @@ def tensor(dtype: int, shape: tuple[int, ...], **values: object) -> pb.TensorPro
     return pb.TensorProto(dtype=dtype, tensor_shape=pb.TensorShapeProto(dim=dims), **values)  # type: ignore[arg-type]
 
 
-def test_a_request_holds_tensors_of_bytes_and_numbers_and_ends_with_the_last() -> None:
+def test_a_request_has_tensors_of_bytes_and_numbers_and_the_pixels_last() -> None:
     made = tfs.encode(replace(request("pixels"), stamp_at=0), ONE)
     message = pb.PredictRequest.FromString(made.data)
     assert (message.model_spec.name, message.model_spec.signature_name) == ("digits", "serving_default")
@@ -128,7 +128,7 @@ def test_there_are_no_modes() -> None:
             encode(replace(request("pixels"), mode="xla"), ONE)
 
 
-def test_rows_hold_images_in_base64_and_name_inputs_where_there_are_several() -> None:
+def test_rows_hold_images_in_base64_and_name_inputs_if_there_are_several() -> None:
     body = rest.encode(request("pixels"), ONE).data.partition(b"\r\n\r\n")[2]
     assert json.loads(body) == {"signature_name": "serving_default", "instances": [[0, 1], [2, 3]]}
     body = rest.encode(request("hint", "pixels", images=1), INFO).data.partition(b"\r\n\r\n")[2]

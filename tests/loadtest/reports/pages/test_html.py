@@ -116,7 +116,7 @@ def page_of(name: str) -> tuple[Summary, str]:
     return summary, html.render([summary])
 
 
-def test_an_arm_has_one_colour_on_every_chart_and_no_part_of_a_bar_has_an_arms() -> None:
+def test_an_arm_has_one_colour_on_every_chart_that_no_part_of_a_bar_has() -> None:
     seen = set()
     for sample in ("crowded", "both_loops", "mixed"):
         summary, text = page_of(sample)
@@ -147,7 +147,7 @@ def test_closed_and_open_loops_share_no_axis_and_no_line_goes_back() -> None:
     assert [trace["x"] for trace in open_["traces"]] == [[20.0, 50.0, 80.0]] * 3
 
 
-def test_a_line_is_of_loads_that_differ_in_one_thing_and_the_longest_run_at_a_rate_counts(
+def test_a_line_joins_loads_that_differ_in_one_thing_by_their_longest_runs(
     summary: MakeSummary, point: MakePoint
 ) -> None:
     def at(rate_per_s: float, requests: int = 100, arm: str = "xla", **more: Any) -> Point:

@@ -112,7 +112,7 @@ def look(site: Site, browse: Browse) -> Look:
     return look_
 
 
-def test_a_browser_draws_every_chart_of_a_run_without_an_error_or_a_request(summary: MakeSummary, look: Look) -> None:
+def test_a_browser_draws_every_chart_of_a_run_without_error_or_request(summary: MakeSummary, look: Look) -> None:
     for view in look(html.render([summary()])):
         assert [plot["name"] for plot in view["plots"]] == [
             "throughput", "percentiles", "over-time", "closed-loads", "stages", "break-even", "ledger", "buckets",
@@ -127,9 +127,7 @@ def test_nothing_is_cut_off_or_covered_in_any_report(name: str, look: Look) -> N
 
 
 @pytest.mark.parametrize(("least", "step"), [(0.2, 1.1), pytest.param(0.45, 1.04, marks=pytest.mark.slow)])
-def test_a_browser_draws_every_chart_of_a_sweep_without_an_error_or_a_request(
-    least: float, step: float, look: Look
-) -> None:
+def test_a_browser_draws_every_chart_of_a_sweep_without_error_or_request(least: float, step: float, look: Look) -> None:
     sweep = Sweep({"cpu": "A CPU", "cores": 2}, {}, "graph", "2026-11-20T18:00:00+00:00")
     for index, model in enumerate(catalog.applications()):
         ratio = least * step**index
