@@ -239,7 +239,7 @@ def test_anybody_may_not_administer(write: Write) -> None:
         Authenticator(write(anybody={"roles": ["infer", "admin"]}))
 
 
-def test_without_a_section_for_anybody_nobody_is_let_in_without_credentials(write: Write) -> None:
+def test_without_an_anybody_section_credentials_are_required(write: Write) -> None:
     authenticator = Authenticator(write(entry("shop")))
     assert not authenticator.asks_connections
     with pytest.raises(Unauthenticated):

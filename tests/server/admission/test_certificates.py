@@ -105,9 +105,7 @@ VERSIONS = pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVe
 
 
 @VERSIONS
-def test_an_authority_that_is_replaced_is_believed_no_more_and_no_session_outlives_it(
-    files: Files, version: ssl.TLSVersion
-) -> None:
+def test_a_replaced_authority_is_not_trusted_even_for_old_sessions(files: Files, version: ssl.TLSVersion) -> None:
     certificates = files.read(asks_clients=True)
     context = certificates.server_context()
     old = client_of(files.authority, files.clients.issue_cert("ops.example.com"))

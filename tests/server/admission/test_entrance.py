@@ -74,14 +74,14 @@ def operations() -> list[Operation]:
     return routes.operations(anything, anything, anything, anything, anything)
 
 
-def test_every_method_of_grpc_has_a_role_or_is_known_to_be_open_or_for_admins() -> None:
+def test_every_grpc_method_has_a_role_or_is_open_or_for_admins() -> None:
     listed = {f"{service}/{method}": roles for service, methods in ROLES.items() for method, roles in methods.items()}
     assert {*listed} - METHODS == set(), "listed, but there is none"
     assert {method for method, roles in listed.items() if roles == ANYONE} == OPEN
     assert METHODS - {*listed} == FOR_ADMINS
 
 
-def test_every_operation_of_http_has_a_role_but_health_and_the_files_of_the_page() -> None:
+def test_every_http_operation_has_a_role_but_health_and_the_page() -> None:
     found = operations()
     assert {path for one in found if one.roles == ANYONE for path in one.paths} == {
         "/v2/health/live",

@@ -36,7 +36,7 @@ def test_a_loopback_server_answers_to_addresses_and_localhost_alone(host: str) -
     assert [one for one in NAMES if names.passes(one)] == []
 
 
-def test_names_are_free_where_others_reach_the_server_or_callers_are_recognised() -> None:
+def test_any_host_passes_on_a_public_server_or_one_with_authentication() -> None:
     every = [*LOOPBACK, *ADDRESSES, *NAMES]
     for names in (hosts(host="0.0.0.0"), hosts(is_locked=True), hosts(allowed_hosts=("*",))):
         assert all(map(names.passes, every))

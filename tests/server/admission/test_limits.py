@@ -96,7 +96,7 @@ def test_the_rate_holds_in_the_long_run_for_requests_larger_than_the_burst(world
     most=st.integers(1, 60),
     requests=st.lists(st.tuples(st.floats(0, 2), st.integers(1, 60)), max_size=60),
 )
-def test_whatever_is_asked_no_more_is_taken_than_the_burst_the_rate_and_one_request(
+def test_no_more_is_taken_than_the_burst_the_rate_and_one_request(
     rate: float, burst: int, most: int, requests: list[tuple[float, int]]
 ) -> None:
     world, caller = World(), shop({"images_per_s": rate, "burst_images": burst})
@@ -137,7 +137,7 @@ def test_a_request_that_failed_is_counted(world: World) -> None:
     assert world.wait_s(caller) == 1.0
 
 
-def test_images_under_way_are_bounded_and_given_back_however_a_request_ends(world: World) -> None:
+def test_images_in_flight_are_bounded_and_released_however_a_request_ends(world: World) -> None:
     caller = shop({"max_images": 4})
     for error in (None, ExecutionFailed("broken"), QueueFull("full")):
         with ExitStack() as under_way:
@@ -203,7 +203,7 @@ def test_limits_of_the_same_models_are_counted_apart(world: World) -> None:
         world.ask(caller, 5)
 
 
-def test_the_oldest_is_forgotten_where_there_are_too_many_and_what_is_under_way_last(
+def test_of_too_many_callers_the_oldest_idle_one_is_forgotten_first(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_counts, "SETS", 1)
@@ -219,7 +219,7 @@ def test_the_oldest_is_forgotten_where_there_are_too_many_and_what_is_under_way_
         world.ask(shop(limit, name="caller 0", origin=Origin.TOKEN), 4)
 
 
-def test_however_many_strangers_come_the_counts_of_callers_in_the_file_stay(
+def test_strangers_do_not_displace_the_counts_of_configured_callers(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_counts, "SETS", 1)

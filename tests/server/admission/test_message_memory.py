@@ -89,7 +89,7 @@ async def test_memory_is_not_looked_at_while_few_arrive(host: Host) -> None:
     assert host.looks == 0
 
 
-async def test_where_memory_is_short_those_that_take_longest_are_refused_and_new_ones_let_in(host: Host) -> None:
+async def test_when_memory_is_short_the_slowest_are_refused_and_new_ones_let_in(host: Host) -> None:
     calls = [host.receive() for _ in range(10)]
     await settle()
     host.resident_bytes = 600
@@ -166,7 +166,7 @@ async def test_the_process_is_looked_at_no_more_once_the_crowd_has_gone(host: Ho
     assert host.looks == looks
 
 
-async def test_memory_is_short_as_well_where_little_is_left_of_what_all_processes_may_take(host: Host) -> None:
+async def test_memory_is_short_as_well_when_all_processes_have_little_left(host: Host) -> None:
     left_bytes = 401.0
     host.message_memory = MessageMemory(400, 100, 1000, host._resident, left=lambda: left_bytes)
     calls = [host.receive() for _ in range(10)]
@@ -183,7 +183,7 @@ async def test_memory_is_short_as_well_where_little_is_left_of_what_all_processe
     assert [await task for _, task in calls[6:]] == [b"data"] * 4
 
 
-async def test_a_bound_that_is_lowered_holds_from_then_on_for_what_is_held_as_well(host: Host) -> None:
+async def test_a_lowered_bound_holds_at_once_for_what_is_already_held(host: Host) -> None:
     host.message_memory.take(300)
     host.message_memory.max_bytes = 200
     with pytest.raises(QueueFull, match="1 more bytes exceed what the server's memory has room for, 200; 300 are held"):

@@ -157,7 +157,7 @@ steps = st.one_of(
 
 
 @given(st.lists(steps, max_size=60))
-def test_fronts_that_are_killed_at_any_time_hold_callers_to_what_one_process_would(said: list[Any]) -> None:
+def test_fronts_killed_at_any_time_keep_the_limits_of_one_process(said: list[Any]) -> None:
     with table() as of:
         house = House(of)
         for step, *arguments in said:
