@@ -57,9 +57,7 @@ async def test_batches_of_a_job_that_do_not_fit_together_fail_it(virtual_time: o
     assert lanes_are_free(model.lanes)
 
 
-async def test_what_waits_of_a_split_job_leaves_the_queue_when_one_of_its_batches_fails(
-    virtual_time: object, make: Make
-) -> None:
+async def test_a_split_job_leaves_the_queue_when_one_of_its_batches_fails(virtual_time: object, make: Make) -> None:
     model = make()
     model.worker.error_of = lambda batch: ValueError() if 0 in batch.numbers else None
     large, small = model.ask(range(40)), model.ask([100])
@@ -122,7 +120,7 @@ async def test_a_worker_that_takes_no_batch_fails_its_jobs_and_costs_no_lane(
 
 @pytest.mark.parametrize("error", [MemoryError(), ValueError("no"), RuntimeError("can't start new thread")])
 @pytest.mark.parametrize("where", [(dispatcher, "Batch", 1), (FakeWorker, "submit", 1), (queue_module, "Piece", 2)])
-async def test_whatever_fails_between_the_queue_and_a_lane_settles_the_jobs_that_were_taken(
+async def test_a_failure_between_queue_and_lane_settles_the_taken_jobs(
     virtual_time: object, make: Make, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str, int], error: Exception
 ) -> None:
     model = make()

@@ -71,9 +71,7 @@ async def test_only_a_full_batch_leaves_the_queue_before_its_lane_is_free(virtua
     await asyncio.gather(*asks)
 
 
-async def test_the_place_beside_the_lanes_is_not_taken_by_a_batch_of_another_mode_that_is_not_full(
-    virtual_time: object, make: Make
-) -> None:
+async def test_a_batch_of_another_mode_that_is_not_full_is_not_staged(virtual_time: object, make: Make) -> None:
     model = make(modes=(Mode.XLA, Mode.GRAPH))
     asks = [model.ask([0])]
     await asyncio.sleep(0.25)

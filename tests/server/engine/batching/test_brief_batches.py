@@ -134,7 +134,7 @@ async def test_a_brief_batch_waits_for_its_turn_while_the_lane_is_busy(serve: Se
         assert await asked == [7]
 
 
-async def test_a_brief_batch_that_raises_fails_its_request_and_gives_its_lane_back(serve: Serve) -> None:
+async def test_a_brief_batch_that_raises_fails_its_request_and_frees_its_lane(serve: Serve) -> None:
     async with serve({1: BRIEF}) as (batcher, noted, _):
         noted.error = MemoryError()
         with pytest.raises(ExecutionFailed):
@@ -144,7 +144,7 @@ async def test_a_brief_batch_that_raises_fails_its_request_and_gives_its_lane_ba
     assert noted.failed == 1
 
 
-async def test_an_observer_that_raises_costs_a_brief_batch_neither_its_answer_nor_a_lane(serve: Serve) -> None:
+async def test_an_observer_that_raises_costs_a_brief_batch_no_answer_and_no_lane(serve: Serve) -> None:
     async with serve({1: BRIEF}) as (batcher, noted, lanes):
         noted.observing_error = ValueError("no")
         for number in range(3):

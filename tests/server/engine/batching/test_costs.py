@@ -29,7 +29,7 @@ class Traffic:
             self.costs.observe(bucket, running, turn_s=seconds, execute_s=seconds - OVERHEAD_S, now=self.now)
 
 
-def test_before_any_traffic_a_turn_takes_what_warm_up_measured_and_the_rest_of_a_turn() -> None:
+def test_before_traffic_a_turn_takes_its_warm_up_cost_and_the_overhead() -> None:
     costs = Costs(WARMED, LANES)
     assert costs.turn_s(4, 1) == pytest.approx(0.020 + OVERHEAD_S)
     assert costs.turn_s(4, 2) == pytest.approx(0.024 + OVERHEAD_S)
@@ -37,7 +37,7 @@ def test_before_any_traffic_a_turn_takes_what_warm_up_measured_and_the_rest_of_a
 
 @pytest.mark.parametrize("lanes", [1, 2, 5])
 @pytest.mark.parametrize("times", [0.2, 0.9, 3.0])
-def test_an_estimate_goes_to_what_batches_take_at_each_number_of_busy_lanes(lanes: int, times: float) -> None:
+def test_estimates_approach_what_batches_take_with_each_number_of_lanes(lanes: int, times: float) -> None:
     costs = Costs(WARMED, lanes)
     traffic = Traffic(costs)
     for _ in range(300):
@@ -67,7 +67,7 @@ def test_a_batch_that_took_long_once_changes_no_plan() -> None:
     assert costs.planner is planner
 
 
-def test_a_bucket_that_became_slow_gives_way_to_others_and_is_tried_again_when_they_are_no_better() -> None:
+def test_a_slowed_bucket_gives_way_until_the_others_are_no_better() -> None:
     costs = Costs({4: Cost(0.020, 0.020), 8: Cost(0.030, 0.030)}, LANES)
     traffic = Traffic(costs)
     assert costs.planner.next_step(8, 1, 1).bucket == 8
@@ -78,7 +78,7 @@ def test_a_bucket_that_became_slow_gives_way_to_others_and_is_tried_again_when_t
 
 
 @pytest.mark.parametrize("times", [0.3, 0.7, 1.3, 2.0])
-def test_a_machine_that_is_slower_or_faster_than_at_warm_up_makes_no_bucket_win_that_did_not_run(times: float) -> None:
+def test_a_change_of_speed_makes_no_bucket_win_that_did_not_run(times: float) -> None:
     costs = Costs(WARMED, LANES)
     assert [costs.planner.next_step(images, 1, 1).bucket for images in (1, 4, 8)] == [1, 4, 8]
     Traffic(costs).run(4, WARMED[4].loaded_s * times, times=100)
@@ -117,7 +117,7 @@ def test_no_batch_makes_less_seem_possible_than_was_seen() -> None:
     assert costs.cheapest_s == pytest.approx(0.004)
 
 
-def test_what_was_measured_too_slow_refuses_requests_only_until_one_is_tried() -> None:
+def test_a_cost_measured_too_high_refuses_requests_only_until_one_is_tried() -> None:
     costs = Costs({1: Cost(1.0, 1.0)}, LANES)
     refused = 0
     while costs.cheapest_s > 0.1:
@@ -128,7 +128,7 @@ def test_what_was_measured_too_slow_refuses_requests_only_until_one_is_tried() -
     assert costs.cheapest_s == pytest.approx(0.02)
 
 
-def test_a_bucket_that_is_added_leaves_the_others_as_the_traffic_showed_them() -> None:
+def test_adding_a_bucket_keeps_the_costs_measured_of_the_others() -> None:
     costs = Costs(WARMED, LANES)
     Traffic(costs).run(4, 0.05, times=50)
     before_s = costs.turn_s(4, LANES)
@@ -137,13 +137,13 @@ def test_a_bucket_that_is_added_leaves_the_others_as_the_traffic_showed_them() -
     assert costs.planner.largest == 16
 
 
-def test_brief_is_what_warm_up_measured_so_whatever_the_rest_of_a_turn_takes() -> None:
+def test_brief_buckets_are_those_of_warm_up_whatever_turns_take_later() -> None:
     costs = Costs({1: Cost(BRIEF_S, BRIEF_S), 2: Cost(BRIEF_S, BRIEF_S * 1.1)}, LANES)
     Traffic(costs).run(1, 1.0, times=50)
     assert costs.brief == {1}
 
 
-def test_what_batches_took_part_by_part_is_remembered_for_buckets_that_serve() -> None:
+def test_the_parts_of_batch_times_are_kept_for_buckets_that_serve() -> None:
     costs = Costs(WARMED, LANES)
     costs.retire(8)
     for bucket in (4, 8):

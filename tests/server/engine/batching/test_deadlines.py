@@ -67,9 +67,7 @@ async def test_a_cancelled_job_leaves_the_queue_at_once(virtual_time: object, ma
     assert model.is_empty()
 
 
-async def test_what_waits_of_a_half_run_job_leaves_the_queue_when_it_is_cancelled(
-    virtual_time: object, make: Make
-) -> None:
+async def test_a_half_run_job_leaves_the_queue_when_it_is_cancelled(virtual_time: object, make: Make) -> None:
     model = make()
     large = model.ask(range(40))
     await asyncio.sleep(0.5)

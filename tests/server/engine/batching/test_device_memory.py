@@ -43,9 +43,7 @@ async def test_a_batch_that_memory_does_not_hold_runs_again_in_smaller_buckets(
     assert lanes_are_free(model.lanes)
 
 
-async def test_a_batch_that_is_too_large_in_the_smallest_bucket_fails_its_jobs_only(
-    virtual_time: object, make: Make
-) -> None:
+async def test_a_batch_too_large_for_the_smallest_bucket_fails_its_jobs_only(virtual_time: object, make: Make) -> None:
     model = make()
     model.worker.error_of = lambda batch: OutOfDeviceMemory("too large") if 3 in batch.numbers else None
     first, second = model.ask((1, 2, 3, 4)), model.ask((5,))
@@ -71,7 +69,7 @@ async def test_a_job_that_is_cancelled_before_its_batch_runs_again_is_left_out(
 
 
 @pytest.mark.parametrize("seconds", [0.5, 3.5, 5.5, 7.5])
-async def test_drain_keeps_nothing_of_what_memory_did_not_hold_and_was_to_run_again(
+async def test_drain_drops_what_was_to_run_again_after_memory_was_short(
     virtual_time: object, make: Make, seconds: float
 ) -> None:
     model = make()
@@ -120,7 +118,7 @@ async def test_nothing_is_kept_of_a_request_once_it_is_settled(virtual_time: obj
     assert [reference() is None for reference in kept] == [True] * 3
 
 
-async def test_outputs_other_than_promised_keep_no_images_until_garbage_is_collected(
+async def test_unexpected_outputs_do_not_keep_images_until_garbage_is_collected(
     virtual_time: object, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make()

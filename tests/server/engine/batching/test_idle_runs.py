@@ -18,7 +18,7 @@ from xlaserve.engine.request import EngineRequest
 from xlaserve.errors import DeadlineExceeded, ExecutionFailed, ModelNotReady
 
 
-async def test_an_idle_device_runs_a_batch_that_no_request_waits_for_and_nothing_counts_it(
+async def test_an_idle_run_takes_place_on_an_idle_device_and_is_not_counted(
     virtual_time: object, make: Make, pictures: Callable[[Iterable[int]], Images]
 ) -> None:
     model = make()
@@ -31,7 +31,7 @@ async def test_an_idle_device_runs_a_batch_that_no_request_waits_for_and_nothing
     assert lanes_are_free(model.lanes)
 
 
-async def test_what_no_request_waits_for_waits_for_an_idle_device_until_its_deadline(
+async def test_an_idle_run_waits_for_an_idle_device_until_its_deadline(
     virtual_time: object, make: Make, pictures: Callable[[Iterable[int]], Images]
 ) -> None:
     busy = make(lanes=Lanes(2))

@@ -44,9 +44,7 @@ async def test_equal_batches_get_equal_turns_whatever_warm_up_recorded(
     assert turns[0] == pytest.approx(turns[1], rel=0.1)
 
 
-async def test_resolutions_whose_batches_take_the_same_get_equal_turns_whatever_warm_up_recorded(
-    virtual_time: object, make: Make
-) -> None:
+async def test_resolutions_of_equal_batch_times_get_equal_turns(virtual_time: object, make: Make) -> None:
     model = make(sizes=(SQUARE,), max_images=10_000)
     wide = {
         (Mode.XLA, Bucket(bucket, *WIDE)): Warmed(model.executables[Mode.XLA], Cost(seconds * 2, seconds * 2))
@@ -68,7 +66,7 @@ async def test_images_of_different_resolutions_never_share_a_batch(virtual_time:
 
 @pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("floods", [(SQUARE,), (SQUARE, TALL)])
-async def test_a_flood_in_one_resolution_holds_up_an_image_of_another_by_a_stated_time_only(
+async def test_a_flood_in_one_resolution_delays_another_by_a_bounded_time(
     virtual_time: object, make: Make, lanes: int, floods: tuple[tuple[int, int], ...]
 ) -> None:
     model = make(lanes=Lanes(lanes), sizes=(SQUARE, WIDE, TALL), max_images=10_000)

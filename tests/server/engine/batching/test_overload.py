@@ -162,7 +162,7 @@ DEADLINES = {
 @pytest.mark.parametrize("within_s", DEADLINES.values(), ids=DEADLINES)
 @pytest.mark.parametrize("priorities", [(2,), (1, 2, 3)], ids=["one", "three"])
 @pytest.mark.parametrize("lanes", [pytest.param(1, marks=pytest.mark.slow), 2])
-async def test_five_times_the_capacity_leaves_goodput_at_its_peak_and_refuses_the_rest_at_once(
+async def test_at_five_times_the_capacity_goodput_stays_and_the_rest_is_refused(
     make: Make, within_s: Callable[[random.Random], float], priorities: Sequence[int], lanes: int
 ) -> None:
     server = make(lanes=Lanes(lanes), takes_s=Unsteady(COST_S, SPREAD))
@@ -209,7 +209,7 @@ async def test_the_lowest_priority_is_served_beside_a_flood_of_the_highest(make:
     await flood
 
 
-async def test_a_request_without_a_deadline_is_served_beside_a_flood_of_such_with_one(make: Make) -> None:
+async def test_a_request_without_a_deadline_is_served_beside_a_flood_with_them(make: Make) -> None:
     server = make()
     flood = asyncio.create_task(server.load(5.0, PATIENCE_S + 5.0, always(0.25)))
     await asyncio.sleep(1.0)
@@ -248,7 +248,7 @@ async def test_a_device_that_becomes_slower_costs_few_requests_their_deadline(ma
     assert goodput(outcomes) >= 0.9 * CAPACITY / 3
 
 
-async def test_a_device_that_several_models_share_is_expected_to_serve_them_in_turn(make: Make) -> None:
+async def test_models_that_share_a_device_are_expected_to_be_served_in_turn(make: Make) -> None:
     one = make()
     other = make(lanes=one.lanes, worker=one.worker)
     loads = [server.load(3.0, 10.0, always(0.5), seed=seed) for seed, server in enumerate((one, other))]
@@ -273,7 +273,7 @@ async def test_the_turns_of_other_models_are_expected_before_anything_is_learned
     await asyncio.gather(*flood)
 
 
-async def test_where_nothing_waits_nothing_is_refused_however_late_it_is_expected_to_be(make: Make) -> None:
+async def test_nothing_is_refused_while_nothing_waits(make: Make) -> None:
     server = make(takes_s=dict.fromkeys(COST_S, BATCH_S / 4))  # much less than at warm-up
     running = [asyncio.create_task(server.ask(PATIENT)) for _ in range(8)]
     await asyncio.sleep(BATCH_S / 16)

@@ -106,9 +106,7 @@ def test_priorities_that_wait_share_images_by_their_weights(batch: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 40)), min_size=10, max_size=40))
-def test_the_lowest_priority_gets_its_share_of_any_batches_beside_any_requests(
-    batches: list[tuple[int, int]],
-) -> None:
+def test_the_lowest_priority_gets_its_share_of_any_batches(batches: list[tuple[int, int]]) -> None:
     queue = make_queue()
     put(queue, 10_000, 3)
     put(queue, 10_000, 1)

@@ -62,9 +62,7 @@ async def test_the_rest_of_a_split_job_does_not_wait_for_more_images(virtual_tim
     assert [(batch.at, batch.bucket) for batch in model.started] == [(0.0, 8), (3.0, 2)]
 
 
-async def test_a_full_batch_whose_jobs_were_cancelled_waits_for_more_images_again(
-    virtual_time: object, make: Make
-) -> None:
+async def test_a_full_batch_with_cancelled_jobs_waits_for_more_images_again(virtual_time: object, make: Make) -> None:
     model = make(max_queue_delay_s=8.0)
     other = make(lanes=model.lanes, worker=model.worker)
     running, staged = other.ask(range(100, 108)), other.ask(range(200, 208))

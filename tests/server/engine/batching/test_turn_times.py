@@ -33,9 +33,7 @@ async def test_time_that_a_batch_waits_for_a_lane_is_not_charged(virtual_time: o
     assert costs.turn_s(8, 1) == pytest.approx(COST_S[8], rel=0.01)
 
 
-async def test_requests_that_were_refused_for_a_time_that_was_measured_wrongly_are_tried_again(
-    virtual_time: object, make: Make
-) -> None:
+async def test_requests_refused_for_a_wrongly_measured_time_are_tried_again(virtual_time: object, make: Make) -> None:
     model = make(cost_s={1: 1.0})
     model.worker._cost_s = {1: 0.25}
     loop = asyncio.get_running_loop()
@@ -48,7 +46,7 @@ async def test_requests_that_were_refused_for_a_time_that_was_measured_wrongly_a
     assert 0 < sum(refused) < 20
 
 
-async def test_what_batches_take_is_remembered_with_the_lanes_that_were_busy_meanwhile(
+async def test_batch_times_are_kept_with_the_number_of_lanes_busy_meanwhile(
     virtual_time: object, echo: Callable[[Images], Outputs], pictures: Callable[[Iterable[int]], Images]
 ) -> None:
     model = Model(echo, pictures, lanes=Lanes(2, clock=asyncio.get_running_loop().time), cost_s={1: 0.5})

@@ -190,7 +190,7 @@ def test_buffers_are_kept_as_long_as_somebody_has_reserved_them(pictures: Pictur
         assert [buffer() for buffer in kept] == [None] * 4
 
 
-def test_models_of_the_same_bucket_and_other_channels_have_buffers_of_their_own() -> None:
+def test_models_with_other_channels_have_buffers_of_their_own() -> None:
     ran: list[tuple[int, ...]] = []
 
     def executable(images: Images) -> Outputs:
@@ -207,9 +207,7 @@ def test_models_of_the_same_bucket_and_other_channels_have_buffers_of_their_own(
     assert ran == [(2, 2, 2, 3), (2, 2, 2, 1), (2, 2, 2, 5)]
 
 
-def test_a_bucket_reserved_again_while_its_batches_run_has_no_more_buffers_than_places(
-    pictures: Pictures, echo: Executable
-) -> None:
+def test_a_bucket_reserved_while_its_batches_run_has_no_extra_buffers(pictures: Pictures, echo: Executable) -> None:
     bucket = Bucket(4, 2, 2)
     seen: dict[int, Images] = {}
     worker = Worker(1)
@@ -228,7 +226,7 @@ def test_a_bucket_reserved_again_while_its_batches_run_has_no_more_buffers_than_
     assert len(seen) <= 1 + 2
 
 
-def test_a_batch_is_gathered_while_another_runs_without_touching_its_images(
+def test_gathering_a_batch_while_another_runs_leaves_its_images_untouched(
     pictures: Pictures, echo: Executable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs, gathered, may_end = threading.Event(), threading.Event(), threading.Event()
