@@ -89,7 +89,7 @@ def test_a_process_that_is_nice_as_the_server_is_becomes_nicer() -> None:
         process.communicate(b"\n")
 
 
-def test_where_threads_have_no_priorities_of_their_own_no_other_process_gets_one(
+def test_without_thread_priorities_no_process_priority_is_set(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")

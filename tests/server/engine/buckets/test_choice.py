@@ -65,7 +65,7 @@ def test_an_expected_cost_is_that_of_the_planners_sequences(batches: dict[int, f
 
 
 @given(candidates, demands, limits)
-def test_the_chosen_set_is_the_smallest_that_comes_close_to_the_cheapest_of_all(
+def test_the_chosen_set_is_the_smallest_close_to_the_cheapest_of_all(
     measured: list[Candidate], demand: Demand, limit: Limits
 ) -> None:
     sets = {chosen: cost_of(costs(chosen), demand) for chosen in admissible_sets(measured, limit)}
@@ -117,7 +117,7 @@ def test_what_does_not_fit_into_memory_is_left_out() -> None:
     assert choose(measured, demand, Limits(3, memory_bytes=5)) == ()
 
 
-def test_more_demand_than_the_largest_bucket_holds_is_priced_as_the_split_that_runs_it() -> None:
+def test_demand_above_the_largest_bucket_is_priced_as_the_split_that_runs() -> None:
     assert expected_cost_s({1: 1.0, 8: 2.0}, Counter({20: 7})) == pytest.approx(6.0 / 20)
 
 

@@ -72,7 +72,7 @@ def partitions(images: int, parts: int, most: int | None = None) -> list[list[in
 
 
 @given(situations())
-def test_a_step_takes_images_of_its_lanes_share_and_only_the_last_is_padded(
+def test_a_step_takes_its_lanes_share_and_only_the_last_is_padded(
     situation: tuple[dict[int, Cost], int, int, int, int],
 ) -> None:
     costs, lanes, images, free, busy = situation
@@ -112,9 +112,7 @@ def test_one_lanes_sequence_is_as_cheap_as_any_multiset_of_buckets(cost_s: dict[
 
 
 @given(st.dictionaries(st.integers(1, 9), seconds, min_size=1, max_size=4), st.integers(1, 9))
-def test_of_all_multisets_of_buckets_the_cheapest_is_run_with_the_price_of_its_padding(
-    cost_s: dict[int, float], images: int
-) -> None:
+def test_the_cheapest_of_all_multisets_is_run_with_its_padding_priced(cost_s: dict[int, float], images: int) -> None:
     def priced_s(whole: Iterable[int], last: int, left: int) -> float:
         return math.fsum(cost_s[bucket] for bucket in whole) + cost_s[last] * price(last, left)
 
@@ -185,14 +183,14 @@ def test_noise_does_not_choose_small_batches_where_all_lanes_are_busy(noise: flo
     assert [planner.next_step(images, 1, 1).bucket for images in (4, 6, 8, 20)] == [4, 4, 8, 8]
 
 
-def test_of_plans_that_cost_nearly_the_same_free_lanes_run_the_one_that_pads_less() -> None:
+def test_of_plans_of_similar_cost_free_lanes_run_the_one_that_pads_less() -> None:
     costs = {1: Cost(1.0, 1.0), 2: Cost(1.5, 1.5), 4: Cost(2.45, 2.45)}
     assert Planner(costs, 1).next_step(3, 1) == Step(3, 4, 3)  # one batch, where no other lane is free
     planner = Planner({bucket: Cost(cost.alone_s, 100.0) for bucket, cost in costs.items()}, 2)
     assert planner.next_step(3, 2) == Step(2, 2, 3)
 
 
-def test_a_bucket_that_was_measured_larger_and_cheaper_does_not_win_by_padding_more() -> None:
+def test_a_larger_bucket_measured_cheaper_does_not_win_by_padding_more() -> None:
     planner = Planner({6: Cost(5.0, 5.0), 8: Cost(4.9, 4.9)}, 1)
     assert planner.next_step(5, 1).bucket == 6
 
@@ -209,7 +207,7 @@ def test_sequences_for_more_images_than_are_tabled_are_nearly_the_cheapest(
     assert sum(whole) < images <= sum(whole) + last
 
 
-def test_a_planner_for_many_lanes_buckets_and_images_takes_the_event_loop_little_time() -> None:
+def test_a_large_plan_takes_little_time_of_the_event_loop() -> None:
     costs = {2**power: Cost(1e-3 + 2**power * 1e-3, 2e-3 + 2**power * 2e-3) for power in range(8)}
 
     def plan_s() -> float:
@@ -230,7 +228,7 @@ def test_images_are_padded_where_that_is_cheaper_and_split_where_that_is() -> No
     assert Sequences({1: 1.0, 4: 2.0, 8: 8.0}).buckets(5) == [4, 1]
 
 
-def test_of_equal_costs_the_larger_bucket_wins_because_it_means_fewer_batches() -> None:
+def test_of_equal_costs_the_larger_bucket_wins_for_fewer_batches() -> None:
     assert Sequences({1: 1.0, 2: 2.0, 4: 4.0}).buckets(4) == [4]
 
 

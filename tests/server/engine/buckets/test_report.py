@@ -10,7 +10,7 @@ from xlaserve.engine.buckets.report import cost_s, report
 MEASURED_S = {1: 2.0, 2: 3.0, 4: 5.0, 8: 9.0}
 
 
-def test_what_was_not_measured_costs_what_the_line_between_its_neighbours_says() -> None:
+def test_an_unmeasured_cost_is_interpolated_between_its_neighbours() -> None:
     assert cost_s(4, MEASURED_S) == 5.0
     assert cost_s(3, MEASURED_S) == 4.0
     assert cost_s(6, MEASURED_S) == 7.0

@@ -73,7 +73,7 @@ def batches(programs: Programs, mode: Mode = Mode.XLA, size: Resolution = SQUARE
     return sorted(bucket.batch for of, bucket in programs if of is mode and bucket[1:] == size)
 
 
-def test_of_all_candidates_the_ones_that_are_worth_it_are_kept_and_the_others_dropped() -> None:
+def test_worthwhile_candidates_are_kept_and_the_others_dropped() -> None:
     warm_up = WarmUp()
     programs = warm_up.auto()
     assert sorted(bucket.batch for _, bucket in warm_up.compiled) == [1, 2, 3, 4, 6, 8, 12, 16]
@@ -112,7 +112,7 @@ def test_only_the_default_mode_is_measured_and_the_others_get_its_set() -> None:
     assert [bucket.batch for mode, bucket in warm_up.compiled if mode is Mode.GRAPH] == kept
 
 
-def test_where_auto_is_the_default_mode_a_candidate_costs_what_its_fastest_mode_does() -> None:
+def test_with_auto_as_default_a_candidate_costs_what_its_fastest_mode_does() -> None:
     # In XLA a demand of 2 is cheapest as one batch of 2 (2.0 s), in graph mode single images take 0.75 s each.
     demands = {SQUARE: Counter({1: 1, 2: 100})}
     assert batches(WarmUp().auto(demands=demands, max_buckets=1)) == [2]
@@ -121,9 +121,7 @@ def test_where_auto_is_the_default_mode_a_candidate_costs_what_its_fastest_mode_
     assert batches(programs) == batches(programs, Mode.GRAPH) == [1]
 
 
-def test_once_the_time_is_over_no_candidate_is_begun_and_the_best_of_the_others_are_kept(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_after_the_time_limit_the_best_measured_candidates_are_kept(caplog: pytest.LogCaptureFixture) -> None:
     warm_up = WarmUp(compile_s=10.0)
     programs = warm_up.auto(max_compile_s=25.0)
     assert [bucket.batch for _, bucket in warm_up.compiled] == [1, 16, 4]
@@ -153,7 +151,7 @@ def test_what_is_kept_fits_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         WarmUp.auto(warm_up, max_memory_mib=5)
 
 
-def test_memory_that_cannot_be_measured_fails_the_model_where_there_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unmeasurable_memory_fails_a_model_that_has_a_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(make: Any) -> Any:
         raise FileNotFoundError(2, "No such file")
 

@@ -92,9 +92,7 @@ async def test_what_compiled_in_the_background_is_in_the_ledger_as_such(make: Ma
 
 
 @pytest.mark.parametrize("is_wrong", [False, True])
-async def test_what_a_resolution_is_verified_with_is_dropped_once_none_of_it_is_compiled_any_more(
-    make: Make, is_wrong: bool
-) -> None:
+async def test_verification_data_of_a_resolution_ends_with_its_last_program(make: Make, is_wrong: bool) -> None:
     asked: list[int] = []
 
     def reference(images: Images) -> Outputs:
@@ -143,7 +141,7 @@ async def test_a_first_request_that_is_cancelled_leaves_the_others_their_trial(m
     assert (await second)[0] is Mode.GRAPH
 
 
-async def test_no_more_resolutions_are_taken_than_are_allowed_and_those_known_are_named(make: Make) -> None:
+async def test_resolutions_beyond_the_bound_are_refused_and_the_known_ones_named(make: Make) -> None:
     model = make()
     await model.ask(WIDE)
     await model.ask(TALL)
@@ -176,7 +174,7 @@ async def test_sides_that_the_network_fixes_stay_as_they_are(make: Make) -> None
         model.background.unmatched.check(TALL)
 
 
-async def test_what_the_network_cannot_run_is_refused_from_then_on_and_takes_one_place(make: Make) -> None:
+async def test_a_size_that_the_network_cannot_run_stays_refused_in_one_place(make: Make) -> None:
     model = make()
     model.refused.add(WIDE)
     for _ in range(3):
@@ -211,7 +209,7 @@ async def test_auto_does_without_an_optional_mode_that_fails_at_a_resolution(
     assert "model model: auto does without openvino at 4 x 8: it computes something else" in caplog.text
 
 
-async def test_a_resolution_stays_in_graph_mode_where_a_mode_that_is_offered_fails(make: Make) -> None:
+async def test_a_resolution_stays_in_graph_mode_when_an_offered_mode_fails(make: Make) -> None:
     model = make((Mode.AUTO, Mode.OPENVINO))
     model.compile_errors[Mode.OPENVINO] = ModelFailed("it computes something else")
     await model.ask(WIDE, mode=Mode.AUTO)
@@ -226,7 +224,7 @@ async def test_graph_mode_itself_needs_no_compilation(make: Make) -> None:
     assert model.compiler.submitted == 0
 
 
-async def test_each_offered_mode_is_compiled_and_auto_takes_the_fastest_for_each_bucket(make: Make) -> None:
+async def test_each_offered_mode_is_compiled_and_auto_takes_the_fastest(make: Make) -> None:
     model = make((Mode.AUTO, Mode.EAGER))
     # XLA is slower for single images.
     model.seconds_of = lambda mode, bucket: {Mode.GRAPH: 1.0 * bucket.batch, Mode.EAGER: 9.0}.get(mode, 1.5)

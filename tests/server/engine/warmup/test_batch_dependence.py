@@ -76,7 +76,7 @@ def test_dependence_is_found_whichever_image_is_furthest_off(bucket: Bucket, ima
 
 
 @pytest.mark.parametrize("model", [centred, summed, by_size])
-def test_a_program_that_divides_the_batches_of_such_a_model_is_not_taken_for_a_wrong_one(model: Executable) -> None:
+def test_a_program_that_divides_dependent_batches_is_not_taken_for_wrong(model: Executable) -> None:
     def divided(images: Images) -> Outputs:
         return (np.concatenate([model(images[start : start + 2])[0] for start in range(0, len(images), 2)]),)
 
@@ -123,7 +123,7 @@ def test_answers_that_change_from_run_to_run_are_no_dependence() -> None:
 
 
 @pytest.mark.parametrize("bucket", BUCKETS[1:])
-def test_a_model_whose_rows_have_another_shape_in_other_batches_is_dependent(bucket: Bucket) -> None:
+def test_rows_whose_shape_depends_on_the_batch_make_a_model_dependent(bucket: Bucket) -> None:
     def beside_the_others(images: Images) -> Outputs:
         return (np.tile(scores(images)[0], (1, len(images))),)
 
@@ -132,7 +132,7 @@ def test_a_model_whose_rows_have_another_shape_in_other_batches_is_dependent(buc
     assert verified.fault is None
 
 
-def test_a_model_whose_rows_have_a_shape_by_what_is_in_the_image_is_refused() -> None:
+def test_rows_whose_shape_depends_on_the_image_are_refused() -> None:
     def found(images: Images) -> Outputs:
         return (np.zeros((len(images), int(images[0].max()) // 64), np.float32),)
 

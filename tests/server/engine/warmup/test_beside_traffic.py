@@ -49,7 +49,7 @@ async def make(
     return warmed, ledger
 
 
-async def test_a_cost_measured_beside_traffic_is_that_of_a_known_program_as_often_as_it_takes_now() -> None:
+async def test_a_cost_measured_beside_traffic_is_scaled_by_a_known_program() -> None:
     # Both take twenty times as long as at rest: the machine is busy.
     warmed, ledger = await make(
         Compilation(taking(0.06), trace_s=0.0, compile_s=0.0), (SMALL, Warmed(taking(0.02), AT_REST))

@@ -162,7 +162,7 @@ def test_the_smallest_bucket_is_compiled_first() -> None:
     assert [bucket for _, bucket in program.compiled] == sorted(buckets, key=math.prod)
 
 
-def test_programs_of_xla_compile_at_the_same_time_and_are_timed_when_all_are_there() -> None:
+def test_xla_programs_compile_together_and_are_timed_once_all_are_there() -> None:
     program, ledger = CountingProgram(), Ledger("digits", "3")
     together = threading.Barrier(len(BUCKETS), timeout=WAIT_S)
     program.on_compile = lambda: together.wait() if len(ledger) == 0 else None
@@ -276,7 +276,7 @@ def test_the_ledger_hears_of_each_program_as_it_is_ready() -> None:
     assert heard == list(ledger)
 
 
-def test_auto_takes_the_fastest_mode_of_each_bucket_and_leaves_xla_only_for_a_clear_gain() -> None:
+def test_auto_takes_the_fastest_mode_but_leaves_xla_only_for_a_clear_gain() -> None:
     def warmed(seconds: float) -> Warmed:
         return Warmed(lambda images: (), Cost(seconds, seconds))
 

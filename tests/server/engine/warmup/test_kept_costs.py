@@ -79,7 +79,7 @@ def test_costs_that_may_be_right_are_left_alone(caplog: pytest.LogCaptureFixture
     assert not caplog.records
 
 
-def test_a_run_faster_than_a_kept_cost_has_all_of_its_resolution_timed_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_faster_than_its_kept_cost_has_its_resolution_timed_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     kept = RIGHT | {(XLA, ONE): times(10.0, ONE), (GRAPH, FOUR): times(1.2, FOUR)}
     start = Start(kept)
@@ -110,7 +110,7 @@ def test_a_machine_that_is_slower_now_proves_nothing() -> None:
     assert not start.timed
 
 
-def test_what_is_measured_again_on_a_disturbed_machine_replaces_no_lower_cost() -> None:
+def test_costs_timed_again_on_a_busy_machine_replace_no_lower_ones() -> None:
     start = Start(RIGHT | {(XLA, ONE): times(10.0, ONE)}, slowness=3.0)
     assert start.costs() == start.kept == RIGHT | {(XLA, ONE): times(3.0, ONE)}
     later = Start(start.kept)

@@ -102,7 +102,7 @@ def by_half(images: Images) -> Outputs:
     return (scores(images)[0] * np.float32(1.5),)
 
 
-def test_a_kept_program_that_is_as_far_off_as_when_it_was_made_is_not_made_again() -> None:
+def test_a_kept_program_as_far_off_as_when_made_is_not_made_again() -> None:
     kept = Kept(doubled, verification="warn")
     assert kept.known == pytest.approx(1.0)
     kept.start()
@@ -122,7 +122,7 @@ def test_how_far_class_maps_are_off_is_counted_in_pixels() -> None:
     assert kept.made_again == 1
 
 
-def test_a_program_that_is_right_leaves_nothing_of_one_before_it_that_was_not() -> None:
+def test_a_right_program_clears_the_record_of_a_wrong_one_before_it() -> None:
     kept = Kept(doubled, verification="warn")
     kept.run = scores
     kept.start(by_half)
@@ -144,14 +144,14 @@ def test_how_far_a_program_is_off_is_kept_only_where_it_is_a_number() -> None:
     assert kept.made_again == 1
 
 
-def test_a_program_that_answers_differently_each_time_is_made_again_each_time() -> None:
+def test_a_program_with_varying_answers_is_made_again_each_time() -> None:
     calls = count(2)
     kept = Kept(lambda images: (scores(images)[0] * np.float32(next(calls)),))
     kept.start()
     assert (kept.made_again, kept.known) == (1, None)
 
 
-def test_a_program_that_is_to_be_refused_is_made_again_whatever_is_known_of_it() -> None:
+def test_a_program_to_be_refused_is_made_again_whatever_is_known_of_it() -> None:
     kept = Kept(doubled, narrow={}, verification="warn")
     kept.start()
     assert kept.made_again == 0

@@ -84,9 +84,7 @@ def test_of_several_outputs_the_one_with_other_rows_is_named() -> None:
 
 @pytest.mark.parametrize("bucket", BUCKETS)
 @pytest.mark.parametrize("mode", [Mode.XLA, Mode.GRAPH])
-def test_rounding_errors_that_images_of_one_colour_are_answered_with_are_not_compared(
-    bucket: Bucket, mode: Mode
-) -> None:
+def test_rounding_errors_on_images_of_one_colour_are_not_compared(bucket: Bucket, mode: Mode) -> None:
     def rounding(images: Images) -> Outputs:
         (rows,) = scores(images)
         rows[plain(images)] *= 1e3 * np.random.default_rng(len(images)).normal(size=5)
@@ -118,7 +116,7 @@ def test_a_program_of_xla_with_one_row_beyond_rounding_is_refused(bucket: Bucket
         Checked()(off, bucket)
 
 
-def test_a_program_of_xla_that_is_off_by_little_more_than_rounding_is_said_and_serves() -> None:
+def test_an_xla_program_little_beyond_rounding_is_reported_and_serves() -> None:
     checked = Checked()
     verified = checked(lambda images: (scores(images)[0] * np.float32(1 + 5 * EXACT),), BUCKETS[1])
     assert verified.fault is not None
@@ -200,7 +198,7 @@ def test_nothing_is_compared_where_that_is_off() -> None:
     assert checked.asked == []
 
 
-def test_nan_and_infinity_are_counted_by_image_and_said_with_mode_and_bucket() -> None:
+def test_nan_and_infinity_are_counted_by_image_and_reported_by_bucket() -> None:
     def broken(images: Images) -> Outputs:
         (rows,) = scores(images)
         dark = images.mean(axis=(1, 2, 3)) < 127
