@@ -48,7 +48,7 @@ def test_shrinking_weighs_every_pixel() -> None:
     width=st.integers(1, 12),
 )
 @settings(max_examples=50, deadline=None)
-def test_the_result_has_the_asked_size_and_stays_within_the_values_of_the_image(
+def test_a_result_has_the_requested_size_and_no_value_beyond_the_images(
     pixels: NDArray[np.uint8], height: int, width: int
 ) -> None:
     result = decode(encode(Image.fromarray(pixels)), height=height, width=width, limits=LIMITS)

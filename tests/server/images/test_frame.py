@@ -77,7 +77,7 @@ def test_a_letterbox_is_centred() -> None:
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 40), st.integers(1, 40), FITS)
-def test_a_map_comes_back_in_the_images_size_with_the_class_under_each_pixel(
+def test_a_map_returns_in_the_images_size_with_each_pixels_class(
     height: int, width: int, input_height: int, input_width: int, fit: Fit
 ) -> None:
     frame = place(height, width, input_height=input_height, input_width=input_width, fit=fit)
@@ -165,7 +165,7 @@ SHAPES = [(128, 128), (96, 160), (160, 96), (48, 80)]
         ((360, 640), [(288, 512), (384, 672)], (384, 672)),
     ],
 )
-def test_an_image_goes_to_the_closest_aspect_ratio_and_then_to_the_smallest_that_holds_it(
+def test_an_image_goes_to_the_closest_aspect_ratio_then_the_smallest_fit(
     image: tuple[int, int], inputs: list[tuple[int, int]], best: tuple[int, int]
 ) -> None:
     assert best_input(*image, inputs) == best

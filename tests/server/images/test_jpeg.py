@@ -115,7 +115,7 @@ def test_a_gradient_keeps_its_place_whatever_remains_when_sides_are_halved(side:
 
 
 @pytest.mark.parametrize("covered", range(1, 8))
-def test_the_last_pixels_are_right_where_the_image_covers_a_part_of_a_square(covered: int) -> None:
+def test_the_last_pixels_of_a_partly_covered_square_are_right(covered: int) -> None:
     apart = differences(both(encode(photograph(1024 + covered, 1024 + covered))))
     assert max(apart[-1].max(), apart[:, -1].max()) <= MAX_DIFFERENCE
     assert max(apart[-1].mean(), apart[:, -1].mean()) < 2 * MAX_MEAN

@@ -103,7 +103,7 @@ def test_what_is_rendered_goes_before_what_is_decoded(bench: Bench) -> None:
     assert [t[0] for t in taken if t] == [rendering, rendering, decoding, decoding]
 
 
-def test_when_images_should_be_decoded_follows_from_what_waits_and_what_they_took(bench: Bench) -> None:
+def test_expected_decoding_time_follows_from_waiting_and_past_images(bench: Bench) -> None:
     assert bench.turns.expect("a", 3, 1)[:2] == (0.0, 0), "nothing is known"
     bench.put("a", 1)
     bench.take()
@@ -168,7 +168,7 @@ async def test_every_row_is_made_once_and_in_its_place(start: Callable[[int], De
     assert made == [[(n, row) for row in range(n)] for n in range(40)]
 
 
-async def test_threads_leave_the_interpreter_to_others_more_often_while_they_work(
+async def test_threads_yield_the_interpreter_more_often_while_they_work(
     start: Callable[[int], DecodingThreads],
 ) -> None:
     intervals = await start(2).map("m", lambda row: sys.getswitchinterval(), 20, NEVER)
@@ -176,9 +176,7 @@ async def test_threads_leave_the_interpreter_to_others_more_often_while_they_wor
     assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
 
 
-async def test_requests_that_take_longer_than_expected_are_expected_to_take_longer(
-    start: Callable[[int], DecodingThreads],
-) -> None:
+async def test_requests_slower_than_expected_raise_the_expectation(start: Callable[[int], DecodingThreads]) -> None:
     threads = start(1)
     for _ in range(30):
         await threads.map("a", lambda row: time.sleep(0.01), 1, NEVER)  # hardly any processor time
@@ -190,7 +188,7 @@ async def test_rows_are_made_side_by_side(start: Callable[[int], DecodingThreads
     await start(3).map("a", lambda row: together.wait(), 3, NEVER)
 
 
-async def test_threads_that_are_more_than_there_are_to_be_end_and_no_row_waits_for_them() -> None:
+async def test_surplus_threads_end_and_no_row_waits_for_them() -> None:
     counts = [8]
     threads = DecodingThreads(lambda: counts[0])
 

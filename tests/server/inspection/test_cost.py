@@ -139,7 +139,7 @@ def test_reductions_apply_their_body_to_every_element_but_the_first() -> None:
     assert found["windows"].flops == 2 * 5 * 1
 
 
-def test_integers_casts_and_copies_are_no_floating_point_operations_but_move_bytes() -> None:
+def test_integers_casts_and_copies_count_no_flops_but_move_bytes() -> None:
     found = costs("""
         %a = s32[8]{0} parameter(0)
         %b = s32[8]{0} add(%a, %a)

@@ -68,7 +68,7 @@ def test_users_are_those_that_an_instruction_is_an_operand_of() -> None:
     assert users["out"] == []
 
 
-def test_operations_are_counted_with_those_inside_fusions_and_without_what_only_renames_memory() -> None:
+def test_operations_in_fusions_are_counted_and_renamings_are_not() -> None:
     assert hlo.parse(PROGRAM).count() == len(["add.1", "convert", "broadcast", "multiply", "pixels", "reduce.1"])
 
 

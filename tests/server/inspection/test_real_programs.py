@@ -52,7 +52,7 @@ def test_instructions_name_their_layers(program: Callable[[str], str]) -> None:
         assert any(name in layer for layer in layers), layers
 
 
-def test_every_instruction_of_a_real_program_has_a_cost_that_is_not_negative(program: Callable[[str], str]) -> None:
+def test_no_instruction_of_a_real_program_has_a_negative_cost(program: Callable[[str], str]) -> None:
     for instruction, price in cost.instructions(hlo.parse(program("optimized_hlo"))):
         assert price.flops >= 0
         assert price.bytes > 0, instruction.name

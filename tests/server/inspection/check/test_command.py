@@ -30,7 +30,7 @@ def check(*arguments: object, settings: Settings = Settings()) -> int:  # noqa: 
     return COMMAND.run(Invocation(own, settings, lambda: settings))
 
 
-def test_a_model_that_xla_refuses_is_explained_and_the_others_are_checked_all_the_same(
+def test_a_refused_model_is_explained_and_the_others_are_still_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     layers = [keras.Input((16, 16, 3)), keras.layers.Resizing(4, 4, "bicubic", name="shrink"), keras.layers.Flatten()]
@@ -168,7 +168,7 @@ def test_the_process_of_a_check_ends_with_the_command_that_started_it() -> None:
         assert probe.wait(TIMEOUT_S) == 1
 
 
-def test_sources_are_checked_with_random_weights_and_detectors_made_to_find_something(
+def test_sources_are_checked_with_random_weights_and_any_score_counts(
     monkeypatch: pytest.MonkeyPatch, checked: Callable[..., Checked]
 ) -> None:
     asked: list[ModelSettings] = []

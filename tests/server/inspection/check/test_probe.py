@@ -41,12 +41,12 @@ def floats(*values: float) -> Outputs:
     return (np.array([values], np.float32),)
 
 
-def test_the_difference_is_the_largest_of_any_row_over_the_largest_that_eager_gives() -> None:
+def test_the_difference_is_the_largest_of_any_row_relative_to_eager() -> None:
     outputs = (np.array([[1.0, -4.0], [1.0, -4.5]], np.float32),)
     assert difference(model(), floats(1.0, -4.0), outputs) == (0.125, None)
 
 
-def test_what_is_the_same_everywhere_tells_nothing_unless_a_mode_says_otherwise() -> None:
+def test_outputs_equal_everywhere_tell_nothing_unless_a_mode_differs() -> None:
     assert difference(model(), floats(0.0, 0.0), floats(0.0, 0.0)) == (None, None)
     assert difference(model(), floats(0.0, 0.0), floats(0.0, 0.5)) == (0.5, None)
 
@@ -58,7 +58,7 @@ def test_nan_is_as_far_as_can_be_unless_eager_gives_it_too() -> None:
     assert difference(model(), floats(2.0, nan), floats(2.0, 3.0))[0] == np.inf
 
 
-def test_of_detections_the_scores_count_and_of_integers_the_share_that_differs() -> None:
+def test_detections_are_compared_by_score_and_integers_by_differing_share() -> None:
     task = Detection(3, max_detections=2)
 
     def found(box: float, score: float, index: int) -> Outputs:

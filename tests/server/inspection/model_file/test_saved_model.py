@@ -110,7 +110,7 @@ def test_decoding_within_the_graph_is_named(tmp_path: Path) -> None:
     assert found.layers == ("DecodeJpeg",)
 
 
-def test_a_signature_of_pixels_is_preferred_to_one_of_text_that_is_not_decoded(tmp_path: Path) -> None:
+def test_a_signature_of_pixels_is_preferred_to_one_of_text(tmp_path: Path) -> None:
     module = tf.Module()
     texts = tf.function(tf.strings.length).get_concrete_function(tf.TensorSpec([None], tf.string))
     photos = tf.function(lambda photo: photo).get_concrete_function(tf.TensorSpec([None, 8, 8, 3], name="photo"))

@@ -151,7 +151,7 @@ def test_the_layer_that_flattens_images_is_named_for_flattened_ones(count: int, 
     assert "Flatten" not in dict(plan(described(output(2), inputs=(Tensor("ages", (None, 9)),))).facts)["inputs"]
 
 
-def test_no_order_of_colours_is_asked_where_the_usual_preprocessing_has_one() -> None:
+def test_no_colour_order_is_asked_where_the_usual_preprocessing_has_one() -> None:
     fields = {line.field: line.value for line in plan(described(output(2), family="vgg16")).lines}
     assert fields["preprocess"] == "caffe"
     assert "color" not in fields
