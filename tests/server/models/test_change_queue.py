@@ -56,7 +56,7 @@ async def test_a_change_that_a_stop_ends_is_told_what_did_not_come_of_it(kind: K
 
 
 @pytest.mark.parametrize(("error", "said"), [(ModelFailed, []), (ValueError, ["a load failed"])])
-async def test_a_failure_that_nobody_waits_for_any_more_is_said_only_where_it_is_a_defect(
+async def test_a_failure_that_nobody_awaits_is_logged_only_if_it_is_a_defect(
     error: type[Exception], said: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     changes, work = ChangeQueue(), Work(error)
@@ -100,7 +100,7 @@ async def test_work_is_shared_by_those_who_ask_before_it_begins_and_by_no_others
     assert await shared() == 3
 
 
-async def test_loads_that_wait_are_dropped_and_what_follows_still_waits_for_its_turn() -> None:
+async def test_waiting_loads_are_dropped_and_what_follows_keeps_its_turn() -> None:
     changes, work = ChangeQueue(), Work()
     unloading, asked = asyncio.create_task(changes.make("a", "unload", work)), []
     await work.has_begun.wait()

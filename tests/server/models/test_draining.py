@@ -139,7 +139,7 @@ async def test_a_stop_after_the_last_program_still_ends_the_load(house: House) -
     assert not house.repository.is_ready
 
 
-async def test_a_drain_answers_everything_and_is_over_at_once_where_nothing_waits(house: House) -> None:
+async def test_a_drain_answers_everything_and_ends_at_once_when_nothing_waits(house: House) -> None:
     await house.repository.load_all()
     house.programs[0].running.close()
     accepted = [asyncio.create_task(house.ask(images=5)) for _ in range(3)]

@@ -58,7 +58,7 @@ def test_a_gauge_is_there_without_models() -> None:
     assert not any(values().values())
 
 
-def test_a_version_is_shown_with_its_state_and_what_was_found_of_its_programs() -> None:
+def test_a_version_is_shown_with_its_state_and_its_programs_findings() -> None:
     shown = {name: series for name, series in values(version()).items() if name != "xlaserve_model_state"}
     assert shown == {
         "xlaserve_queue_images": {},
@@ -105,7 +105,7 @@ def test_what_waits_is_shown_of_a_version_that_serves() -> None:
     assert shown["xlaserve_model_info"] == {("cats", "7", "detection", "xla", "bfloat16"): 1.0}
 
 
-def test_a_version_in_auto_is_shown_with_the_precisions_of_the_modes_that_it_runs() -> None:
+def test_a_version_in_auto_is_shown_with_the_precisions_it_runs_in() -> None:
     precisions = {Mode.OPENVINO: Precision.INT8}
     settings = SimpleNamespace(
         effective_default_mode=Mode.AUTO, precision_in=lambda mode: precisions.get(mode, Precision.FLOAT32)

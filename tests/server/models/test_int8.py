@@ -47,7 +47,7 @@ def images(tmp_path: Path) -> Path:
     return folder
 
 
-def test_one_image_of_five_is_held_out_and_all_are_resized_as_the_server_does(images: Path, model: Model) -> None:
+def test_one_image_of_five_is_held_out_and_all_are_resized_as_served(images: Path, model: Model) -> None:
     folder = ImageFolder(images, 500, model, LIMITS)
     assert (len(folder.held_out), len(folder.calibrating)) == (MIN_IMAGES // 5, MIN_IMAGES - MIN_IMAGES // 5)
     assert not {*folder.held_out} & {*folder.calibrating}
@@ -104,9 +104,7 @@ def test_of_too_many_images_as_many_are_taken_the_same_each_time(images: Path, m
     assert folder.calibrating == again.calibrating
 
 
-def test_names_that_go_round_leave_out_neither_a_kind_of_image_nor_images_for_other_files(
-    images: Path, model: Model
-) -> None:
+def test_cyclic_names_and_other_files_leave_out_no_kind_of_image(images: Path, model: Model) -> None:
     for file in [*images.rglob("*.png")]:
         file.with_suffix(".json").write_text("{}")
     folder = ImageFolder(images, MIN_IMAGES, model, LIMITS)
@@ -169,9 +167,7 @@ class Detects:
         return boxes, scores, np.where(scores > 0, 0, -1).astype(np.int32), np.array([count], np.int32)
 
 
-def test_a_model_that_openvino_computes_otherwise_is_refused_as_int8_would_agree_with_what_is_wrong(
-    images: Path, tmp_path: Path
-) -> None:
+def test_a_model_that_openvino_computes_wrongly_is_refused(images: Path, tmp_path: Path) -> None:
     pixels = keras.Input((16, 16, 3), dtype="uint8")
     twice = pixels + pixels  # 128 is 0, in OpenVINO 255
     keras.Model(pixels, keras.layers.GlobalAveragePooling2D()(twice / 255)).save(source := tmp_path / "wraps.keras")
@@ -190,9 +186,7 @@ def test_only_images_with_objects_say_how_well_a_detector_agrees(
     assert [one.agreement for one in found] == [0.0, 1.0, 0.0]
 
 
-def test_a_detector_that_finds_nothing_is_refused_as_its_agreement_would_say_nothing(
-    images: Path, model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_detector_that_finds_nothing_is_refused(images: Path, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int8, "_compiled", lambda *_: Detects())
     folder, graph = ImageFolder(images, 500, model, LIMITS), ConvertedGraph(None)
     with pytest.raises(ModelFailed, match="finds no objects in the held-out images"):

@@ -152,7 +152,7 @@ def test_vectors_agree_by_their_cosine(wanted: Any, got: Any, expected: Likeness
     assert likeness(Embedding(2), answer(wanted), answer(got)) == pytest.approx(expected)
 
 
-def test_answers_to_other_tasks_and_vectors_of_other_lengths_cannot_be_compared() -> None:
+def test_other_tasks_and_vectors_of_other_lengths_cannot_be_compared() -> None:
     assert can_compare(Classification(3), Classification(4))
     assert can_compare(Embedding(2), Embedding(2))
     assert not can_compare(Embedding(2), Embedding(3))

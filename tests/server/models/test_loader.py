@@ -132,7 +132,7 @@ async def test_buckets_that_come_out_alike_are_counted_once(house: House) -> Non
     assert version.programs_total == len(version.ledger) == 4
 
 
-async def test_auto_buckets_are_chosen_for_the_recorded_demand_and_only_they_serve(
+async def test_auto_buckets_are_chosen_for_recorded_demand_and_serve_alone(
     house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cost(executable: object, bucket: Bucket, lanes: int, *, inputs: Inputs) -> Cost:
@@ -224,9 +224,7 @@ async def test_where_auto_has_no_mode_left_the_model_fails_with_the_first_reason
     assert (version.state, version.reason) == (State.FAILED, "of another number of rows")
 
 
-async def test_a_demand_that_cannot_be_read_fails_the_model_before_anything_is_compiled(
-    house: House, tmp_path: Path
-) -> None:
+async def test_an_unreadable_demand_fails_the_model_before_any_compilation(house: House, tmp_path: Path) -> None:
     choice = AutoBuckets(demand=tmp_path / "none.json")
     house.configured = [model("a", buckets="auto", auto_buckets=choice)]
     with pytest.raises(ModelFailed, match=r"auto_buckets\.demand: none\.json: No such file or directory"):
@@ -291,7 +289,7 @@ async def test_a_bucket_that_never_compiles_does_not_keep_others_from_compiling(
     gate.open()
 
 
-async def test_a_bucket_that_does_not_compile_beside_the_traffic_leaves_the_others(
+async def test_a_bucket_that_fails_to_compile_beside_traffic_leaves_the_others(
     make_house: Callable[..., House],
 ) -> None:
     house = make_house(ready_when="first_bucket")
@@ -307,9 +305,7 @@ async def test_a_bucket_that_does_not_compile_beside_the_traffic_leaves_the_othe
     assert await house.ask(images=3) == [1] * 3
 
 
-async def test_a_bucket_serves_without_the_mode_that_it_fails_in_where_auto_can_do_without(
-    make_house: Callable[..., House],
-) -> None:
+async def test_auto_serves_a_bucket_without_the_mode_that_fails_in_it(make_house: Callable[..., House]) -> None:
     house = make_house(ready_when="first_bucket")
     house.configured = [model("a", buckets=(1, 2), modes=("auto",))]
     house.compile_errors[Mode.OPENVINO, Bucket(2, 2, 2)] = ModelFailed("no kernel")
@@ -345,9 +341,7 @@ async def test_a_model_that_answers_its_examples_otherwise_never_serves(house: H
     assert version.reason.startswith("examples: mode graph: largest difference 0.5")
 
 
-async def test_a_reload_that_answers_its_examples_otherwise_leaves_the_model_before(
-    house: House, tmp_path: Path
-) -> None:
+async def test_a_reload_that_fails_its_examples_keeps_the_model_before_it(house: House, tmp_path: Path) -> None:
     house.configured = [model("a", examples=photos(tmp_path, 1.0))]
     await house.repository.load_all()
     with pytest.raises(ModelFailed, match="examples"):  # the second loading answers 2

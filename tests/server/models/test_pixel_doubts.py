@@ -54,9 +54,7 @@ def measured(model: Model) -> list[str]:
 
 
 @pytest.mark.parametrize("first", [(), (layers.BatchNormalization,), (layers.ZeroPadding2D,)])
-def test_pixels_that_nobody_is_known_to_scale_get_a_warning_with_the_line_to_write(
-    tmp_path: Path, first: tuple[Any, ...]
-) -> None:
+def test_pixels_of_unknown_scale_get_a_warning_with_the_line_to_write(tmp_path: Path, first: tuple[Any, ...]) -> None:
     model = load(tmp_path, *(make() for make in first))
     assert model.pixel_scale == pytest.approx(1, rel=1e-3)
     (doubt,) = pixel_doubts.doubts(model)

@@ -58,7 +58,7 @@ async def test_what_the_process_leaves_is_there_until_the_model_is_loaded(
 
 
 @pytest.mark.parametrize("is_starved", [False, True])
-async def test_the_process_runs_while_a_processor_is_idle_and_takes_a_share_where_none_ever_is(
+async def test_the_process_runs_on_idle_processors_or_takes_a_share_without_any(
     make: Callable[..., Preparer], monkeypatch: pytest.MonkeyPatch, is_starved: bool
 ) -> None:
     monkeypatch.setattr(Starvation, "is_starved", lambda self: is_starved)
@@ -107,7 +107,7 @@ async def test_one_model_is_prepared_at_a_time(make: Callable[..., Preparer], tm
     assert await asyncio.gather(*(prepare() for _ in range(4))) == [True] * 4
 
 
-async def test_a_model_that_never_builds_does_not_keep_others_from_being_prepared(
+async def test_a_model_that_never_builds_does_not_hold_up_the_others(
     make: Callable[..., Preparer], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     step = "\nprint('xlaserve is building the model', flush=True)\nimport time"
@@ -125,7 +125,7 @@ async def test_a_model_that_never_builds_does_not_keep_others_from_being_prepare
 
 
 @pytest.mark.parametrize("process", [("/nonexistent",), (sys.executable, "-c", "")])
-async def test_a_process_that_can_not_be_started_leaves_the_model_to_be_loaded_here(
+async def test_a_process_that_cannot_start_leaves_the_model_to_the_server(
     process: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -135,7 +135,7 @@ async def test_a_process_that_can_not_be_started_leaves_the_model_to_be_loaded_h
     assert not prepared_folders(tmp_path)
 
 
-async def test_a_server_removes_what_killed_ones_left_and_not_what_another_of_its_process_id_uses(
+async def test_folders_of_killed_servers_are_removed_and_those_in_use_are_not(
     make: Callable[..., Preparer], tmp_path: Path
 ) -> None:
     # Process 1 of each of two containers that share a /tmp: here too both have one process id.
@@ -154,7 +154,7 @@ async def test_a_server_removes_what_killed_ones_left_and_not_what_another_of_it
     assert not prepared.root.exists()
 
 
-async def test_where_folders_can_not_be_locked_none_is_left_and_the_model_is_loaded_here(
+async def test_without_folder_locks_none_is_left_and_the_server_loads_the_model(
     make: Callable[..., Preparer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
@@ -187,7 +187,7 @@ async def test_where_the_process_fails_the_model_is_loaded_here_which_says_why(
     )
 
 
-async def test_code_that_was_installed_since_the_server_began_does_not_compile_for_it(
+async def test_code_installed_since_the_server_began_does_not_compile_for_it(
     make: Callable[..., Preparer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("xlaserve.programs.cache.environment._on_disk", lambda: {"xlaserve": "another"})
@@ -300,7 +300,7 @@ async def test_a_load_that_is_cancelled_waits_for_its_thread_only_so_long(
         may_end.set()
 
 
-async def test_a_thread_that_goes_on_after_its_load_was_cancelled_removes_its_folder(
+async def test_a_thread_that_outlasts_its_cancelled_load_removes_its_folder(
     make: Callable[..., Preparer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("xlaserve.models.preparer.KILL_S", 0.01)

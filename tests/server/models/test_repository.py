@@ -350,9 +350,7 @@ async def test_a_configuration_that_no_longer_asks_for_what_failed_forgets_it(ho
         house.repository.get("c")
 
 
-async def test_an_unload_that_comes_to_a_model_that_was_just_forgotten_changes_nothing(
-    make_house: Callable[..., House],
-) -> None:
+async def test_unloading_a_model_that_was_just_forgotten_changes_nothing(make_house: Callable[..., House]) -> None:
     house = make_house(exit_on_model_failure=False)
     house.configured = [model("a"), model("b")]
     house.load_errors["b"] = ModelFailed("weights: expected a file")

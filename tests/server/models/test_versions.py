@@ -23,7 +23,7 @@ def of_version(house: House, number: int) -> list[State]:
     return [version.state for version in house.repository.index() if version.settings.version == str(number)]
 
 
-async def test_versions_of_a_model_serve_together_and_the_highest_answers_for_all(house: House) -> None:
+async def test_versions_of_a_model_serve_together_and_the_highest_is_the_default(house: House) -> None:
     house.configured = versions(2, 10, 9)
     await house.repository.load_all()
     assert house.answering("", "2", "9", "10") == ["10", "2", "9", "10"]
@@ -101,7 +101,7 @@ async def test_a_new_version_that_fails_leaves_the_old_one_and_its_label(house: 
     assert of_version(house, 2) == [State.READY]
 
 
-async def test_where_memory_is_short_the_old_version_leaves_before_the_new_one_is_loaded(
+async def test_with_unload_first_the_old_version_leaves_before_the_new_one_loads(
     make_house: Callable[..., House],
 ) -> None:
     house = make_house(version_order="unload_first")
@@ -173,7 +173,7 @@ async def test_a_version_that_is_no_longer_configured_leaves_alone(house: House)
     assert len(house.programs) == 3
 
 
-async def test_what_was_found_of_a_shadow_is_forgotten_once_another_loading_takes_its_place(house: House) -> None:
+async def test_findings_of_a_shadow_end_when_another_loading_replaces_it(house: House) -> None:
     house.configured = versions(1, 2, 3)
     await house.repository.load_all()
     one, two, _ = house.repository.versions("a")
@@ -229,9 +229,7 @@ async def test_shares_of_requests_go_to_versions_by_their_ids(house: House) -> N
     assert {"1", "2", "3"} == {*by_chance}
 
 
-async def test_what_is_chosen_for_a_request_and_not_ready_is_answered_by_the_default_version(
-    make_house: Callable[..., House],
-) -> None:
+async def test_a_request_routed_to_a_version_not_ready_goes_to_the_default(make_house: Callable[..., House]) -> None:
     house = make_house(exit_on_model_failure=False)
     house.configured = versions(1, 2, routing={"2": 100})
     house.load_errors["a version 2"] = ModelFailed("no")
@@ -246,7 +244,7 @@ async def test_a_version_that_is_asked_for_by_name_is_not_routed(house: House) -
     assert house.repository.routed("a", "").settings.version == "2"
 
 
-async def test_what_found_a_version_and_is_still_parsed_is_answered_before_it_ends(house: House) -> None:
+async def test_a_request_being_parsed_is_answered_before_its_version_ends(house: House) -> None:
     house.configured = versions(1)
     await house.repository.load_all()
     parsed = house.repository.get("a")
@@ -266,9 +264,7 @@ async def test_what_found_a_version_and_is_still_parsed_is_answered_before_it_en
         batcher.admission.admit(1, 1)
 
 
-async def test_the_decoding_of_a_version_without_a_model_is_the_settings_or_not_known(
-    make_house: Callable[..., House],
-) -> None:
+async def test_decoding_without_a_model_is_that_of_the_settings_or_unknown(make_house: Callable[..., House]) -> None:
     house = make_house(exit_on_model_failure=False)
     house.configured = [model("a"), model("b", decode="fast")]
     house.load_errors |= {name: ModelFailed("weights: expected a file") for name in ("a", "b")}

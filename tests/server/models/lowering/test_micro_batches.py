@@ -148,7 +148,7 @@ def test_what_may_not_be_called_for_a_part_of_a_batch_is_not_divided(function: A
         (1, {"disable_lowerings": ["micro_batches"]}, False),
     ],
 )
-def test_batches_are_divided_where_lanes_have_one_thread_and_images_may_not_depend_on_each_other(
+def test_only_independent_images_on_lanes_of_one_thread_are_divided(
     threads: int, changes: dict[str, Any], is_divided: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: threads)

@@ -34,7 +34,7 @@ def operations(function: Any) -> set[str]:
     return {each.type for each in function.graph.get_operations()}
 
 
-def test_functions_within_functions_are_built_in_each_time_that_they_are_called(kernel: tf.Variable) -> None:
+def test_nested_functions_are_inlined_at_each_of_their_calls(kernel: tf.Variable) -> None:
     inner = tf.function(lambda images, by: by * convolve(images, kernel), autograph=False)
     outer = tf.function(lambda images: inner(images, 2.0) + inner(inner(images, 3.0), 4.0), autograph=False)
     function = check(lambda images: outer(images) + outer(images + 1.0), "depthwise 6")

@@ -56,7 +56,7 @@ def test_what_is_enlarged_is_no_sum(size: tuple[int, int], is_sum: bool, interpo
 
 
 @pytest.mark.parametrize("activate", [tf.nn.relu, lambda values: values * tf.nn.relu6(values + 3)])
-def test_what_follows_is_searched_however_long_it_is_and_whatever_is_read_twice(activate: Any) -> None:
+def test_what_follows_is_searched_at_any_length_even_if_read_twice(activate: Any) -> None:
     layer = keras.layers.Conv2D(4, 1)
 
     def call(images: tf.Tensor) -> tf.Tensor:

@@ -147,7 +147,7 @@ def test_any_record_may_hold_something_else(
     assert file.exists()
 
 
-def test_nothing_is_kept_of_files_that_were_replaced_while_they_were_loaded(
+def test_nothing_is_kept_of_files_replaced_while_they_were_loaded(
     open_cache: Callable[..., CompileCache], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "model.keras"
@@ -195,7 +195,7 @@ def test_files_are_read_again_after_a_build_if_they_may_have_changed(
     assert bool([*(tmp_path / "cache").rglob(f"*{SUFFIX}")]) is not is_replaced
 
 
-def test_kept_programs_are_not_mixed_with_those_of_files_that_replaced_theirs(
+def test_kept_programs_are_not_mixed_with_those_of_replaced_files(
     open_cache: Callable[..., CompileCache], tmp_path: Path
 ) -> None:
     file = tmp_path / "model.keras"

@@ -252,9 +252,7 @@ def test_layers_whose_programs_can_not_be_kept_are_compiled_at_each_start(
         assert line.startswith("model rare: compile_cache can't keep its programs")
 
 
-def test_a_program_that_was_found_to_be_wrong_is_made_anew_even_where_it_stays(
-    open_cache: Callable[..., CompileCache],
-) -> None:
+def test_a_forgotten_program_is_made_anew_even_in_a_read_only_cache(open_cache: Callable[..., CompileCache]) -> None:
     scores(cached.network(open_cache(), DEVICE, SETTINGS, Source(2.0)))
     network = cached.network(open_cache(read_only=True), DEVICE, SETTINGS, source := Source(2.0))
     kept = network.program.compile(Mode.XLA, BUCKET)

@@ -33,7 +33,7 @@ from xlaserve.programs.openvino.openvino_program import UntranslatableGraphError
 
 
 @pytest.mark.parametrize("mode", GRAPHS)
-def test_a_mode_with_a_graph_for_all_buckets_of_a_size_needs_no_model_at_a_later_start(
+def test_a_kept_graph_serves_all_buckets_of_a_size_without_the_model(
     open_cache: Callable[..., CompileCache], tmp_path: Path, mode: Mode
 ) -> None:
     larger = BUCKET._replace(batch=5)
@@ -81,7 +81,7 @@ def test_a_graph_that_can_not_be_written_serves(
     assert caplog.text.count("can't keep its programs") == 1
 
 
-def test_a_graph_that_can_not_be_frozen_serves_and_keeps_no_other_mode_from_being_kept(
+def test_a_graph_that_cannot_be_frozen_serves_and_other_modes_are_kept(
     open_cache: Callable[..., CompileCache], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("xlaserve.programs.tf.frozen_graph.MAX_BYTES", 0)
@@ -125,9 +125,7 @@ def test_what_is_compiled_beside_traffic_is_not_kept(
     assert list((tmp_path / "cache").rglob(f"{mode}-*{SUFFIX}")) == []
 
 
-def test_graphs_from_the_cache_go_on_once_it_is_sealed_and_are_gone_once_it_is_dismantled(
-    open_cache: Callable[..., CompileCache],
-) -> None:
+def test_graphs_from_the_cache_outlast_sealing_and_end_when_dismantled(open_cache: Callable[..., CompileCache]) -> None:
     scores(cached.network(open_cache(), DEVICE, SETTINGS, Source()), Mode.GRAPH)
     program = cached.network(open_cache(), DEVICE, SETTINGS, Source()).program
     assert isinstance(program, CachedProgram)

@@ -70,9 +70,7 @@ def test_the_reference_computes_in_float32_and_leaves_the_model_as_it_was(
     np.testing.assert_array_equal(executable(PIXELS)[0], before)
 
 
-def test_pixels_are_scaled_and_outputs_given_in_float32_and_layers_within_layers_are_narrow(
-    tiny_model: Callable[..., Any],
-) -> None:
+def test_scaling_and_outputs_are_float32_and_nested_layers_are_narrow(tiny_model: Callable[..., Any]) -> None:
     inner = tiny_model()
     pixels = keras.Input((6, 5, 3))
     model = keras.Model(pixels, keras.layers.Dense(2, activation="softmax")(inner(pixels)))

@@ -204,7 +204,7 @@ def test_a_map_that_is_named_for_scores_is_of_classes() -> None:
     assert choose(shapes(it=[None, 8, 6, 3]), output_names={"scores": "it"}).task == Segmentation(3)
 
 
-def test_several_outputs_are_a_detection_where_their_names_and_shapes_say_so() -> None:
+def test_several_outputs_named_and_shaped_like_a_detection_are_one() -> None:
     found = shapes(boxes=[None, 9, 4], scores=[None, 9, 5])
     assert choose(found).task == Detection(5, max_detections=100)
     assert type(choose(shapes(boxes=[None, 36], scores=[None, 9, 5])).task) is Tensors

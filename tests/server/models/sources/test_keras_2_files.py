@@ -74,9 +74,7 @@ def test_keras_3_reads_whole_models_in_hdf5(keras_2: Written) -> None:
     keras_2.check("whole.h5")
 
 
-def test_keras_2_reads_models_within_models_and_nothing_is_kept_in_a_read_only_cache(
-    keras_2: Written, tmp_path: Path
-) -> None:
+def test_keras_2_reads_nested_models_and_a_read_only_cache_keeps_nothing(keras_2: Written, tmp_path: Path) -> None:
     keras_2.check("machine.h5", Conversions(tmp_path, is_filling=False))
     assert not [*tmp_path.iterdir()]
 

@@ -322,7 +322,7 @@ def test_what_kerashub_cannot_do_fails_with_a_reason(model: ModelSettings, expec
     assert reason(model).startswith(expected)
 
 
-def test_a_preset_of_another_class_or_number_of_classes_fails_with_a_reason(resnet: Preset) -> None:
+def test_a_preset_of_another_class_or_class_count_fails_with_a_reason(resnet: Preset) -> None:
     other = reason(settings("VGGImageClassifier", weights=str(resnet.folder)))
     assert other.startswith(f"weights: the preset in {resnet.folder.name} can't be loaded as VGGImageClassifier: ")
     assert str(resnet.folder) not in other

@@ -73,7 +73,7 @@ def test_random_weights_are_logged_and_the_same_each_time(
     np.testing.assert_array_equal(run(model), run(mobilenet))
 
 
-def test_random_weights_and_what_other_threads_draw_do_not_depend_on_each_other() -> None:
+def test_random_weights_and_draws_of_other_threads_are_independent() -> None:
     def seed(draws: int) -> tuple[int, list[float]]:
         with random_weights.seeded():
             drawn = [random.random() for _ in range(draws)]

@@ -342,7 +342,7 @@ def test_a_module_without_signatures_is_called_as_for_inference(tmp_path: Path) 
         catalog.load(settings(str(tmp_path / "empty")))
 
 
-def test_of_several_functions_without_signatures_the_one_that_is_named_runs(tmp_path: Path) -> None:
+def test_of_several_functions_without_signatures_the_named_one_runs(tmp_path: Path) -> None:
     module = Sums()
     module.sums.get_concrete_function(FLOAT32)
     module.two_outputs.get_concrete_function(FLOAT32)
