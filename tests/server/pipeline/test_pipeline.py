@@ -255,7 +255,7 @@ async def test_a_drawing_gets_the_image_upright_and_no_larger_than_it_wants(pipe
         assert answer.rendered == [(shape, 40, 20, 3.0)]
 
 
-async def test_images_are_decoded_as_the_model_says_and_those_to_draw_into_exactly(
+async def test_images_are_decoded_as_the_model_says_and_exactly_if_drawn_into(
     pipe: Pipeline, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ways = []
@@ -339,7 +339,7 @@ async def test_a_full_queue_refuses_before_anything_is_decoded(
     assert not decoded
 
 
-async def test_what_could_not_be_answered_in_time_is_refused_before_anything_is_decoded(
+async def test_a_request_that_would_be_too_late_is_refused_before_decoding(
     pipe: Pipeline, served: Served, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[bytes] = []
@@ -468,7 +468,7 @@ def test_the_threads_are_divided_among_as_many_fronts_as_there_are(clock: Clock)
     assert counts == [8, 2, 1]
 
 
-async def test_a_request_that_is_cancelled_while_it_is_decoded_leaves_and_its_other_images_are_not_decoded(
+async def test_a_request_cancelled_while_decoded_leaves_other_images_undecoded(
     make_pipeline: Callable[..., Pipeline], served: Served, batcher: Batcher, held_up: HeldUp
 ) -> None:
     pipe = make_pipeline(decode_threads=1)
@@ -485,7 +485,7 @@ async def test_a_request_that_is_cancelled_while_it_is_decoded_leaves_and_its_ot
 
 
 @pytest.mark.parametrize("seconds", [0.05, -1.0])
-async def test_a_request_is_answered_at_its_deadline_and_its_other_images_are_not_decoded(
+async def test_a_request_past_its_deadline_leaves_its_other_images_undecoded(
     make_pipeline: Callable[..., Pipeline],
     served: Served,
     batcher: Batcher,
@@ -531,9 +531,7 @@ async def test_pixels_are_the_input_as_it_is(pipe: Pipeline, served: Served) -> 
     assert answer.frames == [whole(4, 6)] * 2
 
 
-async def test_each_image_is_rendered_with_its_outputs_and_its_frame_off_the_event_loop(
-    pipe: Pipeline, served: Served
-) -> None:
+async def test_each_image_is_rendered_with_its_outputs_off_the_event_loop(pipe: Pipeline, served: Served) -> None:
     threads = set()
 
     def render(outputs: Outputs, frame: Frame) -> tuple[list[list[float]], int]:
@@ -563,7 +561,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("sizes", [[(4, 6)], [(4, 6), (8, 8)]])
-async def test_large_outputs_of_several_batches_are_put_together_off_the_event_loop(
+async def test_large_outputs_of_several_batches_are_joined_off_the_event_loop(
     pipe: Pipeline, served: Served, of_two_sizes: Served, batcher: Batcher, sizes: Sequence[tuple[int, int]]
 ) -> None:
     threads: set[threading.Thread] = set()
@@ -624,7 +622,7 @@ def test_images_are_decoded_on_as_many_threads_as_a_container_may_use(monkeypatc
 # Several resolutions
 
 
-async def test_each_image_goes_to_the_resolution_that_suits_it_and_its_answer_comes_back_in_order(
+async def test_each_image_goes_to_its_best_resolution_and_answers_stay_in_order(
     pipe: Pipeline, of_two_sizes: Served, batcher: Batcher
 ) -> None:
     shapes = [(8, 8), (4, 6), (100, 100), (2, 3), (40, 60), (9, 9)]
@@ -641,9 +639,7 @@ async def test_each_image_goes_to_the_resolution_that_suits_it_and_its_answer_co
     assert batcher.admitted == [(6, 6 * 8 * 8 * 3 + sum(map(len, encoded)))]
 
 
-async def test_images_whose_outputs_depend_on_the_resolution_all_go_to_that_of_the_first(
-    pipe: Pipeline, batcher: Batcher
-) -> None:
+async def test_images_with_outputs_by_resolution_all_go_to_that_of_the_first(pipe: Pipeline, batcher: Batcher) -> None:
     of_two_sizes = make_served(batcher, (4, 6), (8, 8), task=Segmentation(3))
     encoded = [png(1, 4, 6), png(2, 8, 8), png(3, 2, 3)]
     assert levels(await pipe.run(of_two_sizes, Request("", encoded, DEADLINE))) == [
@@ -689,7 +685,7 @@ async def test_pixels_of_another_size_beside_encoded_images_are_refused(
     assert not batcher.ran
 
 
-async def test_where_one_resolution_fails_the_whole_request_does_and_its_other_images_are_cancelled(
+async def test_a_failed_resolution_fails_the_request_and_cancels_other_images(
     pipe: Pipeline, of_two_sizes: Served, batcher: Batcher
 ) -> None:
     cancelled = []
@@ -724,7 +720,7 @@ async def test_an_image_that_no_resolution_fits_is_refused_where_none_is_fitted(
         await pipe.run(of_two_sizes, Request("", [png(1, 2, 3)], DEADLINE))
 
 
-async def test_pixels_that_take_long_are_checked_on_a_thread_once_they_are_admitted(
+async def test_slow_checks_of_pixels_run_on_a_thread_after_admission(
     pipe: Pipeline, served: Served, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []

@@ -66,7 +66,7 @@ def test_servers_that_are_found_meet_the_limit_and_one_less_does_not() -> None:
     assert simulate(PROFILE, servers - 1, poisson(200, 3, 1, seed=9)).percentile_s(99) > 0.045
 
 
-def test_what_is_said_has_an_error_and_a_number_of_servers_that_is_enough_at_its_worst() -> None:
+def test_a_figure_has_an_error_and_the_servers_enough_for_its_worst_case() -> None:
     def simulated(profile: Profile, servers: int, seed: int) -> Outcome:
         return outcome(profile.costs[1].alone_s * (40 + seed) / servers)
 

@@ -50,9 +50,7 @@ def test_batches_fill_as_the_load_grows() -> None:
     ("gap_s", "expected_s"),
     [(0.0, [0.016, 0.016]), (0.005, [0.013, 0.013]), (0.010, [0.010, 0.010])],
 )
-def test_lanes_run_side_by_side_and_slow_each_other_down_for_as_long_as_both_run(
-    gap_s: float, expected_s: list[float]
-) -> None:
+def test_lanes_run_side_by_side_and_slow_each_other_down_meanwhile(gap_s: float, expected_s: list[float]) -> None:
     load = Load(np.array([0.0, gap_s]), np.array([1, 1]))
     profile = Profile({1: Cost(0.010, 0.016)}, lanes=2)
     assert simulate(profile, 1, load).latency_s.tolist() == pytest.approx(expected_s)
@@ -88,7 +86,7 @@ def test_what_is_between_the_parts_of_a_request_is_part_of_it() -> None:
     assert simulate(profile, 1, load).latency_s == pytest.approx([expected_s] * 2)
 
 
-def test_a_batch_begins_once_the_event_loop_has_written_the_answers_of_the_one_before() -> None:
+def test_a_batch_begins_after_the_answers_of_the_one_before_are_written() -> None:
     load = Load(np.array([0.0, 0.008]), np.array([1, 1]))
     # One image does not fill the best bucket: it is not gathered ahead.
     profile = Profile({1: Cost(SERVICE_S, SERVICE_S), 8: Cost(0.020, 0.020)}, front_s=0.004)
@@ -97,7 +95,7 @@ def test_a_batch_begins_once_the_event_loop_has_written_the_answers_of_the_one_b
     assert second == pytest.approx(first + SERVICE_S + 0.002 - 0.008)
 
 
-def test_plans_begin_with_what_warm_up_promised_and_learn_what_batches_take() -> None:
+def test_plans_begin_with_warm_up_costs_and_learn_what_batches_take() -> None:
     costs = {1: Cost(0.010, 0.010), 8: Cost(0.100, 0.100)}
     promised = {1: Cost(0.010, 0.010), 8: Cost(0.020, 0.020)}
     load = poisson(50, 4_000 / 50, 1, seed=1)
