@@ -72,7 +72,7 @@ def fronts(model: dict[str, Any] = NETWORK, **settings: Any) -> int:
         ({"device": "cpu", "fronts": 2}, 2),
     ],
 )
-def test_a_gpu_is_served_by_as_many_as_its_engines_could_need_and_a_cpu_by_one_process(
+def test_a_gpu_has_the_fronts_its_engines_could_need_and_a_cpu_one_process(
     machine: pytest.MonkeyPatch, settings: dict[str, Any], expected: int
 ) -> None:
     assert fronts(**settings) == expected
@@ -102,7 +102,7 @@ def test_models_that_use_no_device_are_served_by_one_process(machine: pytest.Mon
     ],
     ids=["shadow", "background"],
 )
-def test_shadows_and_resolutions_without_buckets_need_no_process_of_their_own(
+def test_shadows_and_resolutions_without_buckets_need_no_own_process(
     machine: pytest.MonkeyPatch, model: dict[str, Any]
 ) -> None:
     assert fronts(model, device="gpu") == 5

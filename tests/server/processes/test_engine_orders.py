@@ -41,9 +41,7 @@ def test_no_engine_numbers_loadings_as_the_one_before_it_or_after_it() -> None:
     assert (ENGINES - 1) * LOADINGS + LOADINGS < 2**32
 
 
-def test_another_engine_serves_as_before_where_the_configuration_can_t_be_read(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_with_an_unreadable_configuration_the_next_engine_serves_as_before(caplog: pytest.LogCaptureFixture) -> None:
     def read() -> Settings:
         raise ConfigError("models: expected a list, got a number")
 
@@ -51,6 +49,6 @@ def test_another_engine_serves_as_before_where_the_configuration_can_t_be_read(
     assert "models: expected a list, got a number" in caplog.text
 
 
-def test_that_an_engine_outlives_a_model_that_fails_is_no_change_of_the_configuration() -> None:
+def test_outliving_a_failed_model_is_no_change_of_the_configuration() -> None:
     lasting = AT_START.model_copy(update={"exit_on_model_failure": False})
     assert EngineOrders(lasting, lambda: AT_START, number=1).read() == lasting

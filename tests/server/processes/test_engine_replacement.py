@@ -85,7 +85,7 @@ async def test_what_is_only_added_is_loaded_in_place(world: World) -> None:
     assert world.house.states("c") == world.house.states("d") == [State.READY]
 
 
-async def test_a_model_that_serves_is_loaded_again_in_another_engine_with_all_others_as_they_are(world: World) -> None:
+async def test_a_serving_model_is_reloaded_in_another_engine_with_all_others(world: World) -> None:
     world.house.configured = [model("a", buckets=(4,)), model("b", buckets=(4,))]
     await world.replacement.load("a")
     (initial,) = world.initial
@@ -96,7 +96,7 @@ async def test_a_model_that_serves_is_loaded_again_in_another_engine_with_all_ot
     assert world.house.states() == [State.READY]
 
 
-async def test_what_the_next_engine_begins_with_is_dated_by_when_its_last_change_was_asked_for(world: World) -> None:
+async def test_the_next_engines_state_is_dated_by_its_last_requested_change(world: World) -> None:
     for now_ns, name in ((5, "c"), (6, "d")):
         world.now_ns = now_ns
         world.house.configured.append(model(name))
@@ -130,7 +130,7 @@ async def test_in_place_nothing_is_done_by_another_engine(world: World) -> None:
     assert (world.house.states("a"), world.house.states("c")) == ([State.READY], [State.UNLOADED])
 
 
-async def test_an_update_whose_caller_gives_up_goes_on_with_the_engine_that_was_begun(world: World) -> None:
+async def test_an_update_whose_caller_gives_up_continues_in_its_engine(world: World) -> None:
     world.outcome = asyncio.get_running_loop().create_future()
     world.house.configured = [model("a", buckets=(4,)), model("b")]
     caller = asyncio.create_task(world.replacement.update("a"))
@@ -174,7 +174,7 @@ async def test_a_model_that_does_not_serve_is_unloaded_in_place(world: World) ->
     assert not world.initial
 
 
-async def test_a_configuration_that_replaces_and_removes_is_served_by_another_engine(world: World) -> None:
+async def test_a_configuration_that_replaces_and_removes_gets_another_engine(world: World) -> None:
     configured = [model("a", buckets=(4,)), model("c")]
     assert await world.replacement.reconfigure(configured) == ["a loaded", "c loaded", "b unloaded"]
     assert world.loaded() == {"a": ["1"], "b": [], "c": ["1"]}
@@ -182,7 +182,7 @@ async def test_a_configuration_that_replaces_and_removes_is_served_by_another_en
     assert {*world.initial[0].configured} == {"a", "c"}
 
 
-async def test_what_was_only_added_and_fails_in_another_engine_is_not_called_loaded(world: World) -> None:
+async def test_an_added_model_that_fails_in_another_engine_is_not_called_loaded(world: World) -> None:
     world.outcome = asyncio.get_running_loop().create_future()
     world.outcome.set_result(Outcome(failed=[("c", "1", "no such file")]))
     configured = [model("a", buckets=(4,)), model("b"), model("c")]

@@ -19,7 +19,7 @@ CONNECTIONS = 30
 PATIENCE_S = 30.0
 
 
-async def test_one_of_fewer_fronts_than_there_may_be_leaves_all_new_connections_to_those_that_came_after_it() -> None:
+async def test_a_front_leaves_new_connections_to_those_started_after_it() -> None:
     settings, metrics, usage = Settings(fronts=5, grpc_port=0, http_port=0), Metrics(), SharedCounts(fronts=5)
     usage.serving = 1
     front = Front(

@@ -34,7 +34,7 @@ def test_as_many_fronts_are_added_as_bring_what_an_engine_computes(monkeypatch: 
     world.server._service_manager.close()
 
 
-def test_fronts_know_the_whole_of_what_is_divided_among_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fronts_know_the_whole_of_what_is_divided_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
     world = GrowingWorld(monkeypatch)
     world.say(ENGINE, FAST)
     settings = world.orders_of(4)
@@ -50,7 +50,7 @@ def test_each_engine_is_brought_as_much(monkeypatch: pytest.MonkeyPatch, engines
     world.server._service_manager.close()
 
 
-def test_a_slow_model_needs_no_further_front_and_a_server_that_stops_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_model_or_a_stopping_server_gets_no_further_front(monkeypatch: pytest.MonkeyPatch) -> None:
     world = GrowingWorld(monkeypatch)
     world.start({**READY, "images_per_s": 300.0})
     assert not world.added
@@ -62,7 +62,7 @@ def test_a_slow_model_needs_no_further_front_and_a_server_that_stops_gets_none(m
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_a_process_waits_for_the_end_of_a_front_as_soon_as_one_is_ready_and_is_tried_for_again() -> None:
+async def test_a_spare_is_prepared_once_a_front_is_ready_and_tried_again() -> None:
     world, loop = World(), asyncio.get_running_loop()
     tried_at: list[float] = []
     is_there = False
@@ -88,7 +88,7 @@ async def test_a_process_waits_for_the_end_of_a_front_as_soon_as_one_is_ready_an
 
 @pytest.mark.usefixtures("virtual_time")
 @pytest.mark.parametrize("lives_s", [0.0, 0.6])
-async def test_a_process_that_waits_and_ends_by_itself_is_started_again_ever_more_seldom(
+async def test_a_spare_that_ends_by_itself_is_restarted_ever_more_seldom(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lives_s: float
 ) -> None:
     loop = asyncio.get_running_loop()

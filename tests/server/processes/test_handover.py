@@ -103,7 +103,7 @@ def environment(told: object) -> dict[str, str]:
     return {HANDED_OVER: str(file), "HOME": "/"}
 
 
-async def test_a_server_says_that_it_serves_and_waits_for_its_predecessor_to_leave(
+async def test_a_successor_says_that_it_serves_and_awaits_its_predecessors_end(
     handed: tuple[dict[str, str], socket.socket, dict[str, object]],
 ) -> None:
     there, ours, told = handed

@@ -64,7 +64,7 @@ def test_messages_and_decoding_have_shares_of_what_else_is_not_taken() -> None:
     assert left_bytes(lambda: [limit(1500, 300), limit(2000, 1000)]) == 600 * MIB
 
 
-def test_what_messages_and_images_take_themselves_is_not_taken_from_their_bounds() -> None:
+def test_memory_of_messages_and_images_is_not_taken_from_their_bounds() -> None:
     world = World(limit(1500, 300))
     world.message_memory.take(200 * MIB)
     with world.decoding.hold(100 * MIB):
@@ -74,7 +74,7 @@ def test_what_messages_and_images_take_themselves_is_not_taken_from_their_bounds
         assert world.mib == (400, 200, 1200)
 
 
-def test_what_is_taken_only_for_a_few_seconds_changes_nothing_and_for_longer_it_does() -> None:
+def test_memory_taken_for_a_few_seconds_changes_no_bound_and_longer_does() -> None:
     world = World(limit(1500, 300))
     world.limits = [limit(1500, 900)]
     for _ in range(LOOKS - 1):

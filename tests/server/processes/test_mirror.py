@@ -215,9 +215,7 @@ async def test_what_was_counted_of_versions_that_have_left_is_forgotten(world: W
     assert str(MAX_VERSIONS_KEPT + 2) in counted
 
 
-async def test_what_was_found_of_a_shadow_is_forgotten_once_another_loading_takes_its_place(
-    make_house: Callable[..., House],
-) -> None:
+async def test_findings_of_a_shadow_end_when_another_loading_replaces_it(make_house: Callable[..., House]) -> None:
     house = make_house()
     house.configured = [model("a", version=number) for number in (1, 2)]
     world = World(house)

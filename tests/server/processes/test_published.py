@@ -32,7 +32,7 @@ def test_the_bytes_of_an_images_outputs_are_known(task: Task, wanted: list[int])
     assert [*described(task, 6, 4)] == wanted
 
 
-async def test_each_loading_has_a_number_of_its_own_and_its_facts_are_pickled_once(house: House) -> None:
+async def test_each_loading_has_its_own_number_and_is_pickled_once(house: House) -> None:
     publisher = Publisher(house.repository)
     await house.repository.load_all()
     (first,) = publisher.catalogue().loadings

@@ -125,7 +125,7 @@ async def test_nothing_is_changed_where_no_engine_is_there() -> None:
         await linked(None, Link(EngineLost("it has ended"))).load("m")
 
 
-async def test_a_change_that_one_engine_has_made_is_made_by_the_others_whoever_gives_up() -> None:
+async def test_a_change_made_by_one_engine_is_made_by_all_if_its_caller_gives_up() -> None:
     first, slow, last = Link(), Link(), Link()
     slow.answers.clear()
     engines = linked(first, slow, last)
@@ -149,7 +149,7 @@ async def test_a_change_that_the_first_engine_has_not_made_is_given_up() -> None
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_a_change_waits_while_another_server_starts_and_is_made_where_that_fails() -> None:
+async def test_a_change_waits_for_a_starting_server_and_is_made_if_that_fails() -> None:
     usage, engine = SharedCounts(), Link()
     usage.upgrade = Upgrade.STARTING
     loading = asyncio.create_task(linked(engine, usage=usage).load("m"))

@@ -55,7 +55,7 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager
     manager.close()
 
 
-def test_it_is_ready_once_all_processes_are_and_for_as_long_as_a_model_serves(tmp_path: Path) -> None:
+def test_it_is_ready_once_all_processes_are_and_while_a_model_serves(tmp_path: Path) -> None:
     world = World(ready_file=tmp_path / "ready")
     world.say(ENGINE, READY)
     assert not world.server.is_ready()
@@ -90,7 +90,7 @@ async def test_a_port_of_metrics_that_is_not_wanted_any_more_is_closed(
     world.server._service_manager.close()
 
 
-def test_with_several_engines_it_is_ready_for_as_long_as_one_of_them_serves(manager: Manager) -> None:
+def test_with_several_engines_it_is_ready_while_one_of_them_serves(manager: Manager) -> None:
     world = World(engines=2)
     for number in (1, 2):
         world.server._serving_engines[f"{ENGINE} {number}"] = PROCESS
@@ -165,7 +165,7 @@ async def test_all_engines_have_to_be_ready_to_take_the_place_of_another_server(
     world.server._service_manager.close()
 
 
-def test_the_service_manager_hears_of_a_start_without_any_model_and_of_reloads(manager: Manager) -> None:
+def test_the_service_manager_hears_of_reloads_and_starts_without_models(manager: Manager) -> None:
     world = World()
     world.server.reloading()
     world.start(NOT_READY)

@@ -19,9 +19,7 @@ from xlaserve.processes.handover import Predecessor
 from xlaserve.processes.supervision import linux
 
 
-async def test_none_is_added_while_another_server_starts_but_once_that_has_failed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_fronts_wait_for_a_starting_server_and_are_added_if_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fronts that listen after those of the other server would be given its connections."""
     world = GrowingWorld(monkeypatch)
     world.start({**READY, "images_per_s": 300.0})

@@ -23,7 +23,7 @@ async def test_all_is_given_back_as_soon_as_an_answer_is_dropped(engines: Engine
         gc.enable()
 
 
-async def test_all_is_given_back_once_nobody_waits_even_without_the_garbage_collector(engines: Engines) -> None:
+async def test_all_is_released_once_nobody_waits_without_garbage_collection(engines: Engines) -> None:
     gc.disable()
     try:
         under_way = begin(engines, "gated", 1)
@@ -63,7 +63,7 @@ async def test_a_request_that_is_cancelled_at_once_is_given_back(engines: Engine
     assert answers == [*range(1, 20, 2)]
 
 
-async def test_a_request_that_is_cancelled_while_it_runs_leaves_at_once_and_its_memory_later(engines: Engines) -> None:
+async def test_a_request_cancelled_while_it_runs_leaves_at_once_its_memory_later(engines: Engines) -> None:
     cancelled = begin(engines, "gated", *range(8), in_place=True)
     await engines.gate.started()
     cancelled.cancel()

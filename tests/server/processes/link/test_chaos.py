@@ -69,9 +69,7 @@ async def test_an_engine_that_is_killed_fails_all_that_it_held_at_once(process: 
     await until(lambda: not engines.held_here())
 
 
-async def test_an_engine_that_is_killed_fails_what_no_request_waits_for_and_what_is_being_opened(
-    process: EngineProcess,
-) -> None:
+async def test_a_killed_engine_fails_idle_runs_and_resolutions_being_opened(process: EngineProcess) -> None:
     engines = await EnginesElsewhere.connect(process)
     running = asyncio.create_task(ask(engines.link, "gated", 1))
     await process.gate.started()

@@ -107,7 +107,7 @@ async def test_what_cannot_make_its_deadline_is_refused_on_arrival(engines: Engi
     await asyncio.gather(running, *waiting)
 
 
-async def test_encoded_images_are_refused_before_they_are_decoded_where_that_takes_too_long(engines: Engines) -> None:
+async def test_encoded_images_are_refused_if_decoding_would_take_too_long(engines: Engines) -> None:
     engine = engines.engine("numbers")
     now = time.perf_counter()
     request = EncodedRequest(1, now + 0.001, 2, [(Mode.XLA, *SMALL)], decode_s=1.0, decoding=0)

@@ -35,7 +35,7 @@ async def ask_unmatched(
     return opened, [int(number) for number in outputs_of(result)[0]]
 
 
-async def test_a_resolution_without_buckets_runs_in_graph_mode_until_they_are_there(any_size: Engines) -> None:
+async def test_a_resolution_without_buckets_runs_in_graph_mode_until_it_has_some(any_size: Engines) -> None:
     assert any_size.engine("any size").largest(Mode.GRAPH, *OTHER) == 0
     assert await ask_unmatched(any_size, 1, 2) == (Mode.GRAPH, [1, 2])
     assert await ask_unmatched(any_size, 3) == (Mode.GRAPH, [3])

@@ -126,7 +126,7 @@ def test_what_engines_have_to_do_is_added_up() -> None:
     assert live.demand == {(8, 8): Counter({1: 4, 2: 4})}
 
 
-def test_a_resolution_without_buckets_is_opened_by_the_first_engine_and_then_by_the_others() -> None:
+def test_the_first_engine_opens_a_resolution_and_the_others_follow() -> None:
     first, second, third = engines = [Engine(name) for name in "abc"]
     model = spread(*engines)
     for _ in range(3):
@@ -146,7 +146,7 @@ def test_a_resolution_without_buckets_is_opened_by_the_first_engine_and_then_by_
     assert [engine.images for engine in engines] == [4, 1, 4]
 
 
-async def test_what_no_request_waits_for_runs_where_the_least_is_to_be_done_and_else_in_the_first() -> None:
+async def test_an_idle_run_goes_to_the_least_loaded_engine_or_the_first() -> None:
     first, second = Engine(), Engine()
     model, pixels = spread(first, second), np.zeros((3, 8, 8, 3), np.uint8)
     for _ in range(2):

@@ -121,7 +121,7 @@ def test_what_is_said_does_not_wait_for_metrics_that_are_read(parent: Parent) ->
     assert looks(parent.hear()) == 1
 
 
-def test_a_question_that_comes_before_there_are_metrics_is_answered_once_there_are(parent: Parent) -> None:
+def test_a_question_before_there_are_metrics_is_answered_once_there_are(parent: Parent) -> None:
     slow = Slow()
     slow.may_go_on.set()
     parent.channel.sendall(encode(Kind.ASK_METRICS, b""))
@@ -157,7 +157,7 @@ def test_metrics_that_were_read_earlier_are_shown_earlier(parent: Parent) -> Non
     closing.join(PATIENCE_S)
 
 
-def test_a_supervisor_that_does_not_read_holds_up_nobody_and_nothing_is_lost(parent: Parent, kill: Mock) -> None:
+def test_a_supervisor_that_does_not_read_blocks_nobody_and_loses_nothing(parent: Parent, kill: Mock) -> None:
     began = time.monotonic()
     for number in range(4):
         parent.child.keep(bytes([number]) * MORE_THAN_FITS)
@@ -182,7 +182,7 @@ def test_that_it_ends_is_the_last_that_it_says(parent: Parent) -> None:
     assert [parent.hear()[0] for _ in range(3)] == [Kind.KEEP, Kind.METRICS, Kind.ENDS]
 
 
-def test_a_process_that_can_t_speak_with_its_supervisor_any_more_is_told_to_end(parent: Parent, kill: Mock) -> None:
+def test_a_process_cut_off_from_its_supervisor_is_told_to_end(parent: Parent, kill: Mock) -> None:
     parent.channel.shutdown(socket.SHUT_RDWR)
     parent.child.keep(b"kept")
     until(lambda: kill.called)

@@ -82,7 +82,7 @@ async def test_one_that_goes_on_in_time_is_left_alone_however_often() -> None:
     assert world.signals == [[]]
 
 
-async def test_where_all_stand_still_as_on_a_machine_that_is_suspended_none_is_killed() -> None:
+async def test_no_process_is_killed_after_the_machine_was_suspended() -> None:
     """Time goes on for all of them, and nothing else."""
     world = World(1, 2)
     await asyncio.sleep(10)

@@ -65,7 +65,7 @@ async def test_a_look_waits_for_all_that_are_ready(metrics: AllMetrics) -> None:
     assert asyncio.get_running_loop().time() == 0.25
 
 
-async def test_one_that_hangs_is_waited_for_a_little_and_not_asked_again_until_it_answers(metrics: AllMetrics) -> None:
+async def test_a_hanging_process_is_awaited_briefly_and_not_asked_a_second_time(metrics: AllMetrics) -> None:
     hangs, answers = FakeProcess(metrics, 1, None), FakeProcess(metrics, 2)
     for process in (hangs, answers):
         metrics.became_ready(FRONT, process.itself)
@@ -121,7 +121,7 @@ async def test_processes_that_end_unasked_are_counted_by_role() -> None:
     assert registry.get_sample_value("xlaserve_process_restarts_total", {"role": "engine"}) == 0
 
 
-async def test_gauges_are_those_of_the_process_that_fills_its_role_and_counts_of_all(metrics: AllMetrics) -> None:
+async def test_gauges_are_of_the_process_in_its_role_and_counts_of_all(metrics: AllMetrics) -> None:
     old, new = FakeProcess(metrics, 1), FakeProcess(metrics, 2)
     shown = []
     for process in (old, new):

@@ -10,7 +10,7 @@ def test_the_first_is_replaced_at_once_and_the_next_ever_later() -> None:
     assert [restarts.wait_s(now) for now in range(6)] == [0, 0.5, 1, 2, 4, 4]
 
 
-def test_one_that_was_ready_for_long_is_replaced_at_once_and_the_next_as_if_it_was_the_first() -> None:
+def test_a_process_ready_for_long_is_replaced_at_once_and_delays_restart() -> None:
     restarts = Restarts(POLICY, draw=lambda: 0.0)
     for now in (0, 1, 2):
         restarts.wait_s(now)
@@ -28,7 +28,7 @@ def test_one_that_ends_soon_after_it_was_ready_is_waited_for_as_any() -> None:
     assert waits_s == [0, 0.5, 1, 2, 4, 4]
 
 
-def test_there_are_never_more_within_the_window_however_long_they_were_ready() -> None:
+def test_restarts_in_a_window_are_bounded_even_for_long_ready_processes() -> None:
     restarts = Restarts(POLICY)
     for now in range(0, 36, 6):
         restarts.became_ready(now)

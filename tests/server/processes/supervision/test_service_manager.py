@@ -113,7 +113,7 @@ async def test_no_watchdog_is_told_where_none_was_asked_for(manager: Manager, se
     server.close()
 
 
-def test_the_watchdog_hears_nothing_of_a_loop_that_hangs_and_again_once_it_goes_on(manager: Manager) -> None:
+def test_the_watchdog_hears_nothing_while_the_event_loop_hangs(manager: Manager) -> None:
     server = ServiceManager({**manager.environment, "WATCHDOG_USEC": str(int(PERIOD_S * 1_000_000))})
     hangs, go_on = threading.Event(), threading.Event()
     loop = asyncio.new_event_loop()

@@ -159,7 +159,7 @@ async def test_a_successor_takes_the_place_of_one_that_ends_before_it_is_ready()
     await world.stop()
 
 
-async def test_one_that_ends_as_its_successor_becomes_ready_is_followed_by_one_that_is_known_to_be_ready() -> None:
+async def test_a_successor_is_known_ready_when_its_predecessor_ends_meanwhile() -> None:
     world = World(ENGINE)
     old, new, succeeding = await world.succession()
     os.kill(os.getpid(), SIGHUP)
@@ -207,7 +207,7 @@ async def test_news_that_one_could_not_take_reach_the_one_in_its_place() -> None
     await world.stop()
 
 
-async def test_what_one_keeps_reaches_the_watchers_as_long_as_it_fills_its_role_and_what_it_wants_always() -> None:
+async def test_kept_data_counts_only_from_the_current_process_and_wishes_always() -> None:
     world = World(ENGINE)
     old, new, succeeding = await world.succession()
     old.hear(Kind.KEEP, b"kept")

@@ -160,7 +160,7 @@ async def test_the_end_comes_for_a_successor_too(caplog: pytest.LogCaptureFixtur
     assert len(world.started) == 3
 
 
-async def test_where_another_server_takes_over_those_that_can_drain_before_they_end() -> None:
+async def test_on_a_takeover_processes_that_can_drain_do_so_before_they_end() -> None:
     world = World(ENGINE, replace(FRONT, drain_s=60), replace(FRONT, name="front 2", drain_s=60))
     await world.last()
     engine, front, starting = world.started
@@ -185,7 +185,7 @@ async def test_one_that_drains_is_told_to_end_where_its_server_is() -> None:
     assert front.signals == [SIGUSR2, SIGTERM]
 
 
-async def test_a_role_that_is_added_later_is_kept_filled_and_ends_with_the_others() -> None:
+async def test_a_role_added_later_is_kept_filled_and_ends_with_the_others() -> None:
     world = World(ENGINE)
     engine = await world.last()
     world.supervisor.add([FRONT])
