@@ -30,7 +30,7 @@ def test_another_device_or_flag_is_another_environment(
 
 
 @pytest.mark.parametrize("file", ["models/lowering/stem.py", "models/sources/data/keras_cv.yaml"])
-def test_other_code_of_ours_is_another_environment_for_processes_that_run_it(
+def test_changed_code_is_another_environment_for_processes_that_run_it(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     request.addfinalizer(installed.cache_clear)

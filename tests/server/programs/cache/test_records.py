@@ -160,7 +160,7 @@ def test_a_disk_that_fails_is_said_once(folder: RecordFolder, caplog: pytest.Log
     assert f"{folder.path}/weights{SUFFIX} can't be written: " in warning.getMessage()
 
 
-def test_what_a_killed_process_left_is_removed_and_what_another_writes_is_not(folder: RecordFolder) -> None:
+def test_what_a_killed_process_left_is_removed_and_writes_under_way_stay(folder: RecordFolder) -> None:
     folder.path.mkdir()
     old, new = folder.path / "old.partial", folder.path / "new.partial"
     for file in (old, new):

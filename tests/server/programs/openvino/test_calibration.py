@@ -144,7 +144,7 @@ def test_another_size_is_refused_before_the_model_is_traced(tmp_path: Path) -> N
         load(folder, forward, (16, 9))
 
 
-def test_the_agreement_that_is_stated_is_that_of_the_size_where_it_is_least() -> None:
+def test_the_stated_agreement_is_that_of_the_size_with_the_least() -> None:
     facts: dict[str, Any] = {"graph": "", "files": {}, "difference": None}
     models = [
         Calibrated(size=(size, size), agreement=agreement, held_out=held_out, **facts)

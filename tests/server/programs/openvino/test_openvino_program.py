@@ -248,7 +248,7 @@ def test_gathering_within_each_image_does_not_crash_the_process(batch: int) -> N
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_gathering_within_each_image_in_a_branch_or_a_loop_does_not_crash_the_process(batch: int) -> None:
+def test_gathering_in_a_branch_or_a_loop_does_not_crash_the_process(batch: int) -> None:
     def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
         boxes = tf.reshape(tf.cast(pixels, tf.float32), (-1, 60, 1))
         places = tf.argsort(boxes[..., 0], stable=True)

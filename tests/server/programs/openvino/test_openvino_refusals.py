@@ -32,7 +32,7 @@ def test_an_operation_that_openvino_does_not_know_is_named() -> None:
     assert explain(failed.value).operation == "Zeta"
 
 
-def test_an_operation_that_openvino_knows_and_can_not_convert_is_named_as_well() -> None:
+def test_a_known_operation_that_openvino_cannot_convert_is_named_as_well() -> None:
     def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
         spectrum = tf.signal.fft2d(tf.cast(pixels[..., 0], tf.complex64))
         return (tf.math.zeta(tf.math.real(spectrum) + 2.0, 1.0),)
@@ -63,7 +63,7 @@ def test_of_a_refusal_the_line_is_told_that_says_why() -> None:
         converted.compile([(1, 4, 5, 3)], Precision.FLOAT32, Threads(1, 1))
 
 
-def test_the_operation_that_openvino_does_not_know_stays_named_in_another_process() -> None:
+def test_an_operation_unknown_to_openvino_stays_named_across_processes() -> None:
     error = pickle.loads(pickle.dumps(UntranslatableGraphError("Zeta")))
     assert (str(error), error.operations) == ("OpenVINO has no translation of Zeta", "Zeta")
 
@@ -97,7 +97,7 @@ def test_on_a_gpu_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         TensorFlowProgram(sums).compile(Mode.OPENVINO, BUCKET)
 
 
-def test_a_graph_that_openvino_can_not_write_is_said_to_lack_space_for_temporary_files() -> None:
+def test_a_graph_that_cannot_be_written_is_said_to_lack_temporary_space() -> None:
     graph = TensorFlowProgram(sums).converted(BUCKET)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))

@@ -158,7 +158,7 @@ VECTORS, PRODUCTS = "--xla_cpu_prefer_vector_width=", "--xla_cpu_experimental_yn
         (f"{VECTORS}256 {PRODUCTS}", [f"{VECTORS}256", PRODUCTS]),
     ],
 )
-def test_programs_use_the_widest_vectors_and_fast_products_unless_told_otherwise(
+def test_programs_use_the_widest_vectors_and_fast_products_by_default(
     tensorflow: Callable[..., TensorFlow], monkeypatch: pytest.MonkeyPatch, inherited: str, expected: list[str]
 ) -> None:
     tensorflow()
@@ -167,7 +167,7 @@ def test_programs_use_the_widest_vectors_and_fast_products_unless_told_otherwise
     assert os.environ["XLA_FLAGS"].split() == expected
 
 
-def test_clusters_are_formed_on_a_cpu_by_the_graphs_that_say_so_and_by_no_others(
+def test_on_a_cpu_only_graphs_that_ask_for_it_form_clusters(
     tensorflow: Callable[..., TensorFlow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensorflow()

@@ -79,7 +79,7 @@ class Numbered:
         return self.compile(Mode.GRAPH, Bucket(1, 1, 1)).executable
 
 
-def test_every_device_has_its_own_program_compiled_and_the_seconds_are_those_of_all() -> None:
+def test_every_device_has_its_own_program_and_the_seconds_are_added_up() -> None:
     programs, replicas, bucket = [Numbered(0), Numbered(1)], Replicas(TWO), Bucket(2, 4, 4)
     compilation = ReplicatedProgram(programs, replicas).compile(Mode.XLA, bucket)
     assert [program.compiled for program in programs] == [[(Mode.XLA, bucket)]] * 2
@@ -167,7 +167,7 @@ print("served on both")
 """
 
 
-def test_a_server_has_a_replica_of_the_model_with_its_weights_on_each_device() -> None:
+def test_a_server_has_a_replica_of_model_and_weights_on_each_device() -> None:
     # TensorFlow's devices are fixed once a process has used it; the CPU stands in for two GPUs.
     done = subprocess.run(
         [sys.executable, "-c", SERVER_ON_TWO_DEVICES], capture_output=True, text=True, timeout=240, check=False

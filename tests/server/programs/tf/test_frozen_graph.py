@@ -60,7 +60,7 @@ def operations(graph: FrozenGraph, pixels: NDArray[np.uint8]) -> set[str]:
     return {label.partition(" = ")[2].partition("(")[0] for label in (node.timeline_label for node in stats)} - {""}
 
 
-def test_a_frozen_graph_computes_what_the_function_does_for_every_batch_size(normalized: Normalized) -> None:
+def test_a_frozen_graph_computes_its_function_for_every_batch_size(normalized: Normalized) -> None:
     function = concrete(normalized)
     graph = FrozenGraph(freeze(function))
     for batch in (1, 2, 5):
@@ -69,7 +69,7 @@ def test_a_frozen_graph_computes_what_the_function_does_for_every_batch_size(nor
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-3)
 
 
-def test_batch_normalization_is_folded_and_what_follows_a_convolution_is_fused(normalized: Normalized) -> None:
+def test_batch_norm_is_folded_and_what_follows_a_convolution_is_fused(normalized: Normalized) -> None:
     ran = operations(FrozenGraph(freeze(concrete(normalized))), images())
     assert any("FusedConv2D" in operation for operation in ran), ran
     assert not any("BatchNorm" in operation or operation in ("Relu", "Mul", "ReadVariableOp") for operation in ran), ran

@@ -12,7 +12,7 @@ from xlaserve.programs.tf.function import Function
 IMAGES: Final = np.zeros((2, 4, 5, 3), np.uint8)
 
 
-def test_of_the_errors_that_xla_passes_on_only_those_of_memory_are_taken_for_one() -> None:
+def test_only_xlas_memory_errors_are_taken_for_a_lack_of_memory() -> None:
     def failing(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
         raise tf.errors.InternalError(None, None, message)
 

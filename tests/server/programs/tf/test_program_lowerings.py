@@ -22,7 +22,7 @@ from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram
 from xlaserve.programs.xla_refusal import explain
 
 
-def test_xla_alone_runs_what_is_lowered_which_is_asked_for_once_for_each_size() -> None:
+def test_only_xla_runs_lowered_code_and_it_is_asked_for_once_a_size() -> None:
     asked = []
 
     def lower(function: Forward) -> Lowered:
@@ -61,7 +61,7 @@ def bright_ones(pixels: tf.Tensor) -> tuple[tf.Tensor]:
     return (tf.scatter_nd(places, tf.reduce_mean(pooled, [1, 2]), tf.shape(pixels, tf.int64)[0:4:3]),)
 
 
-def test_a_lowering_that_has_no_dimension_of_unknown_size_is_left_out_by_its_name() -> None:
+def test_a_lowering_without_a_dimension_that_it_needs_is_left_out_by_name() -> None:
     program = TensorFlowProgram(bright_ones, partial(lower, names={*Lowering}))
     assert "pooling" in program.lowerings(BUCKET)
     in_xla, in_graph = program.compile(Mode.XLA, BUCKET), program.compile(Mode.GRAPH, BUCKET)
@@ -94,7 +94,7 @@ def test_what_xla_can_not_compile_with_lowerings_is_compiled_without(buckets: li
     assert len(asked) == 1
 
 
-def test_programs_that_fail_at_the_same_time_are_all_made_without_lowerings() -> None:
+def test_programs_that_fail_together_are_all_made_without_lowerings() -> None:
     program, together = TensorFlowProgram(sums, failing), threading.Barrier(2, timeout=60)
     program.lowerings(BUCKET)
 
@@ -140,7 +140,7 @@ def test_lowerings_that_another_thread_gives_up_meanwhile_fail_nothing() -> None
     assert program.compile(Mode.XLA, BUCKET).warnings == ("another failed",)
 
 
-def test_an_operation_that_xla_lacks_is_blamed_on_the_line_that_made_it_whatever_is_lowered() -> None:
+def test_an_operation_that_xla_lacks_is_traced_to_its_line_when_lowered() -> None:
     with pytest.raises(tf.errors.InvalidArgumentError) as failure:
         TensorFlowProgram(has_no_xla_kernel, doubled).compile(Mode.XLA, BUCKET)
     refusal = explain(failure.value)

@@ -20,7 +20,7 @@ def outputs_of(traced: stablehlo.TracedFunction) -> list[np.ndarray]:
     return [output.numpy() for output in stablehlo.load(traced, "cpu")(tf.constant(images()))]
 
 
-def test_a_function_is_the_same_from_its_stablehlo_with_its_weights_as_arguments() -> None:
+def test_a_function_is_the_same_from_stablehlo_with_weights_as_arguments() -> None:
     weight, offset = tf.Variable(tf.random.normal((3, 7))), tf.constant(np.arange(7, dtype=np.float32))
 
     def forward(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:

@@ -176,7 +176,7 @@ def test_what_xla_alone_can_run_is_refused_for_any_size() -> None:
         TensorFlowProgram(compiled_by_xla(run)).any_size()
 
 
-def test_what_can_not_be_frozen_is_refused_for_any_size_where_xla_would_compile_it() -> None:
+def test_what_cannot_be_frozen_is_refused_for_any_size() -> None:
     table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2.0]), 0.0)
 
     def run(pixels: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -243,7 +243,7 @@ def test_what_is_dismantled_is_gone_without_the_garbage_collector() -> None:
 
 
 @pytest.mark.parametrize("lower", [None, unchanged, doubled])
-def test_what_is_sealed_runs_on_without_its_network_and_compiles_nothing_more(lower: Lower | None) -> None:
+def test_a_sealed_program_runs_without_its_network_and_compiles_no_more(lower: Lower | None) -> None:
     class Network:
         def __init__(self) -> None:
             self.weight = tf.Variable(2.0)

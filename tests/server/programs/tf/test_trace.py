@@ -47,7 +47,7 @@ def test_where_nothing_was_recorded_nothing_took_time(tmp_path: Path) -> None:
     assert trace.instruction_s(tmp_path) == {}
 
 
-def test_instructions_that_wait_for_each_other_take_no_longer_than_all_together(tmp_path: Path) -> None:
+def test_times_of_instructions_that_wait_for_each_other_fit_in_the_total(tmp_path: Path) -> None:
     @tf.function(jit_compile=True, autograph=False)
     def products(a: tf.Tensor) -> tf.Tensor:
         for _ in range(10):
@@ -74,7 +74,7 @@ def test_instructions_that_wait_for_each_other_take_no_longer_than_all_together(
         pytest.param([("pool", TASK, 3), ("pool", "next", 12)], 9, id="the thread begins another one later"),
     ],
 )
-def test_an_instruction_ends_where_the_thread_that_finishes_it_begins_the_next(
+def test_an_instruction_ends_where_its_last_thread_begins_the_next(
     others: list[tuple[str, str, int]], end_us: int, tmp_path: Path
 ) -> None:
     space = xplane_pb2.XSpace()

@@ -94,7 +94,7 @@ def test_the_expected_is_no_error(watched: Watched, caplog: pytest.LogCaptureFix
     assert not watched.watch.unexpected
 
 
-def test_what_comes_from_the_cache_counts_only_where_a_request_waited_for_it(
+def test_a_cached_program_counts_only_if_a_request_waited_for_it(
     watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
     with watched.watch.expecting():
@@ -145,7 +145,7 @@ def read_all(watched: Watched, lines: Iterable[str]) -> None:
         watched.watch.read(line)
 
 
-def test_a_watch_that_sees_the_known_compilation_is_not_blind_and_counts_it_as_nothing(
+def test_a_watch_that_sees_the_known_compilation_does_not_count_it(
     watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert watched.watch.is_blind is None, "nobody has looked"
@@ -160,7 +160,7 @@ def test_a_watch_that_sees_the_known_compilation_is_not_blind_and_counts_it_as_n
     [[], known(text="XLA executable compiled in"), known(argument="float[3]"), known()[1:], known()[3:]],
     ids=["silence", "other words", "another way to write shapes", "no name", "only the end"],
 )
-def test_a_watch_that_does_not_see_the_known_compilation_says_that_it_is_blind(
+def test_a_watch_that_misses_the_known_compilation_says_that_it_is_blind(
     lines: list[str], watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
     watched.watch.check(lambda: read_all(watched, lines), patience_s=0)
@@ -170,7 +170,7 @@ def test_a_watch_that_does_not_see_the_known_compilation_says_that_it_is_blind(
     assert "XLA's events are not understood" in record.getMessage()
 
 
-def test_a_function_that_can_not_be_compiled_leaves_the_watch_blind_and_ends_nothing(watched: Watched) -> None:
+def test_a_function_that_cannot_be_compiled_leaves_the_watch_blind(watched: Watched) -> None:
     def fail() -> None:
         raise ValueError
 

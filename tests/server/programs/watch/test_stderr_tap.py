@@ -81,7 +81,7 @@ print(os.environ["TF_CPP_MIN_LOG_LEVEL"])
     assert done.stdout.splitlines()[0] == level, "others that it starts have the environment as it was"
 
 
-def test_further_lines_of_a_silenced_message_are_silent_and_a_crashs_are_not() -> None:
+def test_a_silenced_message_is_silent_to_its_end_and_a_crash_is_not() -> None:
     done = run(
         r"""
 refused = "W0000 00:00:1.5    1 op_kernel.cc:3] OP_REQUIRES failed: unsupported operations\n"

@@ -34,7 +34,7 @@ def read(text: str) -> list[XlaCompilation]:
     return [found for line in text.splitlines() if (found := reader.read(line)) is not None]
 
 
-def test_a_compilation_is_the_function_with_its_shapes_its_constants_and_its_time() -> None:
+def test_a_compilation_has_its_function_shapes_constants_and_time() -> None:
     (compilation,) = read(ANALYSED + COMPILED)
     assert compilation == XlaCompilation(
         function=NAME,
