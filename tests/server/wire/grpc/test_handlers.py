@@ -178,9 +178,7 @@ async def test_messages_and_answers_are_those_of_the_method(message_memory: Mess
         await call(handler, Context(b"\x0a\x02\xff\xfe"))  # a name that is not UTF-8
 
 
-async def test_a_message_and_a_large_answer_are_counted_for_as_long_as_they_are_held(
-    message_memory: MessageMemory,
-) -> None:
+async def test_messages_and_large_answers_are_counted_while_they_are_held(message_memory: MessageMemory) -> None:
     servicer = Servicer()
     handler = add(vision_pb2.DESCRIPTOR.services_by_name["Vision"], servicer, message_memory)["Classify"]
     data = vision_pb2.ClassifyRequest(model="digits", images=[bytes(20_000)]).SerializeToString()

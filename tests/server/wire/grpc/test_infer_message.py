@@ -157,7 +157,7 @@ def test_typed_contents_of_several_inputs_are_viewed_apart() -> None:
     ],
     ids=["a name", "empty inputs", "empty elements", "another type"],
 )
-def test_messages_that_would_hold_the_interpreter_up_are_refused_before_they_are_parsed(data: bytes, says: str) -> None:
+def test_messages_that_would_block_the_interpreter_are_refused_unparsed(data: bytes, says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         parse(data)
 
@@ -206,7 +206,7 @@ def test_requests_of_one_size_that_differ_are_told_apart() -> None:
         assert put_together(parsed) == message
 
 
-def test_models_that_are_asked_in_turns_with_requests_of_one_size_are_all_kept() -> None:
+def test_models_asked_in_turn_with_requests_of_one_size_are_all_kept() -> None:
     messages = InferMessages()
     heads = set()
     for level in range(6):
@@ -281,7 +281,7 @@ def test_whatever_was_parsed_before_a_message_is_what_protobuf_makes_of_it(data:
 
 @pytest.mark.parametrize("key", SHARED_MEMORY)
 @pytest.mark.parametrize("size_bytes", [100, 100_000])
-def test_tensors_in_shared_memory_are_found_and_what_looks_like_them_is_not(key: str, size_bytes: int) -> None:
+def test_tensors_in_shared_memory_are_told_from_what_looks_like_them(key: str, size_bytes: int) -> None:
     raw = (SHARED_PREFIX * size_bytes)[:size_bytes]
     for of_output in (False, True):
         message = pb.ModelInferRequest(model_name="m", raw_input_contents=[raw])

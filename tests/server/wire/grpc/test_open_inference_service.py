@@ -213,9 +213,7 @@ def test_the_earlier_of_deadline_and_timeout_holds_for_each_request(
         open_inference_tensors.learn_shape(parsed, request_of_model.images)
 
 
-def test_a_request_with_thousands_of_outputs_and_inputs_is_refused_without_reading_them_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_thousands_of_outputs_or_inputs_are_refused_without_reading_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are read on the event loop."""
     task, read = Classification(3), Mock(wraps=infer_message.parameter_items)
     monkeypatch.setattr(open_inference_tensors, "parameter_items", read)

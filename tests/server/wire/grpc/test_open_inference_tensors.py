@@ -101,9 +101,7 @@ def test_large_pixels_come_out_as_they_were_sent(datatype: str, raw: bool) -> No
 
 
 @pytest.mark.parametrize("datatype", ["INT32", "UINT8"])
-def test_many_typed_integers_are_left_to_a_thread_with_no_look_at_their_values(
-    datatype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_typed_integers_are_left_to_a_thread_unread(datatype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     levels = np.random.default_rng(0).integers(0, 256, (1, 224, 224, 3), np.uint8)
     with monkeypatch.context() as patch:
         patch.setattr(wire_format, "unpacked", None)
@@ -199,9 +197,7 @@ def test_typed_integers_beyond_the_levels_are_refused(datatype: str, got: str, s
 
 
 @pytest.mark.parametrize("datatype", FIELDS)
-def test_more_typed_values_than_are_taken_are_refused_however_few_bytes_each_takes(
-    datatype: str,
-) -> None:
+def test_too_many_typed_values_are_refused_however_few_bytes_they_take(datatype: str) -> None:
     side = 837
     assert side * side * 3 > packed_lists.MAX_LISTED_VALUES
     with pytest.raises(InvalidArgument, match="contents of pixels: expected at most 2097152 values"):
@@ -264,9 +260,7 @@ def test_no_shape_however_absurd_is_taken_for_another(shape: list[int], size_byt
             images_of(request)
 
 
-def test_unknown_parameters_of_a_tensor_are_ignored_unless_the_model_is_strict_also_from_one_request_to_the_next() -> (
-    None
-):
+def test_unknown_tensor_parameters_are_refused_by_strict_models_alone() -> None:
     request = pixels_request(np.zeros((1, 1, 1, 3), np.uint8), "UINT8", raw=True)
     request.inputs[0].parameters["binary_data_size"].int64_param = 3
     parse = infer_message.InferMessages().parse
@@ -333,7 +327,7 @@ def test_bytes_are_written_in_the_manner_that_was_asked_for(as_raw: bool) -> Non
         assert list(output.contents.bytes_contents) == [b"a", b"", b"bcd", b"e"]
 
 
-def test_a_request_may_say_that_its_pixels_are_from_0_to_1_and_so_may_the_model() -> None:
+def test_requests_and_models_may_say_that_pixels_are_from_0_to_1() -> None:
     levels = np.arange(12, dtype=np.uint8).reshape(1, 2, 2, 3)
     request = pb.ModelInferRequest(raw_input_contents=[(levels / np.float32(255)).tobytes()])
     request.inputs.add(name="pixels", datatype="FP32", shape=levels.shape)

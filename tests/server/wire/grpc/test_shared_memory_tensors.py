@@ -15,7 +15,7 @@ def context(peer: str) -> Any:
     return SimpleNamespace(peer=lambda: peer)
 
 
-def test_shared_memory_is_for_clients_on_the_same_machine_where_it_is_turned_on() -> None:
+def test_shared_memory_is_for_local_clients_where_it_is_turned_on() -> None:
     memory = SharedMemory(1, 1, cast(MessageMemory, None))
     assert for_peer(memory, context("ipv4:127.0.0.1:1234")) is memory
     with pytest.raises(UnsupportedFeature, match="same machine"):

@@ -343,7 +343,7 @@ def test_what_takes_long_to_write_is_written_on_threads_and_is_the_same() -> Non
         assert on_threads == sent(respond(message(**fields), served_with(task), answer(outputs, frames)), response)
 
 
-def test_detections_are_written_as_protobuf_writes_them_and_where_they_take_long_on_threads() -> None:
+def test_detections_are_written_as_by_protobuf_and_large_ones_on_threads() -> None:
     """See the test above."""
     generator = np.random.default_rng(0)
     task = Detection(300, max_detections=30)

@@ -342,7 +342,7 @@ async def test_the_rest_of_a_refused_body_is_not_awaited_for_ever() -> None:
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_a_slow_pipelined_body_is_awaited_while_another_request_is_answered() -> None:
+async def test_a_slow_pipelined_body_is_awaited_while_another_is_answered() -> None:
     host = Host()
     client = host.connect()
     client.send(request() + request("POST", content_length="30"))

@@ -363,7 +363,7 @@ def test_a_dropped_image_shows_what_was_found_and_where_the_time_went(state: Sta
     check_views(page, "tried", tmp_path)
 
 
-def test_an_image_that_the_model_makes_takes_the_place_of_the_one_that_was_sent(state: State, page: Page) -> None:
+def test_an_image_made_by_the_model_replaces_the_one_sent(state: State, page: Page) -> None:
     state.models[:] = [state.model("denoiser", task="image")]
     is_shown(page, "denoiser, version 1")
     page.drop(SAMPLES / "shapes" / "circle_square_triangle.jpg", "#drop")
@@ -495,7 +495,7 @@ def test_the_policy_stops_markup_and_scripts_from_elsewhere(browser: Page, state
 
 
 @pytest.mark.slow
-def test_what_auto_has_measured_and_does_not_use_is_marked_and_is_no_bucket(state: State, page: Page) -> None:
+def test_modes_measured_but_not_used_by_auto_are_marked_and_no_buckets(state: State, page: Page) -> None:
     state.models.append(state.model("choosy"))
     is_shown(page, "choosy")
     page.click("#models-rows tr:nth-child(2) a")

@@ -150,7 +150,7 @@ async def test_refusals_for_overload_are_counted_by_their_reason(
     assert world.counted("xlaserve_refusal_seconds_count") == ({("digits", "1", reason): 1} if reason else {})
 
 
-async def test_a_model_that_is_not_ready_is_counted_by_its_name_and_an_unknown_one_is_not(world: World) -> None:
+async def test_a_model_not_ready_is_counted_by_name_and_an_unknown_one_is_not(world: World) -> None:
     world.is_loaded = False
     with pytest.raises(ModelNotReady):
         await world.ask()
@@ -177,7 +177,7 @@ async def test_what_was_answered_is_offered_to_a_shadow_and_what_failed_is_not(w
     ]
 
 
-async def test_a_request_is_routed_by_its_messages_id_or_else_by_the_id_of_its_call(world: World) -> None:
+async def test_a_request_is_routed_by_its_messages_id_or_else_its_calls(world: World) -> None:
     ids: list[str] = []
 
     def routed(name: str, request_id: str) -> Any:

@@ -71,7 +71,7 @@ def test_unknown_parameters_are_ignored_unless_the_model_is_strict() -> None:
     check_parameters({"mode": "xla"}.items()).check_unknown(is_strict=True)
 
 
-def test_parameters_that_other_servers_know_and_that_ask_for_nothing_are_accepted_by_strict_models() -> None:
+def test_parameters_of_other_servers_without_effect_pass_strict_models() -> None:
     nothing = {
         "triton_enable_empty_final_response": True,
         "sequence_id": 0,
@@ -134,7 +134,7 @@ def test_unknown_parameters_of_outputs_are_ignored() -> None:
     assert [one.classes for one in check_outputs(outputs, Classification(3))] == [2]
 
 
-def test_of_thousands_of_parameters_outputs_and_inputs_only_those_up_to_a_refused_one_are_read() -> None:
+def test_of_thousands_of_entries_those_after_a_refused_one_are_not_read() -> None:
     read: list[int] = []
 
     def counted(item: Any) -> Iterator[Any]:
@@ -243,7 +243,7 @@ def test_a_request_of_any_wire_is_parsed_for_its_model() -> None:
     assert [(one.place, one.is_raw, one.classes) for one in wanted] == [(0, True, 2)]
 
 
-def test_outputs_that_are_not_named_are_all_sent_in_the_manner_of_the_request() -> None:
+def test_unnamed_outputs_are_all_sent_in_the_form_of_the_request() -> None:
     for is_raw in (True, False):
         tensor = JsonTensor(PIXELS + "}", bytes(6))
         _, wanted = parse(InferRequest([tensor], is_raw=is_raw), call_of(Detection(3, max_detections=5)), Listing())

@@ -21,7 +21,7 @@ def answer(loop_time: LoopTime, thread: Thread, requests: int, each_s: float) ->
         loop_time.count()
 
 
-def test_a_request_takes_what_the_thread_is_used_for_between_the_first_and_the_last() -> None:
+def test_a_request_costs_what_the_thread_used_from_the_first_to_the_last() -> None:
     thread = Thread()
     loop_time = LoopTime(thread)
     thread.used_s = 30.0  # start-up

@@ -108,7 +108,7 @@ def test_a_model_that_takes_no_pictures_shows_pixels_alone() -> None:
     assert metadata["properties"]["inputs"] == "pixels"
 
 
-def test_a_model_that_takes_other_sizes_in_the_background_states_only_what_its_network_fixes() -> None:
+def test_with_background_sizes_only_the_networks_fixed_lengths_are_stated() -> None:
     of_any_height = served(Bucket(1, 8, 6))
     cast(Any, of_any_height).takes_unmatched = True
     cast(Any, of_any_height.model).size = (None, 6)
@@ -133,7 +133,7 @@ def test_the_configuration_shows_batches_lanes_and_delay() -> None:
 
 
 @pytest.mark.parametrize(("shown", "shape", "dims"), [("pixels", [-1, 8, 6, 3], [8, 6, 3]), ("image", [-1, 1], [1])])
-def test_metadata_and_configuration_show_the_one_input_that_the_settings_name(
+def test_metadata_and_configuration_show_the_one_input_of_the_settings(
     shown: str, shape: list[int], dims: list[int]
 ) -> None:
     """Triton's clients fill each input of the metadata, and refuse a configuration that has others."""
@@ -147,7 +147,7 @@ def test_metadata_and_configuration_show_the_one_input_that_the_settings_name(
     assert metadata["properties"]["max_message_bytes"] == "4096"
 
 
-def test_metadata_and_configuration_show_the_names_that_clients_of_another_server_know() -> None:
+def test_metadata_and_configuration_show_the_names_of_the_settings() -> None:
     model = served(Bucket(1, 8, 6))
     cast(Any, model).settings = model.settings.model_copy(update={"input_name": "input_1", "output_name": "probs"})
     metadata, config = models(model).metadata("cats", ""), models(model).config("cats", "")

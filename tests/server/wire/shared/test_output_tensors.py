@@ -101,7 +101,7 @@ def test_what_takes_up_to_a_millisecond_is_written_on_the_event_loop(integer_us:
     assert (rendering is None) == is_inline
 
 
-def test_an_output_of_the_size_of_the_image_costs_as_many_values_as_that_has_pixels() -> None:
+def test_an_output_of_the_images_size_costs_as_many_values_as_pixels() -> None:
     task = Segmentation(3)
     wanted, served = [WantedOutput(0, task.outputs[0])], served_with(task, SIDE)
     limit = 1000.0 / (COUNT * SIDE * SIDE)

@@ -78,7 +78,7 @@ def test_a_change_that_fails_changes_nothing(file: int) -> None:
     assert regions.current() == Regions(file).current() == {}
 
 
-def test_a_front_that_is_killed_while_it_changes_them_leaves_all_as_they_were_or_are(file: int) -> None:
+def test_a_front_killed_during_a_change_leaves_it_whole_or_undone(file: int) -> None:
     reader, draw = Regions(file), random.Random(1)
     for _ in range(10):
         writer = started(WRITER, file)
