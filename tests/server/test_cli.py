@@ -139,9 +139,7 @@ def test_a_wrong_configuration_is_refused_with_the_field_and_the_value(
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_the_help_of_serve_explains_every_field_with_its_choices_and_its_default(
-    columns: int, command_line: CommandLine
-) -> None:
+def test_help_of_serve_explains_every_field_with_choices_and_default(columns: int, command_line: CommandLine) -> None:
     shown = command_line("serve", "--help-all", env={"COLUMNS": str(columns)}).stdout
     explained = [line for line in shown.splitlines() if line.startswith(" " * 8)]
     assert columns - 5 < max(map(len, explained)) <= columns
@@ -407,7 +405,7 @@ def test_a_taken_port_is_named(taken_port: int, kind: str) -> None:
     assert done.stderr.splitlines()[-1].endswith("choose another: 0 takes a free one")
 
 
-def test_a_ready_file_that_can_not_be_made_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_a_ready_file_that_cannot_be_made_is_refused_before_loading(tmp_path: Path) -> None:
     done = xlaserve("serve", "--models", NOOP, "--ready-file", tmp_path / "missing" / "ready.json", *ANY_PORTS)
     assert_refused(done, "ready_file: expected a file in a folder that exists", "missing/ready.json")
     assert "loading" not in done.stderr
@@ -435,7 +433,7 @@ def served(*arguments: object) -> tuple[int, str]:
     return process.returncode, said.decode()
 
 
-def test_on_a_terminal_the_log_stands_above_a_bar_that_goes_when_the_models_are_loaded() -> None:
+def test_on_a_terminal_the_log_is_above_a_bar_that_goes_after_loading() -> None:
     models = f"{BROKEN[:-1]}, {NOOP[1:]}"
     status, said = served("--models", models, "--no-exit-on-model-failure")
     assert status == 0, said

@@ -64,7 +64,7 @@ def test_without_anything_it_serves_the_built_in_digits() -> None:
     assert [model.source for model in settings.models] == ["builtin:digits"]
 
 
-def test_flags_go_before_the_environment_before_the_file_before_the_defaults(write: Write) -> None:
+def test_flags_override_the_environment_the_file_and_the_defaults(write: Write) -> None:
     file = write("{grpc_port: 1, http_port: 1, lanes: 1}")
     settings = load(file, {"grpc_port": 3}, {"XLASERVE_GRPC_PORT": "2", "XLASERVE_HTTP_PORT": "2"})
     assert (settings.grpc_port, settings.http_port, settings.lanes, settings.host) == (3, 2, 1, "127.0.0.1")
@@ -200,7 +200,7 @@ def test_a_bucket_reads_as_its_shape() -> None:
     assert str(Bucket(8, 224, 192)) == "8x224x192"
 
 
-def test_every_mode_has_its_row_and_compiles_or_chooses_among_modes_that_do() -> None:
+def test_every_mode_compiles_itself_or_chooses_among_modes_that_do() -> None:
     for mode in Mode:
         compiled = ModelSettings(name="m", source="fake", modes=(mode,)).compiled_modes
         assert compiled == (mode.traits.choice or (mode,))
@@ -220,7 +220,7 @@ def test_a_version_may_be_written_as_a_number(write: Write) -> None:
     ("host", "is_on"),
     [("127.0.0.1", True), ("127.8.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False)],
 )
-def test_clients_control_models_only_on_loopback_or_where_they_are_recognised(host: str, is_on: bool) -> None:
+def test_clients_control_models_only_on_loopback_or_when_authenticated(host: str, is_on: bool) -> None:
     for name in ("model_control", "admin"):
         open_to_all = Settings.model_validate({"host": host, name: True})
         assert getattr(open_to_all, f"has_{name}") is is_on
@@ -578,7 +578,7 @@ def test_files_that_are_not_there_are_named_all_at_once(write: Write, tmp_path: 
     check_files(Settings())
 
 
-def test_a_path_that_a_shell_would_have_replaced_is_said_to_be_taken_as_it_is(write: Write) -> None:
+def test_a_path_with_shell_characters_is_said_to_be_taken_as_it_is(write: Write) -> None:
     for path in ("$MODELS/a.keras", "~/a.keras"):
         with pytest.raises(ConfigError, match=r"\$NAME and ~ stand for themselves$"):
             check_files(load(write(f"models: [{{name: a, source: '{path}'}}]"), environ=NOTHING))
@@ -660,7 +660,7 @@ def test_weights_of_kerashub_are_a_preset_a_folder_or_a_file(write: Write, tmp_p
         check_files(settings)
 
 
-def test_every_kind_of_source_is_told_by_its_name_or_by_what_lies_at_its_path(tmp_path: Path) -> None:
+def test_every_kind_of_source_is_told_by_its_name_or_its_files(tmp_path: Path) -> None:
     files = {
         Source.KERAS_FILE: ("net.keras", "net.h5", "net.HDF5"),
         Source.GRAPH_FILE: ("net.pb",),

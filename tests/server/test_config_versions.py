@@ -101,7 +101,7 @@ def test_versions_that_are_not_there_are_named(cats: Path, settings: dict[str, A
         read(cats, **settings)
 
 
-def test_a_version_that_goes_while_it_is_read_is_an_error_of_the_configuration(
+def test_a_version_removed_while_it_is_read_is_a_configuration_error(
     cats: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(folder: Path) -> Path:
@@ -144,7 +144,7 @@ def test_versions_of_one_model_fit_together(entries: list[dict[str, Any]], said:
 
 @pytest.mark.parametrize("field", ["shadow", "routing"])
 @pytest.mark.parametrize("wrong", ["a b", -1, "1" * 19, "x" * 65])
-def test_what_is_no_version_and_no_label_is_refused_alike_wherever_it_stands(field: str, wrong: str | int) -> None:
+def test_what_is_neither_version_nor_label_is_refused_alike_everywhere(field: str, wrong: str | int) -> None:
     value = {"version": wrong} if field == "shadow" else {wrong: 5}
     with pytest.raises(ConfigError, match=r"expected a version's number, or a label: .*, got") as refused:
         load(flags={"models": [entry(1, **{field: value})]}, environ={})
@@ -169,7 +169,7 @@ def test_messages_name_the_version_where_there_are_several_or_one_is_set() -> No
     assert titles(unset, entry(2)) == ["a version 1", "a version 2"]
 
 
-def test_what_all_versions_share_is_set_at_one_of_them_and_is_no_setting_of_a_version() -> None:
+def test_settings_shared_by_all_versions_are_set_at_one_of_them() -> None:
     models = load(flags={"models": [entry(1), entry(2, version_labels={"stable": 1})]}, environ={}).models
     found = grouped(models)["a"]
     assert found.labels == {"stable": "1"}

@@ -18,7 +18,7 @@ def test_every_class_says_what_it_means() -> None:
     assert [error.__name__ for error in CLASSES if not vars(error).get("__doc__")] == []
 
 
-def test_an_invalid_argument_names_the_field_what_was_expected_and_what_came() -> None:
+def test_an_invalid_argument_names_its_field_the_expected_and_the_given() -> None:
     error = InvalidArgument("pixels", "values from 0 to 255", 256)
     assert error.field == "pixels"
     assert str(error) == "pixels: expected values from 0 to 255, got 256"

@@ -137,7 +137,7 @@ def test_what_is_not_translated_is_named(
     assert noted in {note.partition(": ")[0] for note in notes}
 
 
-def test_every_model_of_a_repository_is_translated_but_those_that_can_not_be_served(
+def test_every_model_of_a_repository_is_translated_if_it_can_be_served(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, text in (

@@ -24,7 +24,7 @@ def test_files_are_found_through_links_and_not_in_circles(tmp_path: Path) -> Non
     assert [*model_files.files_at(tmp_path / "missing")] == []
 
 
-def test_a_file_that_is_replaced_by_one_of_its_size_and_time_is_another_state(tmp_path: Path) -> None:
+def test_a_file_replaced_by_one_of_equal_size_and_time_is_noticed(tmp_path: Path) -> None:
     source, labels = tmp_path / "model.keras", tmp_path / "labels.txt"
     for file in (source, labels):
         file.write_text("1")

@@ -143,7 +143,7 @@ def test_nothing_private_is_used_that_has_no_test_here() -> None:
     assert modules == PRIVATE_MODULES
 
 
-def test_what_is_reached_into_has_an_upper_bound_that_the_pinned_version_keeps() -> None:
+def test_packages_whose_private_apis_are_used_have_upper_bounds() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
     wanted = [
@@ -259,7 +259,7 @@ def test_functions_are_inlined_into_a_graph() -> None:
         assert {given.op.name, result.op.name} <= {node.name for node in definition.node}
 
 
-def test_a_function_runs_on_without_pythons_half_of_the_graphs_that_it_calls() -> None:
+def test_a_function_runs_without_the_python_half_of_graphs_it_calls() -> None:
     with needed(
         "FuncGraph._functions and AtomicFunction._cached_graph",
         by="programs/tf/function.py and programs/tf/tensorflow_program.py",
@@ -528,7 +528,7 @@ def test_tensorflow_keeps_executables_by_the_functions_name(probe: SimpleNamespa
         assert len(json.loads(probe.stdout)["kept"]) == 1
 
 
-def test_clusters_are_compiled_within_the_runs_and_shapes_that_warm_up_counts_on(probe: SimpleNamespace) -> None:
+def test_clusters_are_compiled_within_warm_ups_runs_and_shapes(probe: SimpleNamespace) -> None:
     with needed(
         f"kDefaultCompilationThreshold ({CLUSTER_RUNS}) and kCompileThreshold ({MAX_CLUSTERED})",
         by="programs/tf/frozen_graph.py",
@@ -614,7 +614,7 @@ def test_the_functions_that_a_graph_calls_can_be_had_and_given_to_another() -> N
         assert list(again.get_concrete_function(tf.TensorSpec(3)).graph.variables) == [variable]
 
 
-def test_an_operation_is_computed_by_the_name_and_the_attributes_that_it_has_in_a_graph() -> None:
+def test_an_operation_runs_by_its_name_and_attributes_in_a_graph() -> None:
     with needed(
         "tensorflow.python.eager.execute.quick_execute",
         by="models/lowering/replay.py",
@@ -631,7 +631,7 @@ def test_an_operation_is_computed_by_the_name_and_the_attributes_that_it_has_in_
         assert result.shape == (2, 1)
 
 
-def test_a_shape_is_known_as_far_as_that_of_the_tensor_that_it_is_taken_from() -> None:
+def test_a_shape_is_known_as_far_as_that_of_the_tensor_it_comes_from() -> None:
     with needed(
         "tensorflow.python.framework.tensor_util.constant_value_as_shape",
         by="models/lowering/resize.py",
@@ -706,7 +706,7 @@ def test_kerascvs_detectors_decode_with_a_layer_that_can_be_replaced() -> None:
             assert is_detector(kind)
 
 
-def test_kerashubs_tasks_tell_what_they_do_to_pixels_and_how_boxes_are_decoded() -> None:
+def test_kerashubs_tasks_state_their_preprocessing_and_box_decoding() -> None:
     from xlaserve.models.networks.preprocess import Scaling
     from xlaserve.models.sources import keras_library
     from xlaserve.models.sources.keras_detectors import is_detector

@@ -49,7 +49,7 @@ def test_before_much_traffic_costs_are_those_of_warm_up(turns: list[pb.Turn]) ->
     assert (known.profile.lanes, known.profile.front_s, known.profile.fronts) == (2, 0.0007, 0)
 
 
-def test_after_enough_traffic_costs_are_those_of_the_traffic_and_plans_begin_with_warm_up() -> None:
+def test_costs_follow_enough_traffic_and_plans_begin_with_warm_up() -> None:
     turns = [turn(1, 0.03, 192), turn(4, 0.05, 64), turn(1, 0.6, 256, mode="graph")]
     known = measured(ANSWER, pb.Model(programs=PROGRAMS, turns=turns), "xla")
     assert known.profile.costs == {1: pytest.approx((0.03, 0.09)), 4: pytest.approx((0.05, 0.15))}
@@ -59,13 +59,13 @@ def test_after_enough_traffic_costs_are_those_of_the_traffic_and_plans_begin_wit
     assert {*known.profile.returned_s} == {0.002}
 
 
-def test_a_bucket_that_hardly_ran_takes_as_much_more_than_at_warm_up_as_the_others() -> None:
+def test_a_bucket_that_hardly_ran_is_slowed_as_much_as_the_others() -> None:
     turns = [turn(1, 0.03, 256), turn(4, 9.0, FEW_OF_BUCKET - 1)]
     known = measured(ANSWER, pb.Model(programs=PROGRAMS, turns=turns), "xla")
     assert known.profile.costs[4] == pytest.approx((0.06, 0.18))
 
 
-def test_how_far_batches_stray_is_that_of_all_buckets_by_how_often_they_ran() -> None:
+def test_deviations_are_weighted_by_how_often_each_bucket_ran() -> None:
     turns = [turn(1, 0.03, 192, deviations=(0.5, 1.0, 2.0)), turn(4, 0.05, 64, deviations=(8.0, 8.0, 8.0))]
     known = measured(ANSWER, pb.Model(programs=PROGRAMS, turns=turns), "xla")
     deviations = known.profile.deviations

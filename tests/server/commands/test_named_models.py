@@ -105,7 +105,7 @@ def test_a_wrong_line_is_refused_with_the_flag_and_the_way_on(line: str, says: s
     assert says in str(refused.value)
 
 
-def test_a_server_of_sources_answers_early_and_keeps_its_programs_for_its_user_alone(tmp_path: Path) -> None:
+def test_a_server_of_sources_is_ready_early_and_caches_for_its_user_alone(tmp_path: Path) -> None:
     defaults = named_models.defaults({"XDG_CACHE_HOME": str(tmp_path / "cache")})
     folder = tmp_path / "cache" / "xlaserve"
     assert defaults == {"ready_when": "first_bucket", "compile_cache": str(folder)}

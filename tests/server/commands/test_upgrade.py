@@ -20,7 +20,7 @@ def process(pid: int, *command: str) -> Any:
     return SimpleNamespace(pid=pid, cmdline=lambda: [*command])
 
 
-def test_a_front_that_is_replaced_meanwhile_is_not_taken_for_the_server_that_starts() -> None:
+def test_a_replaced_front_is_not_taken_for_the_starting_server() -> None:
     successor = process(15, "/venv/bin/python", "/venv/bin/xlaserve", "serve")
     others = [
         process(11, "xlaserve front 1", ""),

@@ -17,7 +17,7 @@ async def test_a_failure_is_kept_with_all_that_names_its_call() -> None:
     assert (kept.model, kept.caller, kept.request_id, kept.total_s) == ("cat", "shop", "7", 0.5)
 
 
-def test_what_clients_do_wrong_never_takes_the_place_of_the_servers_own_failures() -> None:
+def test_client_errors_never_displace_the_servers_own_failures() -> None:
     clock = Clock()
     failures = Failures(clock)
     failures.note("infer", "INTERNAL", "first")

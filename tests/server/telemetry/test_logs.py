@@ -181,7 +181,7 @@ def test_lines_of_the_audit_are_written_at_any_level(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("format", ["human", "json"])
-def test_lines_of_one_of_several_processes_have_its_role_and_are_known_as_records(
+def test_lines_of_several_processes_have_their_role_and_are_records(
     format: logs.Format, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logs.configure("debug", format, role="front 2")

@@ -14,7 +14,7 @@ class World:
         self.retention = SeriesRetention(lambda *key: self.forgotten.append(key), self.clock)
 
 
-def test_the_series_of_a_version_that_left_are_forgotten_after_a_while_and_once() -> None:
+def test_series_of_a_version_that_left_are_forgotten_once_after_a_while() -> None:
     world = World()
     world.retention.update([CATS, DOGS])
     world.retention.update([DOGS])

@@ -61,7 +61,7 @@ def test_a_tally_is_read_as_it_was_counted() -> None:
     assert tally.statistics_of(total, 3).images == 0
 
 
-def test_only_what_is_still_there_and_has_happened_is_kept_of_a_process_that_has_gone() -> None:
+def test_of_an_ended_process_only_counts_of_present_versions_are_kept() -> None:
     _, total = counted_in(3)
     kept = tally.select(tally.lasting(total), [2], {("dogs", "7")})
     assert kept["in_flight"] == 0
