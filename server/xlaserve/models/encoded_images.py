@@ -6,7 +6,8 @@ from contextlib import nullcontext
 from typing import NamedTuple
 
 from xlaserve.config import Color, Decoding, Grey16, ResizeSettings, Window
-from xlaserve.images.decoder import Decoded, Encoded, Hold, ImageLimits, Place, decode
+from xlaserve.images.decoder import Decoded, Encoded, ImageLimits, decode
+from xlaserve.images.image_file import Hold, Place
 from xlaserve.images.image_input import ImageInput, PixelType
 from xlaserve.models.catalog import Model
 

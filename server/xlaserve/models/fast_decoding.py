@@ -16,7 +16,8 @@ from xlaserve.engine.inputs import Images
 from xlaserve.engine.program import Executable, Outputs, run_batch
 from xlaserve.engine.warmup.auto_buckets import Programs
 from xlaserve.engine.warmup.difference import Difference, compare
-from xlaserve.images.decoder import ImageLimits, Place, decode
+from xlaserve.images.decoder import ImageLimits, decode
+from xlaserve.images.image_file import Place
 from xlaserve.models.catalog import Model
 from xlaserve.models.encoded_images import conversion
 

@@ -14,8 +14,9 @@ from xlaserve.admission.image_memory import ImageMemory
 from xlaserve.engine.buckets.demand import Resolution
 from xlaserve.engine.inputs import Images, Rows
 from xlaserve.errors import RequestError
-from xlaserve.images.decoder import Encoded, ImageLimits, Place
+from xlaserve.images.decoder import Encoded, ImageLimits
 from xlaserve.images.frame import Frame, whole
+from xlaserve.images.image_file import Place
 from xlaserve.images.image_input import ImageInput
 from xlaserve.models.encoded_images import decode_for
 from xlaserve.models.version import Served

@@ -31,8 +31,9 @@ from xlaserve.errors import (
     QueueFull,
 )
 from xlaserve.images import decoder
-from xlaserve.images.decoder import Decoded, Place
+from xlaserve.images.decoder import Decoded
 from xlaserve.images.frame import Frame, place, whole
+from xlaserve.images.image_file import Place
 from xlaserve.images.image_input import RGB, ImageInput
 from xlaserve.models import encoded_images
 from xlaserve.models.catalog import Model
