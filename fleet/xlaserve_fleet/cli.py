@@ -89,9 +89,8 @@ def status(own: argparse.Namespace) -> int:
         found = {"state": seen.state, "message": seen.message, "replicas": seen.replicas, "names": seen.names}
         sys.stdout.write(json.dumps({**found, "servers": servers}, indent=2) + "\n")
     else:
-        counts = ", ".join(f"{count} {state}" for state, count in sorted(seen.replicas.items()) if count)
         out = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
-        out.print(f"{fleet.name}: {seen.state.lower()}: {counts}; at fleet://{seen.names or '(no name service)'}")
+        out.print(f"{fleet.name}: {seen.state.lower()}: {seen.counts}; at fleet://{seen.names or '(no name service)'}")
         if seen.message:
             out.print(seen.message.strip(), markup=False)
         out.print(_table(seen.servers))

@@ -13,9 +13,8 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +24,8 @@ from ray.exceptions import ActorDiedError, RayError
 
 from xlaserve.errors import ConfigError, XlaserveError
 from xlaserve_fleet import folders, policy
-from xlaserve_fleet.addresses import READY, Entry
+from xlaserve_fleet.addresses import Entry
+from xlaserve_fleet.fleet_state import FAILED, Deployed, Status, next_revision
 from xlaserve_fleet.member import Member
 from xlaserve_fleet.name_service import NameService
 from xlaserve_fleet.process import GRACE_S, LOOPBACK, ServerProcess
@@ -47,8 +47,6 @@ SURGE_PERCENT: Final = 25
 TRIES: Final = 3
 """How often servers may fail to start before an update is given up."""
 POLL_S: Final = 0.25
-FAILED: Final = "DEPLOY_FAILED"
-RUNNING: Final = "RUNNING"
 
 
 class Names:
@@ -163,16 +161,6 @@ def _forget(local: Path, address: str) -> None:
             local.unlink()
 
 
-@dataclass(frozen=True, slots=True)
-class Deployed:
-    """The target state of a fleet."""
-
-    names: str
-    """HOST:PORT of the name service."""
-    revision: str
-    """The revision that all servers are to have."""
-
-
 def deploy(fleet: FleetSettings, restart: bool = False) -> Deployed:
     """Has Serve make the fleet what it should be. Does not wait for the servers.
 
@@ -181,7 +169,7 @@ def deploy(fleet: FleetSettings, restart: bool = False) -> Deployed:
     """
     serve.start(proxy_location="Disabled")
     address, servers = _ask_names(fleet)
-    revision = _revision(fleet, servers, restart)
+    revision = next_revision(fleet, servers, restart=restart)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the interval is to become a variable of the environment
         scaling = serve.config.AutoscalingConfig(
@@ -215,20 +203,6 @@ def deploy(fleet: FleetSettings, restart: bool = False) -> Deployed:
     return Deployed(address, revision)
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
-    """A fleet as Serve and the name service see it."""
-
-    state: str
-    """Serve's word for the application: RUNNING, DEPLOYING, DEPLOY_FAILED."""
-    message: str
-    replicas: dict[str, int]
-    """How many servers are in each of Serve's states, in lower case."""
-    names: str
-    """HOST:PORT of the name service; empty where it does not answer."""
-    servers: list[Entry]
-
-
 def status(fleet: FleetSettings) -> Status | None:
     """Returns how the fleet is; None where there is none."""
     application = serve.status().applications.get(fleet.name)
@@ -254,28 +228,16 @@ def wait(fleet: FleetSettings, revision: str, timeout_s: float, say: Callable[[s
         seen = status(fleet)
         if seen is None:
             raise XlaserveError(f"fleet {fleet.name}: another command has taken it down")
-        counts = ", ".join(f"{count} {state}" for state, count in sorted(seen.replicas.items()) if count)
-        if counts != said:
-            say(counts)
-            said = counts
+        if seen.counts != said:
+            said = seen.counts
+            say(said)
         if seen.state == FAILED:
             raise XlaserveError(f"fleet {fleet.name}: {_cause(seen.message)}")
-        if _is_complete(fleet, seen, revision):
+        if seen.is_complete(fleet.min_servers, revision):
             return seen
         if time.monotonic() > give_up_at:
-            raise XlaserveError(f"fleet {fleet.name}: not ready after {timeout_s:g} s: {counts} {seen.message}".strip())
+            raise XlaserveError(f"fleet {fleet.name}: not ready after {timeout_s:g} s: {said} {seen.message}".strip())
         time.sleep(POLL_S)
-
-
-def _is_complete(fleet: FleetSettings, seen: Status, revision: str) -> bool:
-    """Returns whether the list has all servers that there should be, and none of another revision."""
-    ready = sum(entry.state == READY for entry in seen.servers)
-    return (
-        seen.state == RUNNING
-        and bool(seen.names)
-        and ready >= max(fleet.min_servers, seen.replicas.get("running", 0))
-        and all(entry.about.get("revision") == revision for entry in seen.servers)
-    )
 
 
 def is_up(fleet: FleetSettings) -> bool:
@@ -340,14 +302,6 @@ def _ask_names(fleet: FleetSettings) -> tuple[str, list[Entry]]:
     if not address.endswith(f":{fleet.port}"):
         raise ConfigError(f"port: the fleet's name service is at {address}; only a new fleet can have it elsewhere")
     return address, servers
-
-
-def _revision(fleet: FleetSettings, servers: Sequence[Entry], restart: bool) -> str:
-    """Returns the settings' revision, or the newest of those that restarts have made of it and that servers run as."""
-    if restart:
-        return f"{fleet.revision}-{int(time.time() * 1000):x}"
-    running = {str(one.about.get("revision", "")) for one in servers}
-    return max((one for one in running if one.startswith(f"{fleet.revision}-")), default=fleet.revision)
 
 
 def _cause(text: str) -> str:
