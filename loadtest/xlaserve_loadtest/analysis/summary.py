@@ -95,6 +95,11 @@ class Summary:
         object.__setattr__(self, "is_complete", not self.missing)
         object.__setattr__(self, "verdict", " ".join(self.verdict_sentences))
 
+    @property
+    def shown_points(self) -> tuple[Point, ...]:
+        """The points that reports show: the measured ones, or every load that was tried where none was measured."""
+        return self.points or self.curve
+
 
 def summarize(run: Run, conditions: Iterable[Condition] = ()) -> Summary:
     """Computes everything that reports show, and the percentiles that `conditions` ask for.

@@ -167,7 +167,7 @@ def judge_summary(summary: Summary, conditions: Sequence[Condition], *, these_pr
 
     See `judge` for `these_processes`.
     """
-    points = summary.points or summary.curve
+    points = summary.shown_points
     return [
         *judge(points, summary.comparisons, conditions, summary.equalities, these_processes=these_processes),
         *judge_by_default(points, summary.equalities, conditions),

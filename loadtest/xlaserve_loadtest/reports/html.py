@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from xlaserve_loadtest.analysis.summary import Summary
-from xlaserve_loadtest.reports import charts, latency_charts, price_charts, tables
+from xlaserve_loadtest.reports import charts, latency_charts, price_charts, resource_tables, tables
 from xlaserve_loadtest.reports.drawn import drawn
 from xlaserve_loadtest.reports.markup import Child, facts, join, page, table, tag
 
@@ -52,12 +52,12 @@ def _sections(summary: Summary) -> dict[str, list[Child]]:
             latency_charts.over_time(points, summary.events),
         ],
         "Load and latency": [*latency_charts.load_curves(summary)],
-        "Where time went": [charts.stages(points), table(tables.use(summary))],
+        "Where time went": [charts.stages(points), table(resource_tables.use(summary))],
         "The price of compiling": _price(summary),
-        "Padding and buckets": [charts.buckets(points), table(tables.padding(summary))],
+        "Padding and buckets": [charts.buckets(points), table(resource_tables.padding(summary))],
         "Are the figures sound?": [
             table(tables.equality(summary)),
-            table(tables.generator(summary)),
+            table(resource_tables.generator(summary)),
             table(tables.failures(summary)) or tag("p", "No request failed."),
             [tag("p", note, class_="soft") for note in summary.notes],
         ],
@@ -115,10 +115,10 @@ def _price(summary: Summary) -> list[Child]:
     if not number:
         return []
     return [
-        table(tables.prices(summary)),
+        table(resource_tables.prices(summary)),
         price_charts.break_even(summary),
         price_charts.ledger(summary.prices),
-        tag("details", tag("summary", f"All {number} programs"), table(tables.programs(summary))),
+        tag("details", tag("summary", f"All {number} programs"), table(resource_tables.programs(summary))),
     ]
 
 

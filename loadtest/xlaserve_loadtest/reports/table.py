@@ -9,6 +9,8 @@ from typing import Final
 
 from xlaserve_loadtest.analysis.intervals import Estimate
 from xlaserve_loadtest.analysis.percentiles import AT_LEAST, Percentile
+from xlaserve_loadtest.analysis.points import Point
+from xlaserve_loadtest.analysis.summary import Summary
 
 NOTHING: Final = "\N{EN DASH}"
 """The text of a cell whose value is not known."""
@@ -64,6 +66,20 @@ class Table:
             not any(isinstance(cell, str | bool) and not isinstance(cell, Number) for cell in cells)
             for cells in self.columns.values()
         ]
+
+
+Rows = Iterator[Mapping[str, Cell]]
+"""The rows of a table: cells by heading."""
+
+
+def titled(title: str) -> Callable[[Callable[[Summary], Rows]], Callable[[Summary], Table]]:
+    """Makes a function that yields a run's rows one that returns their table."""
+    return lambda rows: lambda summary: Table.of(rows(summary), title)
+
+
+def place(point: Point) -> dict[str, Cell]:
+    """Returns the first cells of a row: the arm and the load that it is about."""
+    return {"arm": point.arm, "load": point.label}
 
 
 def narrow(cell: Cell) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -12,26 +12,21 @@ from xlaserve_loadtest.analysis.points import Point
 from xlaserve_loadtest.analysis.summary import Summary
 from xlaserve_loadtest.analysis.verdict import MEASURE_NAMES
 from xlaserve_loadtest.record.requests import in_words
-from xlaserve_loadtest.reports.table import Cell, LowerBound, Number, Strong, Table, mebibytes, ratio, share
-
-Rows = Iterator[Mapping[str, Cell]]
-
-
-def _titled(title: str) -> Callable[[Callable[[Summary], Rows]], Callable[[Summary], Table]]:
-    return lambda rows: lambda summary: Table.of(rows(summary), title)
+from xlaserve_loadtest.reports import resource_tables
+from xlaserve_loadtest.reports.table import Cell, LowerBound, Number, Rows, Strong, Table, place, ratio, share, titled
 
 
-@_titled("")
+@titled("")
 def overview(summary: Summary) -> Rows:
     """Returns what a reader wants to know first of every arm and load: rates, latency, and how it compares."""
     compared = {(each.arm, each.label): each for each in summary.comparisons}
-    for point in _points(summary):
+    for point in summary.shown_points:
         latencies = {
             each.percentile: _percentile(replace(each, low_ms=None, high_ms=None)) for each in point.percentiles
         }
         comparison = compared.get((point.arm, point.label))
         yield {
-            **_place(point),
+            **place(point),
             "images/s": None if point.images_per_s is None else point.images_per_s.value,
             "p50 ms": latencies.get(50),
             "p99 ms": latencies.get(99),
@@ -54,10 +49,10 @@ def against(comparison: Comparison) -> str:
     return f"{name}{decided.value:.2f} times {comparison.baseline}{bounds}{more}{doubt}"
 
 
-@_titled("Throughput, with 95% intervals; * generator-limited")
+@titled("Throughput, with 95% intervals; * generator-limited")
 def throughput(summary: Summary) -> Rows:
     """Returns images/s by arm and load."""
-    for point in _points(summary):
+    for point in summary.shown_points:
         yield {
             "arm": point.arm + ("*" if point.generator.is_limited else ""),
             "load": point.label,
@@ -73,24 +68,24 @@ def throughput(summary: Summary) -> Rows:
         }
 
 
-@_titled("Latency in ms from when a request was due, with 95% bounds")
+@titled("Latency in ms from when a request was due, with 95% bounds")
 def latency(summary: Summary) -> Rows:
     """Returns percentiles by arm and load."""
-    for point in _points(summary):
+    for point in summary.shown_points:
         yield {
-            **_place(point),
+            **place(point),
             "mean": _slow(point, point.mean_ms),
             **{each.name: _percentile(each) for each in point.percentiles},
             "slowest": _slow(point, point.max_ms),
         }
 
 
-@_titled("By model: latency in ms from when a request was due, with 95% bounds")
+@titled("By model: latency in ms from when a request was due, with 95% bounds")
 def by_model(summary: Summary) -> Rows:
     """Returns percentiles by arm, load and model, where an arm is for several."""
     for model, point in summary.by_model:
         yield {
-            **_place(point),
+            **place(point),
             "model": model,
             "answers": point.requests,
             "unanswered": point.unanswered,
@@ -99,13 +94,13 @@ def by_model(summary: Summary) -> Rows:
         }
 
 
-@_titled("By target: latency in ms from when a request was due, with 95% bounds")
+@titled("By target: latency in ms from when a request was due, with 95% bounds")
 def by_target(summary: Summary) -> Rows:
     """Returns rates, errors and percentiles by arm, load and target, where an arm has several."""
     yield from _parts("target", summary.by_target)
 
 
-@_titled("By generator: latency in ms from when a request was due, with 95% bounds")
+@titled("By generator: latency in ms from when a request was due, with 95% bounds")
 def by_generator(summary: Summary) -> Rows:
     """Returns rates, errors and percentiles by arm, load and generator, where there are several generators."""
     yield from _parts("generator", summary.by_generator)
@@ -114,7 +109,7 @@ def by_generator(summary: Summary) -> Rows:
 def _parts(kind: str, parts: Iterable[tuple[str, Point]]) -> Rows:
     for name, point in parts:
         yield {
-            **_place(point),
+            **place(point),
             kind: name,
             "requests/s": None if point.requests_per_s is None else point.requests_per_s.value,
             "answers": point.requests,
@@ -123,7 +118,7 @@ def _parts(kind: str, parts: Iterable[tuple[str, Point]]) -> Rows:
         }
 
 
-@_titled("Ratios to the baseline, with 95% intervals over pairs; ? doubted by the A/A control")
+@titled("Ratios to the baseline, with 95% intervals over pairs; ? doubted by the A/A control")
 def ratios(summary: Summary) -> Rows:
     """Returns every comparison of an arm with its baseline."""
     baselines = {comparison.baseline for comparison in summary.comparisons}
@@ -155,7 +150,7 @@ def _verdict(comparison: Comparison) -> str:
     return Strong(f"A/A failed in {failed}") if failed else "A/A passed"
 
 
-@_titled("The highest rate confirmed to keep to the limit")
+@titled("The highest rate confirmed to keep to the limit")
 def highest_rates(summary: Summary) -> Rows:
     """Returns the highest rate that a search confirmed, by arm."""
     for rate in summary.highest_rates:
@@ -171,7 +166,7 @@ def highest_rates(summary: Summary) -> Rows:
         }
 
 
-@_titled("Scenario modelled on MLPerf Inference")
+@titled("Scenario modelled on MLPerf Inference")
 def scenario(summary: Summary) -> Rows:
     """Returns the metric of the run's MLPerf scenario."""
     for result in summary.scenario:
@@ -185,7 +180,7 @@ def scenario(summary: Summary) -> Rows:
         }
 
 
-@_titled("Whether the arms give the same answers to the same images")
+@titled("Whether the arms give the same answers to the same images")
 def equality(summary: Summary) -> Rows:
     """Returns the differences of outputs, by pair of arms."""
     for compared in summary.equalities:
@@ -200,101 +195,14 @@ def equality(summary: Summary) -> Rows:
         }
 
 
-@_titled("Price of compiling")
-def prices(summary: Summary) -> Rows:
-    """Returns the seconds of tracing and compiling, and the break-even, by arm."""
-    for price in summary.prices:
-        yield {
-            "arm": price.arm,
-            "break-even": price.text,
-            "programs": len(price.programs),
-            "trace s": price.trace_s,
-            "compile s": price.compile_s,
-        }
-
-
-@_titled("")
-def programs(summary: Summary) -> Rows:
-    """Returns the seconds of tracing, compiling and running of each program."""
-    for price in summary.prices:
-        for program in price.programs:
-            yield {
-                "arm": price.arm,
-                "bucket": "x".join(map(str, program.bucket)),
-                "trace, s": Number(f"{program.trace_s:.2f}"),
-                "compile, s": Number(f"{program.compile_s:.2f}"),
-                "run alone, ms": Number(f"{program.run_s * 1000:.2f}"),
-                "run with all lanes busy, ms": None
-                if program.run_loaded_s is None
-                else Number(f"{program.run_loaded_s * 1000:.2f}"),
-            }
-
-
-@_titled("Where the mean latency went")
-def stages(summary: Summary) -> Rows:
-    """Returns each stage's share of the mean latency."""
-    for point in _points(summary):
-        if point.stages:
-            yield {**_place(point), **{stage.name: share(stage.share) for stage in point.stages}}
-
-
-@_titled("What it took: padding, server and generator")
-def use(summary: Summary) -> Rows:
-    """Returns the resources that server and generator used, by arm and load."""
-    for point in _points(summary):
-        yield {
-            **_place(point),
-            "padding": share(point.padding.waste if point.padding else None),
-            "CPU ms/image": point.server.cpu_ms_per_image,
-            "peak MiB": mebibytes(point.server.peak_rss_bytes),
-            "GPU": share(point.server.gpu_utilisation),
-            "GPU MiB": mebibytes(point.server.gpu_memory_bytes),
-            "J/image": point.server.energy_j_per_image,
-            "generator busy": share(point.generator.busy),
-            "others": share(point.generator.others),
-            "late": Number(f"{point.generator.late_share:.2%}"),
-        }
-
-
-@_titled("Images and padding")
-def padding(summary: Summary) -> Rows:
-    """Returns images and rows of padding, by arm and load."""
-    for point in _points(summary):
-        if point.padding:
-            yield {
-                **_place(point),
-                "images": point.padding.images,
-                "rows of padding": point.padding.padded_rows,
-                "share of all rows": share(point.padding.waste),
-            }
-
-
-@_titled("Whether the load tester itself was the limit")
-def generator(summary: Summary) -> Rows:
-    """Returns figures of the load generator, and whether it kept up, by arm and load."""
-    for point in _points(summary):
-        yield {
-            **_place(point),
-            "workers": point.generator.workers,
-            "CPU ms a request": point.generator.cpu_ms_per_request,
-            "share of its ceiling": share(point.generator.busy),
-            "processors used by others": share(point.generator.others),
-            "late sends": Number(f"{point.generator.late_sends:,} ({point.generator.late_share:.2%})"),
-            "load generator": Strong("generator-limited") if point.generator.is_limited else "kept up",
-            "steady": point.steady,
-            "compiled while requests waited": point.server.serving_compilations,
-            "compiled beside traffic": point.server.compilations,
-        }
-
-
-@_titled("What failed")
+@titled("What failed")
 def failures(summary: Summary) -> Rows:
     """Returns failed requests by arm and status."""
     for each in summary.failures:
         yield {"arm": each.arm, "status": in_words(each.status), "requests": each.count, "one message": each.message}
 
 
-@_titled("")
+@titled("")
 def arms(summary: Summary) -> Rows:
     """Returns the arms of the run."""
     for arm in summary.header.arms:
@@ -309,7 +217,7 @@ def arms(summary: Summary) -> Rows:
 
 _ALL: Final = (
     *(throughput, latency, by_model, by_target, by_generator, ratios),
-    *(highest_rates, scenario, equality, prices, stages, use),
+    *(highest_rates, scenario, equality, resource_tables.prices, resource_tables.stages, resource_tables.use),
 )
 
 
@@ -319,7 +227,7 @@ _FOUND: Final = (highest_rates, scenario)
 
 def first(summary: Summary) -> Iterator[Table]:
     """Yields what a reader wants to know first: a row for each arm and load, and what was searched for."""
-    if len(_points(summary)) > 1:
+    if len(summary.shown_points) > 1:
         yield overview(summary)
     for table in _FOUND:
         if (shown := table(summary)).columns:
@@ -333,10 +241,6 @@ def tables(summary: Summary) -> Iterator[Table]:
             yield shown
 
 
-def _points(summary: Summary) -> tuple[Point, ...]:
-    return summary.points or summary.curve
-
-
 def _slow(point: Point, value_ms: float | None) -> float | None:
     return LowerBound(value_ms) if value_ms is not None and point.unanswered else value_ms
 
@@ -345,7 +249,3 @@ def _percentile(percentile: Percentile) -> Cell:
     if percentile.value_ms is None:
         return None
     return LowerBound(percentile.value_ms) if percentile.is_lower_bound else percentile
-
-
-def _place(point: Point) -> dict[str, Cell]:
-    return {"arm": point.arm, "load": point.label}

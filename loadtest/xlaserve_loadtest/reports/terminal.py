@@ -38,7 +38,7 @@ def show(summary: Summary, console: Console, *, has_details: bool = False) -> No
     for warning in summary.warnings:
         console.print(Text.assemble(("warning: ", "yellow"), one_line(warning)))
     if not has_details:
-        if summary.points or summary.curve:
+        if summary.shown_points:
             console.print(Text(MORE, "dim"))
         return
     for table in tables(summary):
