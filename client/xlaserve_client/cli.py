@@ -13,7 +13,7 @@ from typing import Final
 
 import grpc
 
-from xlaserve_client import cli_images
+from xlaserve_client import cli_answers, cli_images
 from xlaserve_client.cli_parser import Parser, add_completion
 from xlaserve_client.connection import DEFAULT_DEADLINE_S, DEFAULT_TARGET, MAX_PRIORITY, checked_deadline
 from xlaserve_client.errors import ClientError
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with client:
             return int(options.run(client, options))
     except (ClientError, OSError, TypeError, ValueError) as error:
-        cli_images.complain(options, error)
+        cli_answers.complain(options, error)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -95,7 +95,7 @@ def _deadline(text: str) -> float:
 def _models(client: VisionClient, options: argparse.Namespace) -> int:
     models = client.models()
     if options.json:
-        cli_images.say([json.dumps([dataclasses.asdict(model) for model in models], indent=2)])
+        cli_answers.say([json.dumps([dataclasses.asdict(model) for model in models], indent=2)])
         return 0
     columns: list[tuple[str, Callable[[Model], str]]] = [
         ("MODEL", lambda model: model.name),
@@ -110,14 +110,14 @@ def _models(client: VisionClient, options: argparse.Namespace) -> int:
     ]
     rows = [[title for title, _ in columns], *([show(model) for _, show in columns] for model in models)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cli_images.say(
+    cli_answers.say(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
-    cli_images.say(
+    cli_answers.say(
         f"{model.name}: inputs {', '.join(map(str, model.inputs))}" for model in models if not model.is_of_one_image
     )
-    cli_images.say(f"{model.name}: {model.reason}" for model in models if model.reason)
-    cli_images.say(f"{model.name}: warning: {warning}" for model in models for warning in model.warnings)
+    cli_answers.say(f"{model.name}: {model.reason}" for model in models if model.reason)
+    cli_answers.say(f"{model.name}: warning: {warning}" for model in models for warning in model.warnings)
     return 0
 
 

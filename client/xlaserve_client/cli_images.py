@@ -6,18 +6,15 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 from xlaserve_client import cli_inputs, cli_tensors
-from xlaserve_client.errors import InvalidRequest
+from xlaserve_client.cli_answers import ask_each, class_text, facts, heading, make_folder, output_files, say
 from xlaserve_client.results import (
-    Answer,
     ClassifyResult,
     DetectResult,
     EmbedResult,
@@ -28,13 +25,9 @@ from xlaserve_client.results import (
 )
 from xlaserve_client.sync import VisionClient
 
-AnswerT = TypeVar("AnswerT", bound=Answer)
-
 Command = Callable[[VisionClient, argparse.Namespace], int]
 """Sends images, prints the answers, and returns the exit status."""
 
-_IN_FLIGHT: Final = 16
-"""Requests under way at the same time, of one image each, so that the server can batch them."""
 _IMAGE_SUFFIXES: Final = frozenset((".jpg", ".jpeg", ".png", ".webp"))
 """Suffixes of the files of a folder that are sent."""
 _STDIN: Final = Path("-")
@@ -158,29 +151,18 @@ def _add_detections(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-detections", type=int, metavar="N", help="objects in an image; all without it")
 
 
-def say(lines: Iterable[str]) -> None:
-    """Prints lines."""
-    for line in lines:
-        sys.stdout.write(f"{line}\n")
-
-
-def complain(options: argparse.Namespace, problem: object) -> None:
-    """Prints a problem, in one line that begins with the command's `program`."""
-    sys.stderr.write(f"{options.program}: {problem}\n")
-
-
 def _classify(client: VisionClient, options: argparse.Namespace) -> int:
     def lines(path: Path, result: ClassifyResult) -> list[str]:
         return [
-            f"  {category.score:9.4f}  {category.label}{_number(category.label, category.index)}"
+            f"  {category.score:9.4f}  {class_text(category.label, category.index)}"
             for category in result.classifications[0].categories
         ]
 
-    return _ask_each(options, partial(client.classify, top_k=options.top_k), lines, dataclasses.asdict)
+    return ask_each(options, partial(client.classify, top_k=options.top_k), lines, dataclasses.asdict)
 
 
 def _detect(client: VisionClient, options: argparse.Namespace) -> int:
-    drawn = _files(options, "detect", ".png")
+    drawn = output_files(options, "detect", ".png")
 
     def lines(path: Path, result: DetectResult) -> list[str]:
         (found,) = result.results
@@ -189,17 +171,17 @@ def _detect(client: VisionClient, options: argparse.Namespace) -> int:
 
             draw_boxes(path, found).save(drawn[path])
         return [
-            f"  {item.score:9.4f}  {item.label}{_number(item.label, item.index)}  "
+            f"  {item.score:9.4f}  {class_text(item.label, item.index)}  "
             f"x {item.box.x_min:.1f} to {item.box.x_max:.1f}, y {item.box.y_min:.1f} to {item.box.y_max:.1f}"
             for item in found.detections
         ] or ["  nothing"]
 
     ask = partial(client.detect, min_score=options.min_score, max_detections=options.max_detections)
-    return _ask_each(options, ask, lines, dataclasses.asdict)
+    return ask_each(options, ask, lines, dataclasses.asdict)
 
 
 def _segment(client: VisionClient, options: argparse.Namespace) -> int:
-    drawn = _files(options, "segment", ".png")
+    drawn = output_files(options, "segment", ".png")
 
     def lines(path: Path, result: SegmentResult) -> list[str]:
         (class_map,) = result.maps
@@ -209,7 +191,7 @@ def _segment(client: VisionClient, options: argparse.Namespace) -> int:
             draw_classes(path, class_map).save(drawn[path])
         size = class_map.classes.size
         counts = ((class_map.label(index), index, pixels) for index, pixels in class_map.counts().items())
-        return [f"  {pixels / size:8.2%}  {label}{_number(label, index)}" for label, index, pixels in counts]
+        return [f"  {pixels / size:8.2%}  {class_text(label, index)}" for label, index, pixels in counts]
 
     def as_json(result: SegmentResult) -> dict[str, Any]:
         (class_map,) = result.maps
@@ -218,9 +200,9 @@ def _segment(client: VisionClient, options: argparse.Namespace) -> int:
             {"index": index, "label": class_map.label(index), "pixels": pixels}
             for index, pixels in class_map.counts().items()
         ]
-        return {"height": height, "width": width, "counts": counts, **_common(result)}
+        return {"height": height, "width": width, "counts": counts, **facts(result)}
 
-    return _ask_each(options, client.segment, lines, as_json)
+    return ask_each(options, client.segment, lines, as_json)
 
 
 def _embed(client: VisionClient, options: argparse.Namespace) -> int:
@@ -230,9 +212,9 @@ def _embed(client: VisionClient, options: argparse.Namespace) -> int:
         return [f"  {len(vector)} values: {shown}{' ...' if len(vector) > _SHOWN else ''}"]
 
     def as_json(result: EmbedResult) -> dict[str, Any]:
-        return {"vector": result.vectors[0].tolist(), **_common(result)}
+        return {"vector": result.vectors[0].tolist(), **facts(result)}
 
-    return _ask_each(options, client.embed, lines, as_json)
+    return ask_each(options, client.embed, lines, as_json)
 
 
 def _transcribe(client: VisionClient, options: argparse.Namespace) -> int:
@@ -240,11 +222,11 @@ def _transcribe(client: VisionClient, options: argparse.Namespace) -> int:
         (found,) = result.transcriptions
         return [f"  {found.score:9.4f}  {found.text}"]
 
-    return _ask_each(options, client.transcribe, lines, dataclasses.asdict)
+    return ask_each(options, client.transcribe, lines, dataclasses.asdict)
 
 
 def _locate(client: VisionClient, options: argparse.Namespace) -> int:
-    drawn = _files(options, "locate", ".png")
+    drawn = output_files(options, "locate", ".png")
 
     def lines(path: Path, result: LocateResult) -> list[str]:
         (found,) = result.results
@@ -253,12 +235,12 @@ def _locate(client: VisionClient, options: argparse.Namespace) -> int:
 
             draw_keypoints(path, found).save(drawn[path])
         return [
-            f"  {'' if item.score is None else f'{item.score:.4f}':>9}  {item.label}{_number(item.label, item.index)}  "
+            f"  {'' if item.score is None else f'{item.score:.4f}':>9}  {class_text(item.label, item.index)}  "
             f"x {item.x:.1f}, y {item.y:.1f}"
             for item in found.keypoints
         ] or ["  nothing"]
 
-    return _ask_each(options, partial(client.locate, min_score=options.min_score), lines, dataclasses.asdict)
+    return ask_each(options, partial(client.locate, min_score=options.min_score), lines, dataclasses.asdict)
 
 
 def _infer_any(client: VisionClient, options: argparse.Namespace) -> int:
@@ -268,18 +250,18 @@ def _infer_any(client: VisionClient, options: argparse.Namespace) -> int:
         return _on_images(_infer, client, options)
     result = client.infer(inputs=cli_inputs.read(options), model=options.model, mode=options.mode)
     if options.out:
-        _make_folder(options.out)
+        make_folder(options.out)
         cli_tensors.write_arrays(options.out / f"{options.model}-infer.npz", dict(result.outputs))
     if options.json:
         outputs = {name: values.tolist() for name, values in result.outputs.items()}
-        say([json.dumps({"outputs": outputs, **_common(result)}, indent=2)])
+        say([json.dumps({"outputs": outputs, **facts(result)}, indent=2)])
     else:
-        say([_heading(options.model, result), *cli_tensors.lines(result.outputs)])
+        say([heading(options.model, result), *cli_tensors.lines(result.outputs)])
     return 0
 
 
 def _infer(client: VisionClient, options: argparse.Namespace) -> int:
-    written = _files(options, "infer", ".npz")
+    written = output_files(options, "infer", ".npz")
 
     def lines(path: Path, result: InferResult) -> list[str]:
         outputs = {name: values[0] for name, values in result.outputs.items()}
@@ -288,9 +270,9 @@ def _infer(client: VisionClient, options: argparse.Namespace) -> int:
         return cli_tensors.lines(outputs)
 
     def as_json(result: InferResult) -> dict[str, Any]:
-        return {"outputs": {name: values[0].tolist() for name, values in result.outputs.items()}, **_common(result)}
+        return {"outputs": {name: values[0].tolist() for name, values in result.outputs.items()}, **facts(result)}
 
-    return _ask_each(options, client.infer, lines, as_json)
+    return ask_each(options, client.infer, lines, as_json)
 
 
 _BY_TASK: Final[Mapping[str, Command]] = {
@@ -301,74 +283,3 @@ _BY_TASK: Final[Mapping[str, Command]] = {
     "sequence": _transcribe,
     "keypoints": _locate,
 }
-
-
-def _ask_each(
-    options: argparse.Namespace,
-    ask: Callable[..., AnswerT],
-    lines: Callable[[Path, AnswerT], Iterable[str]],
-    as_json: Callable[[AnswerT], dict[str, Any]],
-) -> int:
-    """Sends each image and prints the answers in order; returns 1 where a request failed, else 0."""
-    if getattr(options, "out", None):
-        _make_folder(options.out)
-    answered: list[dict[str, Any]] = []
-    failed = False
-    with ThreadPoolExecutor(_IN_FLIGHT) as pool:
-        pending = [(path, pool.submit(ask, path, model=options.model, mode=options.mode)) for path in options.images]
-        try:
-            for path, future in pending:
-                try:
-                    result = future.result()
-                    about = list(lines(path, result))
-                except OSError as error:
-                    failed = True
-                    complain(options, f"{error.filename or path}: {error.strerror or error}")
-                except InvalidRequest as error:
-                    failed = True
-                    complain(options, f"{path}: {error.message}")
-                else:
-                    if options.json:
-                        answered.append({"image": str(path), **as_json(result)})
-                    else:
-                        say([_heading(path, result), *about])
-        finally:
-            pool.shutdown(cancel_futures=True)
-    if options.json:
-        say([json.dumps(answered, indent=2)])
-    return int(failed)
-
-
-def _heading(path: Path | str, result: Answer) -> str:
-    spent = f", {result.timings.total_s * 1000:.1f} ms in the server" if result.timings else ""
-    return f"{path}  ({result.mode or 'unknown mode'}{spent})"
-
-
-def _number(label: str, index: int) -> str:
-    return "" if label == str(index) else f"  ({index})"
-
-
-def _common(result: Answer) -> dict[str, Any]:
-    timings = dataclasses.asdict(result.timings) if result.timings else None
-    return {"model": result.model, "version": result.version, "mode": result.mode, "timings": timings}
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--out: expected a folder, got {folder}: {error.strerror}") from None
-
-
-def _files(options: argparse.Namespace, command: str, suffix: str) -> dict[Path, Path]:
-    """Returns the file that is written for each image: named after it and the command, with a number where a name
-    recurs."""
-    if options.out is None:
-        return {}
-    named: Counter[str] = Counter()
-    files = {}
-    for image in dict.fromkeys(options.images):
-        named[image.stem] += 1
-        number = f"-{named[image.stem]}" if named[image.stem] > 1 else ""
-        files[image] = options.out / f"{image.stem}-{command}{number}{suffix}"
-    return files

@@ -22,7 +22,7 @@ from xlaserve.config import Settings, check_files
 from xlaserve.config.files import resolved
 from xlaserve.errors import ConfigError
 from xlaserve.processes.supervision import linux
-from xlaserve_client import cli_images
+from xlaserve_client import cli_answers, cli_images
 from xlaserve_client.errors import ClientError
 from xlaserve_client.sync import VisionClient
 
@@ -75,7 +75,7 @@ def _run(invocation: Invocation) -> int:
             with VisionClient(addresses["grpc"], deadline_s=DEADLINE_S) as client:
                 return cli_images.run_model(client, own)
         except (ClientError, OSError, ValueError) as error:
-            cli_images.complain(own, error)
+            cli_answers.complain(own, error)
             return FAILED
         finally:
             server.terminate()
