@@ -13,7 +13,7 @@ from tests.attack.client import HEALTH
 from tests.attack.http2 import ACK, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING
 from tests.integration.conftest import Server
 
-from xlaserve.wire.grpc.grpc_server import MIN_PING_INTERVAL_MS
+from xlaserve.wire.grpc.server_options import MIN_PING_INTERVAL_MS
 from xlaserve.wire.grpc.unreceived import MAX_METADATA_BYTES
 
 POLITE_S = 1.1 * MIN_PING_INTERVAL_MS / 1000

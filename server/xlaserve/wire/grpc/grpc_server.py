@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2
 
 from xlaserve.admission.authenticator import OPEN, Authenticator
 from xlaserve.admission.calls import Admissions
-from xlaserve.admission.certificates import Certificates, Pem
+from xlaserve.admission.certificates import Certificates
 from xlaserve.admission.message_memory import MessageMemory
 from xlaserve.config import Settings
 from xlaserve.errors import ConfigError
@@ -28,24 +28,13 @@ from xlaserve.wire.grpc.health_service import Health
 from xlaserve.wire.grpc.infer_message import InferMessages
 from xlaserve.wire.grpc.open_inference_service import OpenInference
 from xlaserve.wire.grpc.port_closing import UNLISTED, close_connections, close_listeners, connections, hang_up
+from xlaserve.wire.grpc.server_options import credentials, options
 from xlaserve.wire.grpc.surplus import close_surplus
 from xlaserve.wire.grpc.tensorflow_serving_service import ModelService, PredictionService
-from xlaserve.wire.grpc.unreceived import MAX_METADATA_BYTES, Unreceived
+from xlaserve.wire.grpc.unreceived import Unreceived
 from xlaserve.wire.grpc.vision_service import Vision
 from xlaserve_proto import admin_pb2, open_inference_pb2, tensorflow_serving_pb2, vision_pb2
 
-HANDSHAKE_TIMEOUT_MS: Final = 10_000
-"""How long a client that connects may say nothing."""
-KEEPALIVE_MS: Final = 60_000
-"""After this time without traffic a client is pinged."""
-KEEPALIVE_TIMEOUT_MS: Final = 20_000
-MIN_PING_INTERVAL_MS: Final = 500
-"""Clients may ping once a second, with or without calls. The third ping that comes sooner than this after another ends
-the connection (ENHANCE_YOUR_CALM, too_many_pings). The default of gRPC's core is 5 minutes."""
-MAX_CONNECTION_STREAMS: Final = 1024
-"""Calls of one connection at a time; further ones wait at the client."""
-PENDING_CALLS: Final = 16_384
-"""Calls that may wait to be counted: gRPC answers further ones with CANCELLED, at twice as many all of them."""
 LISTEN_AGAIN_S: Final = 10.0
 """How long a new server tries to get the port of one that ended, every RETRY_S."""
 RETRY_S: Final = 0.05
@@ -126,7 +115,7 @@ class GrpcServer:
 
     def _build(self) -> grpc.aio.Server:
         settings, health = self._settings, self._health
-        server = grpc.aio.server(options=_options(settings))
+        server = grpc.aio.server(options=options(settings))
 
         # For each registered method grpcio keeps a future, and at every call waits on all of them again, which for all
         # of ours takes 13 microseconds (grpcio 1.85). Generic handlers answer the same methods.
@@ -201,7 +190,7 @@ class GrpcServer:
     def _add_port(self, address: str) -> int:
         if self._certificates is None:
             return self._server.add_insecure_port(address)
-        return self._server.add_secure_port(address, _credentials(self._certificates))
+        return self._server.add_secure_port(address, credentials(self._certificates))
 
     def _accepts_no_more(self, server: grpc.aio.Server, port: int, task: asyncio.Task[None]) -> None:
         if not self._is_stopping and not task.cancelled() and task.exception():
@@ -291,57 +280,6 @@ class GrpcServer:
         # gRPC is done with its last calls before their tasks are, and logs an error where the loop ends first.
         if rest := [task for task in asyncio.all_tasks() if task.get_name() == RPC_TASK]:
             await asyncio.wait(rest, timeout=grace_s)
-
-
-def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
-    age_s = settings.effective_max_connection_age_s
-    return (
-        *(() if age_s is None else (("grpc.max_connection_age_ms", int(age_s * 1000)),)),
-        ("grpc.max_receive_message_length", settings.max_message_bytes),
-        ("grpc.max_send_message_length", -1),
-        # Two servers on one port would share its connections unseen; fronts of one server do.
-        ("grpc.so_reuseport", int(settings.front_processes > 0)),
-        ("grpc.enable_channelz", 0),
-        # Who connects, and stays.
-        ("grpc.max_allowed_incoming_connections", settings.max_connections),
-        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
-        ("grpc.max_connection_idle_ms", int(settings.max_connection_idle_s * 1000)),
-        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
-        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
-        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
-        ("grpc.max_concurrent_streams", min(MAX_CONNECTION_STREAMS, settings.max_concurrent_calls)),
-        ("grpc.server.max_pending_requests", max(PENDING_CALLS, settings.max_concurrent_calls)),
-        ("grpc.server.max_pending_requests_hard_limit", 2 * max(PENDING_CALLS, settings.max_concurrent_calls)),
-    )
-
-
-def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
-    """Returns credentials that follow the files: gRPC asks for them at each handshake, on threads of its own.
-
-    Sessions are resumed, without being verified again, only under the same configuration: where clients show
-    certificates, each handshake gets another.
-    """
-
-    last = certificates.pem
-
-    def configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
-        return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], pem.client_ca)
-
-    def changed() -> grpc.ServerCertificateConfiguration | None:
-        nonlocal last
-        if (pem := certificates.pem) is last and not certificates.asks_clients:
-            return None
-        last = pem
-        return configuration(pem)
-
-    return grpc.dynamic_ssl_server_credentials(
-        configuration(last),
-        changed,  # type: ignore[arg-type] # None, where there is nothing new, is documented
-        certificates.asks_clients,
-    )
 
 
 def _leave_to_generic_handlers(service: str, handlers: object) -> None:
