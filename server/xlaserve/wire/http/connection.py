@@ -9,22 +9,18 @@ reads no body behind a head that asks for an upgrade, which is then read again w
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
-from contextvars import copy_context
 from typing import Any, Final
 
 import httptools
 import uvicorn
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from xlaserve.admission.address import network_of
 from xlaserve.admission.certificates import names_of
-from xlaserve.errors import InvalidArgument, MessageTooLarge
-from xlaserve.telemetry import request_context
-from xlaserve.telemetry.tracing import Endpoint
-from xlaserve.wire.http.connections import CLOSE, Connections
+from xlaserve.wire.http.connections import Connections
+from xlaserve.wire.http.refusal import refusal
 from xlaserve.wire.http.request_head import (
     MAX_HEAD_BYTES,
     MAX_HEADERS,
@@ -45,8 +41,6 @@ LINGER_S: Final = 10.0
 """How long the rest of a body is read whose answer was sent: clients that are cut off don't read it."""
 CONNECTION: Final = "xlaserve.connection"
 """The key of a request's `Connection` in its ASGI scope."""
-
-NO_REQUEST: Final = Endpoint("unknown", {}, is_http=True)
 
 
 class Connection(HttpToolsProtocol):
@@ -297,30 +291,8 @@ class Connection(HttpToolsProtocol):
             if due.response_started:
                 self.close_at_once()
                 return
-        status, said = 400, "not HTTP/1.1"
-        if isinstance(error, TooMuch):
-            status, said = 431, "the request's head is too large, or its body in too many parts"
-        elif isinstance(error, Ambiguous):
-            said = str(error)
-        refusal = MessageTooLarge(said) if status == 431 else InvalidArgument("request", "HTTP/1.1", said)
-        named = copy_context().run(self._name_refusal, refusal)
-        body = json.dumps({"error": said}).encode()
-        headers = [
-            *self.server_state.default_headers,
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            CLOSE,
-            *named,
-        ]
-        lines = [name + b": " + value + b"\r\n" for name, value in headers]
-        self.transport.write(b"".join((STATUS_LINE[status], *lines, b"\r\n", body)))
+        self.transport.write(refusal(error, self.server_state))
         self._close()
-
-    def _name_refusal(self, error: Exception) -> list[tuple[bytes, bytes]]:
-        """Returns the headers that name what is refused, and has the log tell of it."""
-        request = request_context.begin(NO_REQUEST, ())
-        self.server_state.on_failed(NO_REQUEST.name, error)
-        return [(name.encode(), value.encode()) for name, value in request.headers]
 
     def _close(self) -> None:
         """Closes the connection once its client has read what was sent, which may take some time."""
