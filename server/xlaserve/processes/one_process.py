@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from xlaserve.admission.hosts import Hosts
 from xlaserve.config import Settings
 from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.processes.beginning import Beginning
@@ -77,23 +76,15 @@ class App:
             on_crash=self._stopping.crash,
             gpus=self._engine.gpus,
             tracing=self._tracing,
-            telemetry=self._make_telemetry(),
+            telemetry=HttpEndpoint.of(
+                settings,
+                self._metrics.registry,
+                is_ready=lambda: self._was_ready,
+                refresh=partial(on_loop, asyncio.get_running_loop(), self._take_snapshot),
+            ),
             refresh=self._take_snapshot,
         )
         self._take_snapshot()
-
-    def _make_telemetry(self) -> HttpEndpoint | None:
-        settings = self._settings
-        if settings.metrics_port is None:
-            return None
-        return HttpEndpoint(
-            settings.host,
-            settings.metrics_port,
-            self._metrics.registry,
-            is_ready=lambda: self._was_ready,
-            refresh=partial(on_loop, asyncio.get_running_loop(), self._take_snapshot),
-            hosts=Hosts.of(settings, is_locked=False),
-        )
 
     async def run(self) -> int:
         """Serves until a signal, and returns the exit status: 0, or 1 after a crash.

@@ -14,7 +14,6 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from xlaserve.admission import shared_counts
-from xlaserve.admission.hosts import Hosts
 from xlaserve.admission.shared_counts import SharedCounts
 from xlaserve.config import Settings
 from xlaserve.errors import ConfigError
@@ -326,21 +325,15 @@ class Server(Watcher):
         return engine is not None and bool(engine["is_ready"]) and self._has_front
 
     def _endpoint(self, metrics: AllMetrics) -> HttpEndpoint | None:
-        settings, loop = self._settings, asyncio.get_running_loop()
-        before = self._before
-        listening = None if before is None else before.metrics_listener(settings.host, settings.metrics_port)
-        if settings.metrics_port is None:
-            return None
+        settings, before, loop = self._settings, self._before, asyncio.get_running_loop()
         registry = CollectorRegistry()
         registry.register(metrics.merged)
-        return HttpEndpoint(
-            settings.host,
-            settings.metrics_port,
+        return HttpEndpoint.of(
+            settings,
             registry,
             is_ready=self.is_ready,
             refresh=lambda: asyncio.run_coroutine_threadsafe(metrics.refresh(), loop),
-            hosts=Hosts.of(settings, is_locked=False),
-            listening=listening,
+            listening=None if before is None else before.metrics_listener(settings.host, settings.metrics_port),
         )
 
 

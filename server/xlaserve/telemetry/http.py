@@ -12,11 +12,12 @@ from concurrent.futures import Future
 from functools import partial
 from http import HTTPStatus
 from threading import Thread
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from xlaserve.admission.hosts import ANY_HOST, Hosts
+from xlaserve.config import Settings
 from xlaserve.config.authority import authority
 from xlaserve.errors import ConfigError
 
@@ -78,6 +79,23 @@ class HttpEndpoint:
         self._asking: dict[asyncio.Task[None], None] = {}
         """Connections whose request has not come in full, the oldest first."""
         self._answering: dict[asyncio.Task[None], None] = {}
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        registry: CollectorRegistry,
+        *,
+        is_ready: Callable[[], bool],
+        refresh: Callable[[], Future[None]],
+        listening: socket.socket | None = None,
+    ) -> Self | None:
+        """Returns the endpoint that is configured; None without a port for metrics."""
+        if settings.metrics_port is None:
+            return None
+        hosts = Hosts.of(settings, is_locked=False)
+        host, port = settings.host, settings.metrics_port
+        return cls(host, port, registry, is_ready=is_ready, refresh=refresh, hosts=hosts, listening=listening)
 
     def start(self) -> None:
         """Listens, and answers from now on. Raises ConfigError if it can't listen there."""
