@@ -8,17 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from xlaserve.config import Bucket, Color, Decoding, Fit, ModelSettings, ResizeLibrary, ResizeSettings
 from xlaserve.config import sources as kinds
 from xlaserve.config.sources import Source
-from xlaserve.engine.causes import cause, telling_line
 from xlaserve.engine.program import IsLowered, MayBeNarrow
 from xlaserve.errors import InvalidArgument, ModelFailed
 from xlaserve.images import tensorflow_jpeg
 from xlaserve.images.frame import Frame, Placing, place
 from xlaserve.models import class_names
+from xlaserve.models.load_failure import explain, short_name
 from xlaserve.models.network_settings import (
     buckets_of,
     check_decode,
@@ -158,7 +158,7 @@ def load(
     except ModelFailed:
         raise
     except Exception as error:
-        raise ModelFailed(_explain(settings, error)) from error
+        raise ModelFailed(explain(settings, error)) from error
     if network.reason:
         _log.info("model %s: %s", settings.title, reading(task, network.reason))
     if network.weights == "random":
@@ -314,7 +314,7 @@ def _network(source: str, settings: ModelSettings, conversions: Conversions) -> 
         found = ", which does not exist"
     else:
         found = ", a folder that holds no model, or several" if path.is_dir() else ""
-    raise ModelFailed(f"source: expected {kinds.NAMES}, {kinds.PATHS}, got {_name(settings.source)}{found}")
+    raise ModelFailed(f"source: expected {kinds.NAMES}, {kinds.PATHS}, got {short_name(settings.source)}{found}")
 
 
 def _check_fields(settings: ModelSettings, kind: Source) -> None:
@@ -324,7 +324,7 @@ def _check_fields(settings: ModelSettings, kind: Source) -> None:
         value = getattr(settings, name)
         if name in kinds.PARTICULAR - takes and value != field.default:
             raise ModelFailed(
-                f"{name}: {_name(settings.source)} takes none, expected no {name}, got {_name(str(value))}"
+                f"{name}: {short_name(settings.source)} takes none, expected no {name}, got {short_name(str(value))}"
             )
 
 
@@ -336,44 +336,3 @@ def _labelled(task: Task, settings: ModelSettings) -> Task:
         got = settings.labels.name if isinstance(settings.labels, Path) else ", ".join(settings.labels)
         raise ModelFailed(f"labels: {task.name} has no classes, expected no labels, got {got}")
     return task.labelled(class_names.of_task(settings.labels, task))
-
-
-_UNFIT: Final = re.compile(r"A total of (\d+) objects could not be loaded\..*?\bname=([^,>]+)", re.DOTALL)
-"""Keras's message for weights that do not fit a model."""
-
-
-def _explain(settings: ModelSettings, error: Exception) -> str:
-    """Returns one line that a client may read: no trace, and of paths only the last part."""
-    source = _name(settings.source)
-    if isinstance(error, ModuleNotFoundError):
-        package = (error.name or "").partition(".")[0]
-        if package in {"tensorflow", "keras", "keras_cv", "kagglehub"}:
-            return f"source: {source} needs {package}; install xlaserve[cpu] or xlaserve[gpu]"
-        if package in {"keras_hub", "tokenizers", "regex"}:
-            return (
-                f"source: {source} needs {package}; install xlaserve[gpu,hub] or, with tensorflow-cpu,"
-                " xlaserve[cpu,hub-cpu] and then keras-hub with --no-deps"
-            )
-        if package == "tf_keras":
-            return f"source: {source} needs tf_keras; pip install --no-deps 'tf_keras>=2.21,<2.22'"
-        if package == "jax":
-            return (
-                f"source: reading {source} needs jax; install xlaserve[jax], or serve the SavedModel that"
-                f" `xlaserve import {source}` makes where jax is installed"
-            )
-    text = str(error)
-    if settings.weights and (unfit := _UNFIT.search(text)):
-        count, layer = unfit.groups()
-        return (
-            f"weights: expected those of {source}, got a file that does not fit {count} of its layers, such as {layer}:"
-            f" {_name(settings.weights)}"
-        )
-    for path in filter(None, (settings.source, settings.weights)):
-        text = text.replace(path, _name(path))  # a path may have spaces in it
-    reason = telling_line(text) or cause(error)
-    return f"source: {source} can't be loaded: {reason}"
-
-
-def _name(source: str) -> str:
-    """Returns a source or a path without its folders."""
-    return Path(source).name or source
