@@ -7,54 +7,42 @@ import gc
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
-from xlaserve.config import ModelSettings, Settings
+from xlaserve.config import ModelSettings
 from xlaserve.config.versions import VersionSet, grouped
 from xlaserve.engine.under_way import key_of
-from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.errors import LoadEnded, ModelFailed, ShuttingDown, XlaserveError
 from xlaserve.models.change_checks import NO_LABELS, check_labels, check_versions
-from xlaserve.models.change_plan import change_of, ends_any, movable_labels
+from xlaserve.models.change_plan import change_of, ends_any
 from xlaserve.models.change_queue import UNLOADED, ChangeQueue
 from xlaserve.models.configured_models import ConfiguredModels
-from xlaserve.models.draining import drain, drain_and_free
-from xlaserve.models.listing import Ended, Listing, Listings, of_configured, of_versions
+from xlaserve.models.draining import drain
+from xlaserve.models.listing import Ended, Listings, of_configured
 from xlaserve.models.loader import Loader
-from xlaserve.models.version import Served, State, Version, new_version
-from xlaserve.models.version_lookup import Directory
-from xlaserve.telemetry.metrics import Metrics
+from xlaserve.models.local_versions import LocalVersions
+from xlaserve.models.version import Served, State, Version
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, kw_only=True)
-class Repository(Directory):
+class Repository(LocalVersions):
     """Loads, serves and unloads models. All methods run on the event loop.
 
-    `read_models` reads the configured models again and may raise ConfigError. `on_change` is called at every change of
-    state, `on_record` with every program that was compiled (on the compiling thread).
+    `read_models` reads the configured models again and may raise ConfigError.
     """
 
-    settings: Settings
     loader: Loader
     read_models: Callable[[], Iterable[ModelSettings]]
-    metrics: Metrics
-    on_change: Callable[[Version], None] = lambda version: None
-    on_record: Callable[[Entry], None] = lambda entry: None
-    on_listing: Callable[[], None] = lambda: None
-    """Called where versions were forgotten, or labels or shares have changed, which are no changes of a state."""
     listings: Listings | None = None
     """The models that `load_all` loads; the configured ones by default."""
     required: Collection[str] = ()
     """Models that end `load_all` where one of them fails."""
-    set_aside: dict[bytes, str] = field(default_factory=dict)
-    """Versions that are not loaded, as they have crashed the process, by their keys, and why: only `load` tries them
-    again."""
 
     def __post_init__(self) -> None:
-        super().__init__()
+        super().__post_init__()
         self._configured = ConfiguredModels(self.read_models)
         self._changes = ChangeQueue()
         self._loading: dict[str, asyncio.Task[Served]] = {}
@@ -119,20 +107,9 @@ class Repository(Directory):
                 start.cancel()
         self._has_started = True
 
-    def listing(self) -> dict[str, Listing]:
-        """Returns the listings that another engine loads to serve the same models."""
-        return {
-            name: of_versions(versions, dict(self.labels(name)), dict(self.shares(name)))
-            for name, versions in self._versions.items()
-        }
-
     def ends_any(self, name: str, model: VersionSet | None, *, again: bool = False) -> bool:
         """Returns whether a version of a model that serves ends by a change to `model`; see `change_plan.ends_any`."""
         return ends_any(self._serving(name), model, again=again)
-
-    def show_failure(self, settings: ModelSettings, reason: str) -> None:
-        """Shows that a version failed elsewhere."""
-        self._begin(settings).enter(State.FAILED, reason)
 
     async def load(self, name: str) -> None:
         """Loads, compiles and warms all configured versions of a model, each in the place of the one that serves.
@@ -214,52 +191,13 @@ class Repository(Directory):
         gone = [name for name, served in self._served.items() if served and name in names and name not in configured]
         return {name: change for name, change in to_do.items() if change}, gone
 
-    def _move_labels(self, name: str, labels: Mapping[str, str]) -> None:
-        if name in self._versions:
-            self._labels[name] = dict(labels)
-            self._publish(name)
-            self.on_listing()
-
     def _change_of(self, name: str, model: VersionSet) -> str:
         is_routed = (self._labels.get(name), self._shares.get(name)) == (model.labels, model.routing)
         return change_of(name, self._serving(name), model, self._is_set_aside, is_routed=is_routed)
 
-    def _crash_of(self, settings: ModelSettings) -> str:
-        """Returns why a version is set aside, empty where it is not."""
-        return self.set_aside.get(key_of(settings), "") if self.set_aside else ""
-
-    def _is_set_aside(self, settings: ModelSettings) -> bool:
-        return bool(self._crash_of(settings))
-
     def _is_needed(self, version: Version) -> bool:
         """Returns whether a failure of the version ends the start of the server."""
         return self.settings.exit_on_model_failure or version.name in self.required
-
-    def _serving(self, name: str) -> dict[str, ModelSettings]:
-        """Returns the settings of each version of a model that is ready."""
-        return {one.settings.version: one.settings for one in self._ready(name)}
-
-    def _point(self, name: str, model: VersionSet) -> None:
-        """Sets labels and shares as they are configured, but moves no label to a version that is not ready."""
-        self._labels[name] = movable_labels(model.labels, self._labels.get(name, {}), self._serving(name))
-        self._share(name, model.routing)
-        self._publish(name)
-        self.on_listing()
-
-    def _changed(self, version: Version) -> None:
-        self._publish(version.name)
-        self.on_change(version)
-
-    def _forget_failed(self, name: str) -> None:
-        """Drops the failed versions of a model that are no longer configured, except those that are set aside."""
-        self._versions[name] = [
-            version
-            for version in self._versions[name]
-            if version.state is not State.FAILED or self._is_set_aside(version.settings)
-        ]
-        if not self._versions[name]:
-            self._forget(name)
-        self.on_listing()
 
     def stop_loading(self) -> None:
         """Ends loads and warm-ups as soon as possible, and refuses further ones."""
@@ -325,15 +263,6 @@ class Repository(Directory):
             raise failures[0]
         await self._retire(name, self._left(name, model))
 
-    def _left(self, name: str, model: VersionSet) -> list[Version]:
-        """Returns the versions of a model that are no longer configured."""
-        return [one for one in self._versions[name] if one.settings.version not in model.versions]
-
-    def _others(self, newcomer: Version) -> list[Version]:
-        """Returns the other loadings of a version."""
-        versions = self._versions[newcomer.name]
-        return [one for one in versions if one is not newcomer and one.settings.version == newcomer.settings.version]
-
     async def _unload(self, name: str) -> None:
         versions = self._versions.get(name, [])  # a configuration without the model may have come first
         await self._finish(versions)
@@ -342,33 +271,6 @@ class Repository(Directory):
             kept.setdefault(version.settings.version, version)
         if kept:
             self._versions[name] = [*kept.values()]
-
-    async def _retire(self, name: str, ended: Collection[Version]) -> None:
-        """Finishes versions and forgets them."""
-        if ended:
-            await self._finish(ended)
-            self._versions[name] = [one for one in self._versions[name] if one not in ended]
-            self.on_listing()
-
-    async def _finish(self, versions: Collection[Version]) -> None:
-        """Drains versions and frees them."""
-        for version in versions:
-            for other in self._versions.get(version.name, ()):
-                other.forget_shadow(version.settings.version)
-        await drain_and_free(versions, self.settings.drain_timeout_s)
-
-    def _begin(self, settings: ModelSettings) -> Version:
-        """Returns a new version, announced as loading."""
-        # A loading that serves stays until the new one is ready; any other loading of this version is replaced.
-        versions = [
-            one
-            for one in self._versions.get(settings.name, ())
-            if one.state is State.READY or one.settings.version != settings.version
-        ]
-        version = new_version(settings, self.metrics, self._changed, self.on_record)
-        self._versions[settings.name] = [*versions, version]
-        version.enter(State.LOADING)
-        return version
 
     async def _bring_up(self, newcomer: Version) -> None:
         """Makes `newcomer` serve, and ends the earlier loading of its version.
