@@ -1,4 +1,4 @@
-"""The tables that say where things are name files, modules and names that exist."""
+"""The tables that say where things are name files that exist, modules are short, and so are the names of tests."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"[\w*.-][\w*./-]*/|(?:[\w*.-]+/)*[\w*-]+\.(?:py|md|toml|yaml|proto)")
 NAME = re.compile(r"@?[\w.]+")
 MAX_LINES = 200
+MAX_MODULE_LINES = 350
+MAX_NAME_LENGTH = 70
+TEST_NAME = re.compile(r"^\s*(?:async )?def (test_\w+)", re.MULTILINE)
 NAME_IN_PATH = re.compile(r"`([\w.]+)` in (`[^`]+`)")
 
 
@@ -103,3 +106,18 @@ def test_each_package_exists_with_the_modules_that_it_is_said_to_have(row: Row) 
     gone = [name for name in modules if folders and not any((folder / f"{name}.py").exists() for folder in folders)]
     assert (missing, gone) == ([], [])
     assert found
+
+
+def test_no_module_is_longer_than_one_subject() -> None:
+    modules = [path for name in ("server", "client", "loadtest", "fleet") for path in (ROOT / name).rglob("*.py")]
+    assert len(modules) > 500
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in modules}
+    assert {path: count for path, count in lines.items() if count > MAX_MODULE_LINES} == {}
+
+
+def test_no_test_has_a_long_name() -> None:
+    names = [
+        (path.name, name) for path in (ROOT / "tests").rglob("*.py") for name in TEST_NAME.findall(path.read_text())
+    ]
+    assert len(names) > 2000
+    assert [each for each in names if len(each[1]) > MAX_NAME_LENGTH] == []
