@@ -184,7 +184,7 @@ class Batcher:
         queues = self._queues
         queue = queues.by_shape[request.shape]
         is_brief = request.images in queue.costs.brief and not queue.images and not queues.max_delay_s
-        if is_brief and self.lanes.try_acquire(queues.share):
+        if is_brief and request.deadline > self.clock() and self.lanes.try_acquire(queues.share):
             return self._dispatcher.run_inline(queue, request)
         job = Job(queue, request, self.clock(), self._loop.create_future())
         self.forecast.check(job)

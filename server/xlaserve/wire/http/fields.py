@@ -24,8 +24,11 @@ def text(fields: Mapping[str, Any], key: str, where: str, default: object = _REQ
 def integers(fields: Mapping[str, Any], key: str, where: str) -> Sequence[int]:
     """Returns a list of integers of 64 bits."""
     value = fields.get(key, _REQUIRED)
-    if not isinstance(value, list) or not all(type(one) is int and -(2**63) <= one < 2**63 for one in value):
+    if not isinstance(value, list):
         raise InvalidArgument(f"{where}.{key}", "a list of integers", _kind(value))
+    for one in value:
+        if type(one) is not int or not -(2**63) <= one < 2**63:
+            raise InvalidArgument(f"{where}.{key}", "a list of integers of 64 bits", f"{shown(one)} in it")
     return value
 
 

@@ -82,7 +82,7 @@ class SharedMemory:
         if not 1 <= len(name) <= MAX_NAME_LENGTH:
             raise InvalidArgument("name", f"a name of 1 to {MAX_NAME_LENGTH} characters", f"{len(name)} characters")
         if not 1 <= size_bytes < _INT64_END:
-            raise InvalidArgument("byte_size", "at least 1", size_bytes)
+            raise InvalidArgument("byte_size", "1 to 9223372036854775807", size_bytes)
         with self._open(key, "key") as (_, found):
             if offset + size_bytes > found.st_size:
                 raise InvalidArgument("byte_size", f"at most the file's {found.st_size} bytes", offset + size_bytes)

@@ -21,7 +21,7 @@ from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.inputs import Images
 from xlaserve.engine.program import Outputs, Warmed
 from xlaserve.engine.request import EngineRequest
-from xlaserve.errors import ExecutionFailed
+from xlaserve.errors import DeadlineExceeded, DeadlineUnreachable, ExecutionFailed
 
 BRIEF = Cost(BRIEF_S, BRIEF_S)
 LONG = Cost(BRIEF_S * 2, BRIEF_S * 2)
@@ -94,6 +94,13 @@ async def test_a_request_that_fills_a_brief_bucket_runs_on_the_event_loop(serve:
         assert await ask(batcher, [7]) == [7]
     assert noted.threads == [threading.get_ident()]
     assert noted.batches == [1]
+
+
+async def test_a_brief_batch_whose_deadline_has_passed_never_runs(serve: Serve) -> None:
+    async with serve({1: BRIEF}) as (batcher, noted, _):
+        with pytest.raises((DeadlineExceeded, DeadlineUnreachable)):
+            await batcher.run(EngineRequest((pictures([7]),), Mode.XLA, batcher.clock() - 1e-6))
+    assert noted.threads == []
 
 
 @pytest.mark.parametrize(("costs", "images"), [({1: LONG}, 1), ({4: BRIEF}, 3)])
