@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from xlaserve.config.base import Frozen
 from xlaserve.config.output_settings import BoxFormat
 
-BoxKind = Literal["ssd", "retinanet", "blazeface", "yolov8", "yolo"]
+BoxKind = Literal["ssd", "retinanet", "blazeface", "yolov8", "yolo", "yolox"]
 
 
 class BoxDecoding(Frozen):
@@ -20,7 +20,8 @@ class BoxDecoding(Frozen):
     """The family. `ssd` and `retinanet` give offsets from anchors, and a score of each class. `blazeface` (MediaPipe)
     gives places from the centres of cells, and one score. `yolov8` gives each side's distribution over bins, with the
     scores behind or as another output. `yolo` is one output of boxes that are decoded, `[n, 4 + classes, k]` or
-    `[n, k, 4 + classes]`, as Ultralytics exports them without suppression."""
+    `[n, k, 4 + classes]`, as Ultralytics exports them without suppression. `yolox` is one output `[n, k, 5 + classes]`
+    whose boxes are offsets from cells, as YOLOX exports them by default."""
     anchors: Path | None = None
     """For `ssd` and `retinanet`: a `.npy` file with the anchors `[k, 4]`, instead of those that the fields below
     describe."""
@@ -28,8 +29,8 @@ class BoxDecoding(Frozen):
     """The form of the anchors in the file."""
     strides: tuple[int, ...] = Field((), examples=[[8, 16, 32]])
     """Pixels of the input for each cell of the feature maps, in their order. By default `[16, 32, 64, 128, 256, 512]`
-    for `ssd`, `[8, 16, 32, 64, 128]` for `retinanet`, `[8, 16, 32]` for `yolov8`. For `blazeface` one for each layer,
-    by default a 16th of the input's height and three times an 8th."""
+    for `ssd`, `[8, 16, 32, 64, 128]` for `retinanet`, `[8, 16, 32]` for `yolov8` and `yolox`. For `blazeface` one for
+    each layer, by default a 16th of the input's height and three times an 8th."""
     anchors_per_layer: Literal[1, 2] = 2
     """For `blazeface`: how many anchors each layer has in a cell; 1 for MediaPipe's full range."""
     scales: tuple[float, ...] = Field((), examples=[[0.2, 0.5, 0.95, 1.0]])
@@ -61,7 +62,12 @@ class BoxDecoding(Frozen):
     """For `yolo`: what the boxes are; `rel_center_xywh` in TFLite files of Ultralytics."""
     has_objectness: bool = False
     """For `yolo`: whether the fifth number is the score of any object, by which those of classes are multiplied, as in
-    YOLOv5."""
+    YOLOv5. That of `yolox` always is."""
+
+    @property
+    def gives_objectness(self) -> bool:
+        """Whether the fifth number of each box is the score of any object."""
+        return self.has_objectness or self.kind == "yolox"
 
     @model_validator(mode="before")
     @classmethod
@@ -97,5 +103,6 @@ _FIELDS: Final[dict[BoxKind, frozenset[str]]] = {
     "blazeface": _ANCHORED - {"background"} | {"anchors_per_layer"},
     "yolov8": frozenset({"strides", "offset", "bins"}),
     "yolo": frozenset({"format", "has_objectness"}),
+    "yolox": frozenset({"strides"}),
 }
 """The fields that each kind has."""

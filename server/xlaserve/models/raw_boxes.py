@@ -14,6 +14,7 @@ BINS: Final = 64
 """Numbers of a box in YOLOv8: 16 bins for each side."""
 MIN_BOXES: Final = 400
 """Rows from which on they may be of anchors; fewer are of objects that are found already."""
+COCO_CLASSES: Final = 80
 SSD_MOBILENET: Final = 1917
 """Anchors of TensorFlow's Object Detection API for 300x300 pixels."""
 
@@ -31,17 +32,20 @@ class RawBoxes(NamedTuple):
     """The setting of that name, where shapes don't tell which output is which."""
 
 
-def suggested(shapes: Mapping[str, Shape], size: tuple[int, int] | None = None) -> RawBoxes | None:
+def suggested(
+    shapes: Mapping[str, Shape], size: tuple[int, int] | None = None, *, is_tflite: bool = False
+) -> RawBoxes | None:
     """Returns how outputs of these shapes may be decoded; None where they don't look like boxes.
 
-    `size` is the input's height and width, where they are known.
+    `size` is the input's height and width, where they are known; `is_tflite` is whether the outputs are of a TFLite
+    file.
     """
     rows = {name: sides for name, shape in shapes.items() if (sides := _rows(shape)) is not None}
     if len(rows) == len(shapes) == 2:
         return _of_two(rows, size)
     if len(rows) == 1:
         (sides,) = rows.values()
-        return _of_one(sides, size)
+        return _of_one(sides, size, is_tflite=is_tflite)
     return None
 
 
@@ -81,17 +85,31 @@ def _of_two(  # noqa: PLR0911 - one each
     )
 
 
-def _of_one(sides: tuple[int | None, int], size: tuple[int, int] | None) -> RawBoxes | None:
+def _of_one(sides: tuple[int | None, int], size: tuple[int, int] | None, *, is_tflite: bool) -> RawBoxes | None:
     boxes, numbers = max((side or 0 for side in sides), default=0), min(side or 0 for side in sides)
     if size is None or numbers < 5:
         return None
-    cells = _cells(size, (8, 16, 32))
+    cells, are_rows = _cells(size, (8, 16, 32)), sides[0] == boxes
+    relative: dict[str, Any] = {"format": "rel_center_xywh"} if is_tflite else {}
+    form = "; from 0 to 1, as Ultralytics writes TFLite; if in pixels, without format" if is_tflite else ""
+    if boxes == cells and are_rows and numbers - 4 not in (1, COCO_CLASSES):
+        other = "{kind: yolo, has_objectness: true}"
+        return RawBoxes(
+            "yolox",
+            f"if these are offsets of YOLOX with {_classes(numbers - 5)}; if boxes, as of YOLOv6: {other}",
+            preprocess="none",
+        )
     if boxes == cells:
-        return RawBoxes("yolo", f"if these are boxes of YOLO with {numbers - 4} classes; in TFLite rel_center_xywh")
+        setting = {"kind": "yolo", **relative} if relative else "yolo"
+        return RawBoxes(setting, f"if these are boxes of YOLOv8 with {_classes(numbers - 4)}{form}")
     if boxes == 3 * cells and numbers > 5:
-        setting = {"kind": "yolo", "has_objectness": True}
-        return RawBoxes(setting, f"if these are boxes of YOLOv5 with {numbers - 5} classes")
+        setting = {"kind": "yolo", **relative, "has_objectness": True}
+        return RawBoxes(setting, f"if these are boxes of YOLOv5 with {_classes(numbers - 5)}{form}")
     return None
+
+
+def _classes(count: int) -> str:
+    return "1 class" if count == 1 else f"{count} classes"
 
 
 def _cells(size: tuple[int, int], strides: Sequence[int]) -> int:

@@ -35,8 +35,11 @@ class Reading(NamedTuple):
     lines: tuple[Line, ...] = ()
 
 
-def read(outputs: Sequence[Tensor], image: ImageInput | None, labels: str) -> Reading:  # noqa: PLR0911 - one each
-    """Returns the task that outputs suggest; `labels` is the name of a file for the classes' names."""
+def read(  # noqa: PLR0911 - one each
+    outputs: Sequence[Tensor], image: ImageInput | None, labels: str, *, is_tflite: bool = False
+) -> Reading:
+    """Returns the task that outputs suggest; `labels` is the name of a file for the classes' names, `is_tflite` whether
+    the model's is a TFLite file."""
     if not outputs or all(one.shape is None for one in outputs):
         return Reading("told when it is loaded")
     named = {one.name: one.shape for one in outputs}
@@ -45,7 +48,7 @@ def read(outputs: Sequence[Tensor], image: ImageInput | None, labels: str) -> Re
         line = Line("bounding_box_format", "rel_yxyx", "or xyxy and others: as the model gives boxes", True)
         names = Line(LABELS, labels, "the names of the classes, one a line; `background` first where it is one", True)
         return Reading("detection", (line, names))
-    if (raw := raw_boxes.suggested(named, _size(image))) is not None:
+    if (raw := raw_boxes.suggested(named, _size(image), is_tflite=is_tflite)) is not None:
         return _raw_boxes(raw, outputs, labels)
     if len(outputs) > 1:
         return _several(outputs)
@@ -91,7 +94,8 @@ def _raw_boxes(raw: RawBoxes, outputs: Sequence[Tensor], labels: str) -> Reading
     if raw.output_names is not None:
         lines.append(Line("output_names", raw.output_names, "which is which", True))
     lines.append(Line(LABELS, labels, "the names of the classes, without the background, one a line", True))
-    shown = "detection" if raw.is_certain else f"tensors: {len(outputs)} outputs"
+    count = "1 output" if len(outputs) == 1 else f"{len(outputs)} outputs"
+    shown = "detection" if raw.is_certain else f"tensors: {count}"
     return Reading(f"{shown}, boxes before suppression", tuple(lines))
 
 

@@ -57,7 +57,12 @@ def plan(found: Description) -> Plan:
     preprocessing = [*_preprocessing(found)]
     reorders = any(line.value == "caffe" for line in preprocessing)  # to BGR
     labels = _labels(found.path)
-    outputs = reading.suppressed(labels) if DETECTION in found.layers else reading.read(found.outputs, image, labels)
+    is_tflite = found.format == "TFLite"
+    outputs = (
+        reading.suppressed(labels)
+        if DETECTION in found.layers
+        else reading.read(found.outputs, image, labels, is_tflite=is_tflite)
+    )
     if any(line.field == "preprocess" for line in outputs.lines):
         preprocessing = []
     lines = [

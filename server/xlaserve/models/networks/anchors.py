@@ -52,7 +52,9 @@ def _unclipped(decoding: BoxDecoding, height: int, width: int) -> Anchors:
         case "blazeface":
             return _blazeface(decoding, height, width)
         case "yolov8" | "yolo":
-            return _points(decoding, height, width)
+            return _points(decoding, height, width, decoding.offset)
+        case "yolox":
+            return _points(decoding, height, width, 0.0)
 
 
 def from_file(file: Path, how: BoxFormat, height: int, width: int) -> Anchors:
@@ -125,10 +127,10 @@ def _blazeface(decoding: BoxDecoding, height: int, width: int) -> Anchors:
     return np.concatenate(levels)
 
 
-def _points(decoding: BoxDecoding, height: int, width: int) -> Anchors:
-    """Cells as anchors: their centres, and their strides for sides."""
+def _points(decoding: BoxDecoding, height: int, width: int, offset: float) -> Anchors:
+    """Cells as anchors: a point in each, by default its centre, and their strides for sides."""
     strides = decoding.strides or YOLO_STRIDES
-    return np.concatenate([_cells(height, width, stride, decoding.offset, [(stride, 1.0)]) for stride in strides])
+    return np.concatenate([_cells(height, width, stride, offset, [(stride, 1.0)]) for stride in strides])
 
 
 def _cells(height: int, width: int, stride: int, offset: float, shapes: Iterable[tuple[float, float]]) -> Anchors:

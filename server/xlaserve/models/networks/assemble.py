@@ -13,12 +13,11 @@ from xlaserve.config import OF_RGB, Color, ModelSettings, Precision, ScalingSett
 from xlaserve.engine.warmup.sample import make_rows
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks import preprocess
-from xlaserve.models.networks.heads import Head
+from xlaserve.models.networks.heads import Head, Sampled
 from xlaserve.models.networks.image_tensor import Call, ImageTensor
 from xlaserve.models.networks.network import Network
 from xlaserve.models.networks.network_inputs import NetworkInput, NetworkInputs
 from xlaserve.models.networks.preprocess import Preprocess
-from xlaserve.models.networks.reading import Sampled
 from xlaserve.programs.openvino.calibration import read
 from xlaserve.programs.tf.lowered_function import Lower
 from xlaserve.programs.tf.tensorflow_program import TensorFlowProgram

@@ -12,11 +12,13 @@ from xlaserve.config import BoxDecoding, ModelSettings
 from xlaserve.config.box_decoding_settings import BoxKind
 from xlaserve.errors import ModelFailed
 from xlaserve.models import class_names
-from xlaserve.models.networks import anchors, suppression
+from xlaserve.models.networks import anchors, box_doubts, suppression
 from xlaserve.models.networks.detection_head import suppressed, without_background
-from xlaserve.models.networks.heads import Head, Raw, TensorShape, activated, known_classes, pick
+from xlaserve.models.networks.heads import Head, Probe, Raw, TensorShape, activated, known_classes, pick
 from xlaserve.models.task import Detection
 
+IN_ONE: Final[frozenset[BoxKind]] = frozenset({"yolo", "yolox"})
+"""Kinds of boxes and scores in one output."""
 LOGITS: Final[frozenset[BoxKind]] = frozenset({"blazeface", "yolov8"})
 """Kinds whose scores are logits of independent classes, unless the settings name another activation."""
 
@@ -24,8 +26,14 @@ Split = Callable[[Raw], tuple[tf.Tensor, tf.Tensor]]
 """Maps a network's outputs to boxes `[n, k, numbers]` and scores `[n, k, classes]`, both as the network gives them."""
 
 
-def decoded(outputs: Mapping[str, TensorShape], settings: ModelSettings, decoding: BoxDecoding) -> Head:
-    """Returns the head for the outputs that `decoding` describes. Raises ModelFailed for other outputs."""
+def decoded(
+    outputs: Mapping[str, TensorShape],
+    settings: ModelSettings,
+    decoding: BoxDecoding,
+    probe: Probe = lambda: None,
+) -> Head:
+    """Returns the head for the outputs that `decoding` describes. Raises ModelFailed for other outputs, and for boxes
+    that `probe` gives in another form."""
     if settings.activation is None and decoding.kind in LOGITS:
         settings = settings.model_copy(update={"activation": "sigmoid"})
     outputs, join = _joined(outputs, decoding)
@@ -36,11 +44,14 @@ def decoded(outputs: Mapping[str, TensorShape], settings: ModelSettings, decodin
     task = Detection(classes - is_dropped, max_detections=settings.max_detections)
     if task.classes < 1:
         raise ModelFailed(f"box_decoding.background: expected none, as there is a score of {classes} class alone")
+    if decoding.kind in IN_ONE and (sampled := probe()) is not None:
+        sample, _ = split(join({name: tf.constant(values) for name, values in sampled.outputs.items()}))
+        box_doubts.check(sample.numpy(), decoding, sampled.size)
 
     def finish(raw: Raw, images: tf.Tensor) -> tuple[tf.Tensor, ...]:
         given, scores = split(join(raw))
         scores = activated(scores, settings)
-        if decoding.has_objectness:
+        if decoding.gives_objectness:
             scores = activated(given[..., 4:5], settings) * scores
         if is_dropped:
             scores = scores[..., 1:] if background == "first" else scores[..., :-1]
@@ -84,7 +95,7 @@ def _boxes(given: tf.Tensor, decoding: BoxDecoding, images: tf.Tensor) -> tf.Ten
     if decoding.kind == "blazeface":  # as MediaPipe's TensorsToDetectionsCalculator: pixels from the centre
         sides = x + dx, y + dy, dw, dh
     else:  # as in Girshick et al. 2014, appendix C, with factors
-        of_x, of_y, of_w, of_h = decoding.variances
+        of_x, of_y, of_w, of_h = (1.0, 1.0, 1.0, 1.0) if decoding.kind == "yolox" else decoding.variances
         sides = x + dx * of_x * w, y + dy * of_y * h, w * tf.exp(dw * of_w), h * tf.exp(dh * of_h)
     return suppression.to_xyxy(tf.stack(sides, axis=-1), "center_xywh", images)
 
@@ -143,7 +154,7 @@ def _split(outputs: Mapping[str, TensorShape], settings: ModelSettings, decoding
         given = "; ".join(f"{name}: {output}" for name, output in outputs.items())
         raise ModelFailed(f"box_decoding: expected outputs of boxes and scores [None, k, numbers], got {given}")
     outputs = {name: outputs[name] for name in rows}
-    if decoding.kind == "yolo" or (decoding.kind == "yolov8" and len(rows) == 1):
+    if decoding.kind in IN_ONE or (decoding.kind == "yolov8" and len(rows) == 1):
         name, _ = pick(outputs, settings, "boxes")
         return _in_one(name, rows[name], settings, decoding)
     fitting = [name for name, (_, numbers) in rows.items() if _is_width(numbers, decoding)]
@@ -191,7 +202,7 @@ def _in_one(
     first, last = sides
     is_first = last is None or (first is not None and first < last)
     numbers = first if is_first else last
-    start = 4 * decoding.bins if decoding.kind == "yolov8" else 4 + decoding.has_objectness
+    start = 4 * decoding.bins if decoding.kind == "yolov8" else 4 + decoding.gives_objectness
     classes = (numbers or 0) - start
     if (known := known_classes(settings)) is not None:
         if known > classes:

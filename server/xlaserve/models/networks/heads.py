@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from xlaserve.config import ModelSettings, OutputRole
 from xlaserve.errors import ModelFailed
@@ -50,6 +51,18 @@ class TensorShape(NamedTuple):
         if self.shape is None:
             return f"{self.dtype} of unknown rank"
         return f"{self.dtype} [{', '.join(str(side) for side in self.shape)}]"
+
+
+class Sampled(NamedTuple):
+    """Some images, and what a network gives for them."""
+
+    size: tuple[int, int]
+    """Height and width of the images."""
+    outputs: Mapping[str, NDArray[Any]]
+
+
+Probe = Callable[[], Sampled | None]
+"""Runs the network on some images; None where it can't."""
 
 
 class Head(NamedTuple):

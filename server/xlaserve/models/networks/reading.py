@@ -5,34 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, NamedTuple, assert_never
+from typing import Final, NamedTuple, assert_never
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from xlaserve.config import BoxDecoding, ModelSettings, OutputRole, TaskName
 from xlaserve.errors import ModelFailed
 from xlaserve.models import class_names, raw_boxes
 from xlaserve.models.networks import box_decoding, detection_head, heads, keypoint_head, sequence_head
-from xlaserve.models.networks.heads import Finish, Head, TensorShape
+from xlaserve.models.networks.heads import Finish, Head, Probe, TensorShape
 from xlaserve.models.networks.image_tensor import channels_last, maps_last
 from xlaserve.models.output_facts import IMAGE_CHANNELS, MOST_CLASSES, OUTPUT_NAMES
 from xlaserve.models.raw_boxes import RawBoxes
 from xlaserve.models.scores import are_probabilities
 from xlaserve.models.task import Reading, Tensors, WithClasses
-
-
-class Sampled(NamedTuple):
-    """Some images, and what a network gives for them."""
-
-    size: tuple[int, int]
-    """Height and width of the images."""
-    outputs: Mapping[str, NDArray[Any]]
-
-
-Probe = Callable[[], Sampled | None]
-"""Runs the network on some images; None where it can't."""
 
 IsFirst = Callable[[TensorShape], bool]
 """Whether an output, if it is maps, is `[n, channels, height, width]`."""
@@ -76,7 +63,8 @@ def choose(
 ) -> Head:
     """Returns the head for the task of the settings or, with `auto`, of the network's outputs.
 
-    `probe` is only called where names and shapes leave open what a map is, or how many sides an output has. `is_first`
+    `probe` is only called where names and shapes leave open what a map is, how many sides an output has, or the form of
+    a detector's boxes. `is_first`
     is whether an output, if it is maps, has its channels first (`ImageTensor.gives_first`). Raises ModelFailed where
     the outputs are not what the settings' task needs; with `auto`, outputs that are of no task are tensors.
     """
@@ -84,19 +72,23 @@ def choose(
     if settings.outputs:
         return _with_readings(outputs, settings, is_first)
     if settings.task != "auto":
-        return _head(settings.task, outputs, settings, is_first)
+        return _head(settings.task, outputs, settings, is_first, probe)
     found = _recognise(outputs, settings, probe, is_first)
-    return _head(found.task, outputs, settings, is_first)._replace(reason=found.reason)
+    return _head(found.task, outputs, settings, is_first, probe)._replace(reason=found.reason)
 
 
 def _head(  # noqa: PLR0911 - one each
-    task: TaskName, outputs: Mapping[str, TensorShape], settings: ModelSettings, is_first: IsFirst
+    task: TaskName,
+    outputs: Mapping[str, TensorShape],
+    settings: ModelSettings,
+    is_first: IsFirst,
+    probe: Probe = lambda: None,
 ) -> Head:
     match task:
         case "classification":
             return heads.classification(outputs, settings)
         case "detection":
-            return _detection(outputs, settings, is_first)
+            return _detection(outputs, settings, is_first, probe)
         case "segmentation":
             return _of_pixels(heads.segmentation, outputs, settings, is_first)
         case "embedding":
@@ -117,14 +109,14 @@ def _head(  # noqa: PLR0911 - one each
             assert_never(task)
 
 
-def _detection(outputs: Mapping[str, TensorShape], settings: ModelSettings, is_first: IsFirst) -> Head:
+def _detection(outputs: Mapping[str, TensorShape], settings: ModelSettings, is_first: IsFirst, probe: Probe) -> Head:
     """Returns the head for boxes that are ready, or decoded as the settings say or the outputs show."""
     decoding = settings.box_decoding
     if decoding is None and (raw := _raw_boxes(outputs)) is not None and raw.is_certain:
         decoding = BoxDecoding.model_validate(raw.setting)
     if decoding is None:
         return detection_head.detection(outputs, settings)
-    make: MakeHead = partial(box_decoding.decoded, decoding=decoding)
+    make: MakeHead = partial(box_decoding.decoded, decoding=decoding, probe=probe)
     return _of_pixels(make, outputs, settings, lambda one: is_first(one) and box_decoding.are_maps(one))
 
 

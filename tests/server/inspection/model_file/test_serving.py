@@ -57,6 +57,8 @@ MODELS = [
     described(output(12276, 4), output(12276, 3, name="classes"), inputs=(Tensor("photo", (None, 256, 256, 3)),)),
     described(output(84, 1344), inputs=(Tensor("photo", (None, 256, 256, 3)),)),
     described(output(4032, 85), inputs=(Tensor("photo", (None, 256, 256, 3)),)),
+    described(output(1344, 85), inputs=(Tensor("photo", (None, 256, 256, 3)),)),
+    described(output(4032, 85), inputs=(Tensor("photo", (None, 256, 256, 3)),), path=Path("n.tflite"), format="TFLite"),
     described(output(1344, 64), output(1344, 80, name="classes")),
     described(output(1, 17, 3)),
 ]
@@ -254,6 +256,10 @@ def test_json_has_the_same_as_the_comments() -> None:
         ((output(12276, 4), output(12276, 3, name="classes")), 256, "box_decoding", "retinanet", True),
         ((output(84, 1344),), 256, "box_decoding", "yolo", True),
         ((output(4032, 85),), 256, "box_decoding", {"kind": "yolo", "has_objectness": True}, True),
+        ((output(1344, 84),), 256, "box_decoding", "yolo", True),
+        ((output(1344, 5),), 256, "box_decoding", "yolo", True),
+        ((output(1344, 85),), 256, "box_decoding", "yolox", True),
+        ((output(1344, 85),), 256, "preprocess", "none", True),
         ((output(1344, 64), output(1344, 80, name="classes")), 256, "box_decoding", "yolov8", True),
         ((output(40, 11, activation="softmax"),), 64, "task", "sequence", True),
         ((output(17, 3),), 64, "keypoint_format", "rel_xy", True),
@@ -265,6 +271,20 @@ def test_what_outputs_may_be_is_a_line_to_paste(
     pixels = Tensor("photo", (None, side, side, 3))
     (line,) = [one for one in plan(described(*outputs, inputs=(pixels,))).lines if one.field == field]
     assert (line.value, line.is_open) == (value, is_open)
+
+
+@pytest.mark.parametrize(
+    ("sides", "line"),
+    [
+        ((84, 1344), {"kind": "yolo", "format": "rel_center_xywh"}),
+        ((4032, 85), {"kind": "yolo", "format": "rel_center_xywh", "has_objectness": True}),
+        ((1344, 85), "yolox"),
+    ],
+)
+def test_boxes_of_yolo_in_tflite_are_relative_to_the_image(sides: tuple[int, int], line: Any) -> None:
+    pixels = Tensor("photo", (None, 256, 256, 3))
+    planned = plan(described(output(*sides), inputs=(pixels,), path=Path("n.tflite"), format="TFLite"))
+    assert [one.value for one in planned.lines if one.field == "box_decoding"] == [line]
 
 
 def test_objects_that_are_found_already_are_no_raw_boxes() -> None:

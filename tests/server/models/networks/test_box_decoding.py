@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+import yaml
 from numpy.typing import NDArray
 
 from xlaserve.config import BoxDecoding, ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks import reading
 from xlaserve.models.networks.anchors import anchors
-from xlaserve.models.networks.heads import Head, TensorShape
+from xlaserve.models.networks.heads import Head, Sampled, TensorShape
 from xlaserve.models.task import Detection, Tensors
 
 Array = NDArray[Any]
@@ -259,6 +260,73 @@ def test_scores_of_yolov5_are_those_of_any_object_and_of_its_class() -> None:
         lambda image: (corners(*places[image].T), wanted_scores[image]),
     )
     assert chosen.task == Detection(2, max_detections=MOST)
+
+
+def test_offsets_of_yolox_are_from_the_corners_of_cells() -> None:
+    """Facts: decode_outputs in YOLOX's yolo_head.py: (xy + cell) * stride, exp(wh) * stride; scores are ready."""
+    rng = np.random.default_rng(9)
+    cells = [(x, y, s) for s in (8, 16, 32) for y in range(HEIGHT // s) for x in range(WIDTH // s)]
+    x, y, strides = np.array(cells).T
+    offsets = rng.normal(0, 0.7, (IMAGES, len(cells), 4))
+    scores = rng.uniform(0, 1, (IMAGES, len(cells), 4)) ** 0.25
+
+    def wanted(image: int) -> tuple[Array, Array]:
+        dx, dy, dw, dh = offsets[image].T
+        boxes = corners((x + dx) * strides, (y + dy) * strides, np.exp(dw) * strides, np.exp(dh) * strides)
+        return boxes, scores[image, :, :1] * scores[image, :, 1:]
+
+    chosen = check({"it": np.concatenate((offsets, scores), axis=2)}, "yolox", wanted)
+    assert chosen.task == Detection(3, max_detections=MOST)
+
+
+RELATIVE: Array = np.random.default_rng(10).uniform(0, 1, (1, 126, 7)).astype(np.float32)
+PIXEL_BOXES: Array = RELATIVE * np.array([WIDTH, HEIGHT, WIDTH, HEIGHT, 1, 1, 1], np.float32)
+OFFSETS: Array = np.random.default_rng(11).normal(0, 1, (1, 126, 7)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("given", "decoding", "line"),
+    [
+        (RELATIVE, "yolo", "{kind: yolo, format: rel_center_xywh}"),
+        (PIXEL_BOXES, {"kind": "yolo", "format": "rel_xyxy"}, "{kind: yolo, format: xyxy}"),
+        (
+            RELATIVE,
+            {"kind": "yolo", "has_objectness": True},
+            "{kind: yolo, format: rel_center_xywh, has_objectness: true}",
+        ),
+        (OFFSETS, {"kind": "yolo", "has_objectness": True}, "yolox"),
+        (OFFSETS, {"kind": "yolo", "format": "rel_center_xywh"}, "yolox"),
+        (PIXEL_BOXES, "yolox", "{kind: yolo, has_objectness: true}"),
+        (PIXEL_BOXES, "yolo", None),
+        (RELATIVE, {"kind": "yolo", "format": "rel_center_xywh"}, None),
+        (OFFSETS, "yolox", None),
+        (OFFSETS * 100, "yolox", None),
+        (np.zeros_like(OFFSETS), "yolo", None),
+    ],
+)
+def test_boxes_of_another_form_are_told_with_the_line_to_write(given: Array, decoding: Any, line: str | None) -> None:
+    settings = ModelSettings(name="m", source="m.keras", box_decoding=decoding)
+    outputs = {"it": TensorShape((None, *given.shape[1:]), "float32")}
+
+    def choose() -> Head:
+        return reading.choose(outputs, settings, lambda: Sampled((HEIGHT, WIDTH), {"it": given}))
+
+    if line is None:
+        assert isinstance(choose().task, Detection)
+        return
+    with pytest.raises(ModelFailed) as caught:
+        choose()
+    assert str(caught.value).endswith(f"write box_decoding: {line}")
+    written = yaml.safe_load(line)
+    assert reading.choose(outputs, settings.model_copy(update={"box_decoding": BoxDecoding.model_validate(written)}))
+
+
+def test_offsets_of_no_known_cells_are_served_as_tensors() -> None:
+    settings = ModelSettings(name="m", source="m.keras", box_decoding=BoxDecoding(kind="yolo"))
+    given = np.tile(OFFSETS, (1, 3, 1))
+    outputs = {"it": TensorShape((None, *given.shape[1:]), "float32")}
+    with pytest.raises(ModelFailed, match="write task: tensors"):
+        reading.choose(outputs, settings, lambda: Sampled((HEIGHT, WIDTH), {"it": given}))
 
 
 @pytest.mark.parametrize(

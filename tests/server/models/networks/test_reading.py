@@ -10,8 +10,7 @@ import tensorflow as tf
 from xlaserve.config import Color, ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks import reading
-from xlaserve.models.networks.heads import Head, TensorShape
-from xlaserve.models.networks.reading import Sampled
+from xlaserve.models.networks.heads import Head, Sampled, TensorShape
 from xlaserve.models.task import (
     Classification,
     ClassSequence,
