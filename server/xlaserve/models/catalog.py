@@ -164,16 +164,23 @@ def load(
     if network.weights == "random":
         _log.warning("model %s has random weights: its answers mean nothing", settings.title)
     model = Model(**{**vars(network), "task": task}, settings=settings, buckets=buckets)
-    if model.resize_reason and model.image.color is not None:
+    if settings.resize is None and model.image.color is not None:
         _log.info("model %s: %s", settings.title, preparation(model))
     return model
 
 
 def preparation(model: Model) -> str:
     """Returns in words how encoded images are fitted and resized by default, why, and how to have another."""
+    reason = f", as {model.resize_reason}" if model.resize_reason else ""
+    what = (
+        f"encoded images are fitted by {model.fit} and resized as {model.resize}{reason}, and JPEGs decoded by"
+        f" {model.decode}"
+    )
+    if reason or not kinds.is_of_file(model.settings.source):
+        return f"{what}; set fit, resize and decode if its training did otherwise"
     return (
-        f"encoded images are fitted by {model.fit} and resized as {model.resize}, as {model.resize_reason}, and JPEGs"
-        f" decoded by {model.decode}; set fit, resize and decode if its training did otherwise"
+        f"{what}; the file does not say how its training did: set fit, resize and decode, which `xlaserve match` finds"
+        " from the outputs of a notebook"
     )
 
 

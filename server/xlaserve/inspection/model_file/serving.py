@@ -19,13 +19,14 @@ from xlaserve.models.sources.onnx_tflite.tflite_tables import DETECTION
 
 SUFFIXES: Final = {"zip archive": ".keras", "HDF5": ".h5", "TFLite": ".tflite"}
 """Suffixes by words in the names of formats."""
-MOST_LINES: Final = 6
+MOST_LINES: Final = 8
 ONE_INPUT: Final = frozenset({sources.Source.JAX_FILE})
 """Kinds of sources that are served with one input only."""
+TEACHABLE_MACHINE: Final = "teachable machine"
 FAMILY_PREPROCESS: Final = {
     **{"mobilenet": "tf", "mobilenetv3": "none", "resnet": "caffe", "vgg": "caffe", "densenet": "torch"},
     **{"xception": "tf", "inception": "tf", "nasnet": "tf", "efficientnet": "none", "convnext": "none"},
-    "teachable machine": "tf",
+    TEACHABLE_MACHINE: "tf",
     DETECTION.lower(): "tf",
     **{f"resnet{depth}v2": "tf" for depth in (50, 101, 152)},
 }
@@ -73,6 +74,7 @@ def plan(found: Description) -> Plan:
         *preprocessing,
         *outputs.lines,
         *(() if reorders else _colors(image)),
+        *_resizing(found, image),
         *_numbers(found, image),
     ]
     return Plan(tuple(lines[:MOST_LINES]), (*_facts(found, image), ("task", outputs.task)))
@@ -151,6 +153,13 @@ def _colors(image: ImageInput | None) -> Iterator[Line]:
         yield Line("color", "rgb", "it takes any number of channels: grey, rgb, bgr or rgba")
     if image.channels == 3:
         yield Line("color", "bgr", "if your training read images with OpenCV", True)
+
+
+def _resizing(found: Description, image: ImageInput | None) -> Iterator[Line]:
+    """Yields the resizing that most often differs from the default."""
+    if image is not None and image.channels in (None, *COLORS) and found.family.lower() != TEACHABLE_MACHINE:
+        how = {"library": "opencv", "filter": "bilinear"}
+        yield Line("resize", how, "if your training resized by cv2.resize; `xlaserve match` finds others", True)
 
 
 def _numbers(found: Description, image: ImageInput | None) -> Iterator[Line]:

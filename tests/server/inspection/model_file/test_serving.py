@@ -75,7 +75,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("found", MODELS)
-def test_the_configuration_is_valid_and_of_six_lines(found: Description) -> None:
+def test_the_configuration_is_valid_and_of_few_lines(found: Description) -> None:
     printed = text.as_yaml(found, plan(found))
     lines = printed.partition("models:\n")[2].splitlines()
     assert 2 <= len(lines) <= MOST_LINES
@@ -157,6 +157,16 @@ def test_no_colour_order_is_asked_where_the_usual_preprocessing_has_one() -> Non
     fields = {line.field: line.value for line in plan(described(output(2), family="vgg16")).lines}
     assert fields["preprocess"] == "caffe"
     assert "color" not in fields
+
+
+def test_how_photos_are_resized_is_asked_where_nothing_tells() -> None:
+    asked = {line.field: line.value for line in plan(MODELS[0]).lines if line.is_open}
+    assert asked["resize"] == {"library": "opencv", "filter": "bilinear"}
+    told = described(output(2), family="Teachable Machine")
+    features = described(output(2), inputs=(Tensor("maps", (None, 7, 7, 256)),))
+    numbers = described(output(2), inputs=(Tensor("ages", (None, 9)),))
+    for found in (told, features, numbers):
+        assert "resize" not in {line.field for line in plan(found).lines}
 
 
 @pytest.mark.parametrize(("suffix", "is_asked"), [(".pb", True), (".onnx", True), (".jax", False)])
@@ -242,7 +252,7 @@ def test_json_has_the_same_as_the_comments() -> None:
     shown = text.as_json(found, plan(found))
     assert shown["inputs"] == [{"name": "photo", "shape": [None, 8, 8, 3], "dtype": "float32"}]
     assert shown["settings"] == {"name": "net", "source": "nets/net.h5"}
-    assert set(shown["questions"]) == {"preprocess", "labels", "color"}
+    assert set(shown["questions"]) == {"preprocess", "labels", "color", "resize"}
     assert (shown["parameters"], shown["written_by"], shown["refusal"]) == (12, "Keras 3.0", "")
 
 

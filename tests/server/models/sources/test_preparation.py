@@ -97,7 +97,11 @@ def test_a_saved_model_of_keras_is_known(tmp_path: Path, save: str) -> None:
     assert load(folder).preparation == KERAS
 
 
-def test_of_a_saved_model_that_keras_has_not_written_nothing_is_known(tmp_path: Path) -> None:
+def test_of_a_saved_model_that_keras_has_not_written_nothing_is_known(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
     class Means(tf.Module):
         @tf.function(
             input_signature=[tf.TensorSpec((None, SIDE, SIDE, 3))],
@@ -109,6 +113,8 @@ def test_of_a_saved_model_that_keras_has_not_written_nothing_is_known(tmp_path: 
     tf.saved_model.save(module := Means(), str(tmp_path / "means"), signatures=module.__call__)
     model = load(str(tmp_path / "means"))
     assert (model.preparation, model.resize) == (UNKNOWN, PILLOW_BILINEAR)
+    (line,) = [line for line in caplog.messages if "resized as pillow bilinear" in line]
+    assert "xlaserve match" in line, "nothing else tells"
 
 
 @pytest.mark.parametrize(("weights", "expected"), [("imagenet", IMAGENET), ("random", KERAS)])
