@@ -17,6 +17,9 @@ HDF5: Final = b"\x89HDF\r\n\x1a\n"
 ZIP: Final = b"PK\x03\x04"
 GZIP: Final = b"\x1f\x8b"
 HTML: Final = re.compile(rb"\s*(<!--.*?-->\s*)*<(!doctype\s+html|html|head)\b", re.IGNORECASE | re.DOTALL)
+TEXT_GRAPH: Final = re.compile(rb"\s*(#.*\n\s*)*(node|library|versions)\s*\{")
+"""The beginning of a graph that TensorFlow wrote as text."""
+VARIABLE: Final = re.compile(rb'^\s*op: "(VarHandleOp|Variable|VariableV2)"', re.MULTILINE)
 SAVED_MODEL: Final = "saved_model.pb"
 VARIABLES: Final = "variables"
 """The name of the folder of a SavedModel's weights, and of the files in it."""
@@ -26,8 +29,8 @@ _SIZE: Final = re.compile(rb"^size (\d+)$", re.MULTILINE)
 def check(path: Path) -> None:
     """Raises ModelFailed where the file at `path`, or one in the SavedModel there, is no model but stands for one.
 
-    That is: a pointer of Git LFS, a web page, an empty file, a zip archive that was cut off, or a SavedModel whose
-    variables are not in their folder. Raises OSError.
+    That is: a pointer of Git LFS, a web page, an empty file, a graph as text, a zip archive that was cut off, or a
+    SavedModel whose variables are not in their folder. Raises OSError.
     """
     if (path / SAVED_MODEL).is_file() and not has_variables(path) and (path / f"{VARIABLES}.index").is_file():
         raise ModelFailed(
@@ -53,6 +56,8 @@ def check(path: Path) -> None:
                 f"source: {name} is a web page and not a model; download the file itself, which on GitHub is"
                 f" curl -LO https://github.com/OWNER/REPOSITORY/raw/BRANCH/{file.name}"
             )
+        if TEXT_GRAPH.match(head):
+            raise _as_text(file)
         if head.startswith(GZIP):
             raise ModelFailed(f"source: {name} is compressed with gzip; unpack it: tar -xzf {file.name}")
         if head.startswith(ZIP) and not zipfile.is_zipfile(file):
@@ -62,6 +67,23 @@ def check(path: Path) -> None:
 def cut_off(file: Path) -> ModelFailed:
     """Returns the error of a file that ends too early."""
     return ModelFailed(f"source: {file.name} has been cut off at {file.stat().st_size:,} bytes; {_again(file)}")
+
+
+def _as_text(file: Path) -> ModelFailed:
+    """Returns the error of a graph that was written as text. Raises OSError."""
+    name = file.name
+    if variables := len(VARIABLE.findall(file.read_bytes())):
+        return ModelFailed(
+            f"source: {name} is the graph of a training as text, without its weights, of which there are {variables};"
+            " where the weights are, in a session that has restored them, freeze it: tf.io.write_graph("
+            "tf.compat.v1.graph_util.convert_variables_to_constants(session, session.graph_def, [OUTPUT]),"
+            f' ".", "{name}", as_text=False)'
+        )
+    return ModelFailed(
+        f"source: {name} is a graph as text; write it in binary form: from google.protobuf import text_format;"
+        f' tf.io.write_graph(text_format.Parse(tf.io.read_file("{name}").numpy(), tf.compat.v1.GraphDef()), ".",'
+        f' "{name}", as_text=False)'
+    )
 
 
 def has_variables(folder: Path) -> bool:

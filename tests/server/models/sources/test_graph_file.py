@@ -54,6 +54,32 @@ def test_a_frozen_graph_runs_from_its_placeholder_to_what_nothing_reads(tmp_path
     np.testing.assert_allclose(run(settings(write(tmp_path / "sums.pb", sums)), mode), SUMS, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("has_variables", "says"), [(True, "weights, of which there are 2;"), (False, "binary form")])
+def test_a_graph_as_text_is_refused_with_its_next_step(tmp_path: Path, has_variables: bool, says: str) -> None:
+    with v1.Graph().as_default() as graph:
+        photo = v1.placeholder(tf.float32, (None, 6, 5, 3), name="photo")
+        if has_variables:
+            v1.get_variable("kernel", (3,), use_resource=True)
+            v1.get_variable("bias", (3,), use_resource=False)
+        sums(photo)
+    (tmp_path / "net.pb").write_text(str(graph.as_graph_def()))
+    said = reason(settings(tmp_path / "net.pb"))
+    assert says in said
+    with pytest.raises(ModelFailed) as failure:
+        formats.describe(tmp_path / "net.pb")
+    assert str(failure.value) == said
+
+
+def test_the_line_for_a_graph_as_text_makes_one_that_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with v1.Graph().as_default() as graph:
+        sums(v1.placeholder(tf.float32, (None, 6, 5, 3), name="photo"))
+    source = tmp_path / "net.pb"
+    source.write_text(str(graph.as_graph_def()))
+    monkeypatch.chdir(tmp_path)
+    exec(reason(settings(source)).partition("binary form: ")[2], {"tf": tf})
+    np.testing.assert_allclose(run(settings(source)), SUMS, rtol=1e-4)
+
+
 def test_a_batch_that_the_placeholder_fixes_is_freed(tmp_path: Path) -> None:
     source = write(tmp_path / "one.pb", lambda photo: tf.reduce_sum(tf.reshape(photo, (1, 30, 3)), axis=1) * 0.5, 1)
     np.testing.assert_allclose(run(settings(source), Mode.XLA), SUMS, rtol=1e-4)
