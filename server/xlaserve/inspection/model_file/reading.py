@@ -13,8 +13,10 @@ from xlaserve.models.output_facts import IMAGE_CHANNELS, MOST_CLASSES, OUTPUT_NA
 from xlaserve.models.raw_boxes import RawBoxes
 
 PROBABILITIES: Final = ("softmax", "sigmoid")
-IMAGE_ACTIVATIONS: Final = ("sigmoid", "tanh", "relu", "")
+IMAGE_ACTIVATIONS: Final = ("sigmoid", "tanh", "relu", "linear", "")
 """Activations of outputs that may be images; empty where none is known."""
+LARGEST_FACTOR: Final = 8
+"""Factor of the sides of images that a network enlarges: beyond it, outputs are something else."""
 LABELS: Final = "labels"
 
 
@@ -58,7 +60,7 @@ def read(  # noqa: PLR0911 - one each
             return _vector(output, classes, labels)
         case (_, 1) | (_,):
             return _number(output)
-        case (_, int(channels), *sides) if image is not None and sides == [image.height, image.width]:
+        case (_, int(channels), *sides) if image is not None and _factor(sides, image):
             as_image = Line("task", "image", "if it is one", True)
             is_image = channels in COLORS and output.activation in IMAGE_ACTIVATIONS
             return Reading(f"tensors: a map of {channels} channels, channels first", (as_image,) if is_image else ())
@@ -125,8 +127,10 @@ def _map(output: Tensor, channels: int, image: ImageInput | None, labels: str) -
     if output.activation == "softmax":
         return Reading(f"segmentation of {channels} classes", (named,))
     sides = output.shape[1:3] if output.shape is not None else ()
-    is_of_pixels = image is not None and sides == (image.height, image.width)
-    if channels > MOST_CLASSES or not is_of_pixels:
+    factor = None if image is None else _factor(sides, image)
+    if factor is not None and factor > 1 and (lines := _as_image(output, image, "if it is one")):
+        return Reading(f"tensors: an image, or a map, of {channels} channels, enlarged {factor} times", lines)
+    if channels > MOST_CLASSES or factor != 1:
         return Reading(f"tensors: features of {channels} channels")
     if channels not in IMAGE_CHANNELS:
         return Reading(f"segmentation of {channels} classes", (named,))
@@ -151,12 +155,28 @@ def _as_image(output: Tensor, image: ImageInput | None, comment: str) -> tuple[L
     if image is None or output.shape is None or output.activation not in IMAGE_ACTIVATIONS:
         return ()
     _, *sides, channels = output.shape
-    if sides != [image.height, image.width] or channels not in COLORS:
+    if _factor(sides, image) is None or channels not in COLORS:
         return ()
     line = Line("task", "image", comment, True)
     if output.activation == "tanh":
         return line, Line("output_range", "-1..1", "the values of black and white in it", True)
     return (line,)
+
+
+def _factor(sides: Sequence[int | None], image: ImageInput) -> int | None:
+    """Returns how many times an output is as high and as wide as the input, whose sides may both be open; None where
+    these are no whole number."""
+    given = [image.height, image.width]
+    if [*sides] == given:
+        return 1
+    factors = {
+        divmod(side, own) if side is not None and own is not None else None
+        for side, own in zip(sides, given, strict=False)
+    }
+    match [*factors]:
+        case [(int(factor), 0)] if len(sides) == len(given) and 1 < factor <= LARGEST_FACTOR:
+            return factor
+    return None
 
 
 def _several(outputs: Sequence[Tensor]) -> Reading:
