@@ -17,6 +17,8 @@ IMAGE_ACTIVATIONS: Final = ("sigmoid", "tanh", "relu", "linear", "")
 """Activations of outputs that may be images; empty where none is known."""
 LARGEST_FACTOR: Final = 8
 """Factor of the sides of images that a network enlarges: beyond it, outputs are something else."""
+BOX: Final = 4
+"""Numbers of a box, which may have gone through a sigmoid as probabilities have."""
 LABELS: Final = "labels"
 
 
@@ -106,7 +108,11 @@ def _vector(output: Tensor, classes: int, labels: str) -> Reading:
     if output.activation == "softmax":
         return Reading(f"classification of {classes} classes", (named,))
     if output.activation == "sigmoid":
-        return Reading(f"classification of {classes} classes, each with a probability of its own", (named,))
+        numbers = Line(
+            "task", "regression", "if these are numbers, as of a box; tensors gives them by their name", True
+        )
+        shown = f"classification of {classes} classes, each with a probability of its own"
+        return Reading(f"{shown}, or a box", (numbers, named)) if classes == BOX else Reading(shown, (named,))
     if output.activation == "linear":
         logits = Line("activation", "softmax", "its scores are no probabilities; keep them with none", True)
         return Reading(f"classification of {classes} classes, or an embedding or numbers", (named, logits))
@@ -181,7 +187,9 @@ def _factor(sides: Sequence[int | None], image: ImageInput) -> int | None:
 
 def _several(outputs: Sequence[Tensor]) -> Reading:
     tasks = {one.name: task for one in outputs if (task := _head(one))}
-    line = Line("outputs", tasks, "what each is, with your labels", True)
+    boxes = [one.name for one in outputs if _may_be_box(one)]
+    either = f"; {', '.join(boxes)} as classification, if it is not a box but classes" if boxes else ""
+    line = Line("outputs", tasks, f"what each is, with your labels{either}", True)
     return Reading(f"tensors: {len(outputs)} outputs", (line,) if tasks else ())
 
 
@@ -190,11 +198,17 @@ def _head(output: Tensor) -> dict[str, object]:
         case (_, 1) | (_,):
             is_class = output.activation == "sigmoid"
             return {"task": "classification", "labels": ["first", "second"]} if is_class else {"task": "regression"}
+        case _ if _may_be_box(output):
+            return {"task": "regression"}
         case (_, int()) if output.activation in PROBABILITIES:
             return {"task": "classification"}
         case (_, int()):
             return {"task": "embedding"}
     return {}
+
+
+def _may_be_box(output: Tensor) -> bool:
+    return output.activation == "sigmoid" and output.shape is not None and output.shape[1:] == (BOX,)
 
 
 def _kind(output: Tensor) -> str:

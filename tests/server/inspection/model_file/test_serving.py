@@ -61,6 +61,7 @@ MODELS = [
     described(output(4032, 85), inputs=(Tensor("photo", (None, 256, 256, 3)),), path=Path("n.tflite"), format="TFLite"),
     described(output(1344, 64), output(1344, 80, name="classes")),
     described(output(1, 17, 3)),
+    described(output(4, activation="sigmoid")),
 ]
 
 
@@ -155,6 +156,15 @@ def test_several_heads_are_read_each_by_its_activation() -> None:
         "sex": {"task": "classification", "labels": ["first", "second"]},
         "vector": {"task": "embedding"},
     }
+
+
+def test_a_head_of_four_sigmoids_may_be_a_box() -> None:
+    box = output(4, activation="sigmoid", name="box")
+    (line,) = [line for line in plan(MODELS[-1]).lines if line.field == "task"]
+    assert (line.value, line.is_open) == ("regression", True)
+    (line,) = [line for line in plan(described(output(2, activation="softmax"), box)).lines if line.field == "outputs"]
+    assert line.value == {"out": {"task": "classification"}, "box": {"task": "regression"}}
+    assert "box as classification" in line.comment
 
 
 def test_no_scale_is_asked_where_the_model_scales_or_takes_whole_numbers() -> None:
