@@ -12,7 +12,7 @@ from xlaserve.inspection.model_file import keras, packages
 from xlaserve.inspection.model_file.description import Description, Shape, Tensor
 from xlaserve.inspection.model_file.image_input import SIGNED
 from xlaserve.models.sources import file_content
-from xlaserve.models.sources.onnx_tflite import tflite_tables
+from xlaserve.models.sources.onnx_tflite import tflite_tables, tflite_weights
 from xlaserve.models.sources.onnx_tflite.tflite_tables import (
     BUFFER,
     BUFFERS,
@@ -55,7 +55,7 @@ def describe(path: Path, file: Path) -> Description:
     data = file.read_bytes()
     try:
         return _described(path, data)
-    except (struct.error, IndexError) as error:
+    except (struct.error, IndexError, ValueError) as error:
         raise file_content.cut_off(file) from error
 
 
@@ -68,6 +68,11 @@ def _described(path: Path, data: bytes) -> Description:
     activations = {index: _activation(graph, codes, index) for index in graph.numbers(OUTPUTS)}
     inputs = tuple(_tensor(tensors[index]) for index in graph.numbers(INPUTS))
     is_signed = any(one.dtype == SIGNED for one in inputs)
+    notes = [packages.read_by("openvino")]
+    if is_signed:
+        notes.append("pixels from 0 to 255 become its levels -128 to 127")
+    if tflite_weights.in_model(model):
+        notes.append(tflite_weights.NOTE)
     stored = {index for index, one in enumerate(buffers) if one.length(DATA)}
     return Description(
         path=path,
@@ -79,7 +84,7 @@ def _described(path: Path, data: bytes) -> Description:
         family=tflite_tables.DETECTION if tflite_tables.DETECTION in custom else "",
         parameters=sum(math.prod(one.numbers(SHAPE)) for one in tensors if one.number(BUFFER, "I") in stored),
         size_bytes=len(data),
-        notes=(packages.read_by("openvino"), *(("pixels from 0 to 255 become its levels -128 to 127",) * is_signed)),
+        notes=tuple(notes),
     )
 
 

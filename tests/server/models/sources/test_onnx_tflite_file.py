@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from tests.server.models.sources.onnx_writer import model, node, outside, tensor
 
 from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.errors import ModelFailed
+from xlaserve.inspection.model_file import formats
 from xlaserve.models import catalog
 from xlaserve.models.networks.keras_runtime import keras
-from xlaserve.models.sources.onnx_tflite import openvino_operations
+from xlaserve.models.sources.onnx_tflite import openvino_operations, tflite_weights
 from xlaserve.models.sources.onnx_tflite.openvino_to_tensorflow import Translator
 from xlaserve.models.task import Segmentation
 
@@ -188,6 +190,37 @@ def test_a_quantized_tflite_file_takes_pixels_and_gives_numbers(
     assert answer.dtype == np.float32
     assert catalog.load(settings(file)).is_narrow
     np.testing.assert_allclose(answer, expected, atol=4 / 256)  # TFLite's kernels round whole numbers
+
+
+@pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter")
+def test_a_tflite_file_of_dynamic_range_is_told(
+    tmp_path: Path, flowers: tuple[Path, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    kernel = tf.constant(weights(SIDE * SIDE * 3, 20) / 50)
+
+    @tf.function(input_signature=[tf.TensorSpec((None, SIDE, SIDE, 3), tf.float32)], autograph=False)
+    def scores(photo: Any) -> Any:
+        return tf.nn.softmax(tf.reshape(photo, (-1, SIDE * SIDE * 3)) @ kernel)
+
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([scores.get_concrete_function()])
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    file = tmp_path / "range.tflite"
+    file.write_bytes(converter.convert())
+    interpreter = tf.lite.Interpreter(str(file))
+    interpreter.resize_tensor_input(0, PIXELS.shape)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], PIXELS.astype(np.float32))
+    interpreter.invoke()
+    rounded = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+    difference = np.abs(run(settings(file), Mode.GRAPH) - rounded).max()
+    assert 1e-5 < difference < 0.1, "TensorFlow Lite rounds, and nothing else differs"
+    assert len([line for line in caplog.messages if tflite_weights.NOTE in line]) == 1
+    assert tflite_weights.NOTE in formats.describe(file).notes
+    for other in (flowers[0], tmp_path / "range.onnx"):
+        other.touch()
+        assert not tflite_weights.are_of_dynamic_range(other)
+    assert tflite_weights.NOTE not in formats.describe(flowers[0]).notes
 
 
 @pytest.mark.parametrize("mode", [Mode.XLA, Mode.GRAPH, Mode.OPENVINO])

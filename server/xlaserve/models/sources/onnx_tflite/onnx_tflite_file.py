@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,13 @@ from xlaserve.engine.causes import telling_line
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks.network import Network
 from xlaserve.models.sources import functions, saved_model
-from xlaserve.models.sources.onnx_tflite import openvino_quantization, tflite_detection
+from xlaserve.models.sources.onnx_tflite import openvino_quantization, tflite_detection, tflite_weights
 from xlaserve.models.sources.onnx_tflite.openvino_to_tensorflow import Translator
 from xlaserve.models.sources.onnx_tflite.openvino_values import UntranslatableError
 from xlaserve.models.sources.onnx_tflite.tflite_detection import Suppression
 from xlaserve.programs.openvino.openvino_program import fold_constants, load
+
+_log = logging.getLogger(__name__)
 
 TOLERANCE: Final = 1e-3
 """Largest difference of the translation's answers from OpenVINO's, as a share of the largest answer."""
@@ -48,6 +51,8 @@ def onnx_tflite_file(file: Path, settings: ModelSettings) -> Network:
             f"source: {file.name} is read by openvino, which is not installed; pip install --no-deps"
             " 'openvino>=2026.4,<2026.5'"
         )
+    if tflite_weights.are_of_dynamic_range(file):
+        _log.info("model %s: %s", settings.title, tflite_weights.NOTE)
     with tflite_detection.cut(file) as (read, suppression):
         return _network(read, suppression, settings)
 
