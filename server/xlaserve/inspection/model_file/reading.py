@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from xlaserve.images.image_input import COLORS
@@ -62,20 +63,17 @@ def read(  # noqa: PLR0911 - one each
             return _vector(output, classes, labels)
         case (_, 1) | (_,):
             return _number(output)
-        case (_, int(channels), *sides) if image is not None and _factor(sides, image):
-            as_image = Line("task", "image", "if it is one", True)
-            is_image = channels in COLORS and output.activation in IMAGE_ACTIVATIONS
-            return Reading(f"tensors: a map of {channels} channels, channels first", (as_image,) if is_image else ())
-        case (_, *sides, 1) if len(sides) == 2:
-            mask = Line(LABELS, ["background", "object"], "if its numbers are a mask: below and from 0.5 on", True)
-            lines = (mask, *_as_image(output, image, "if it is a grey image"))
-            return Reading(f"tensors: one {_kind(output)} for each pixel", lines)
+        case (batch, int(channels), *sides) if image is not None and _factor(sides, image):
+            found = _of_pixels(replace(output, shape=(batch, *sides, channels)), channels, image, labels)
+            return found._replace(task=f"{found.task}, channels first")
+        case (_, _, _, 1):
+            return _of_pixels(output, 1, image, labels)
         case (_, _, int(classes)) if output.activation == "softmax" and classes > 1:
             return _sequence(classes, labels)
         case (_, int(count), 2 | 3) | (_, 1, int(count), 2 | 3):
             return _points(count)
-        case (_, *sides, int(channels)) if len(sides) == 2:
-            return _map(output, channels, image, labels)
+        case (_, _, _, int(channels)):
+            return _of_pixels(output, channels, image, labels)
     return Reading("tensors: the model's own outputs")
 
 
@@ -128,7 +126,12 @@ def _number(output: Tensor) -> Reading:
     return Reading("tensors: one number for each image", (number,))
 
 
-def _map(output: Tensor, channels: int, image: ImageInput | None, labels: str) -> Reading:
+def _of_pixels(output: Tensor, channels: int, image: ImageInput | None, labels: str) -> Reading:
+    """Returns what an output with `channels` numbers in each place suggests, the channels last."""
+    of_two = Line(LABELS, ["background", "object"], "if its numbers are a mask: below and from 0.5 on", True)
+    if channels == 1:
+        lines = (of_two, *_as_image(output, image, "if it is a grey image"))
+        return Reading(f"tensors: one {_kind(output)} for each pixel", lines)
     named = Line(LABELS, labels, f"the names of the {channels} classes, one a line", True)
     if output.activation == "softmax":
         return Reading(f"segmentation of {channels} classes", (named,))
@@ -140,9 +143,11 @@ def _map(output: Tensor, channels: int, image: ImageInput | None, labels: str) -
         return Reading(f"tensors: features of {channels} channels")
     if channels not in IMAGE_CHANNELS:
         return Reading(f"segmentation of {channels} classes", (named,))
-    line = Line("task", "segmentation", "if its channels are classes; with their labels", True)
-    lines = _as_image(output, image, "or segmentation, if its channels are classes; with their labels") or (line,)
-    return Reading(f"tensors: an image, or a map, of {channels} channels", lines)
+    if lines := _as_image(output, image, "or segmentation, if its channels are classes; with their labels"):
+        return Reading(f"tensors: an image, or a map, of {channels} channels", lines)
+    classes = ["background", "object"] if channels == 2 else labels
+    line = Line(LABELS, classes, "if its channels are classes, of which each pixel has the likeliest", True)
+    return Reading(f"tensors: a map of {channels} channels", (line,))
 
 
 def _sequence(classes: int, labels: str) -> Reading:
@@ -195,6 +200,8 @@ def _several(outputs: Sequence[Tensor]) -> Reading:
 
 def _head(output: Tensor) -> dict[str, object]:
     match output.shape:
+        case _ if "float" not in (output.dtype or "float32"):  # such as the index of the likeliest class
+            return {}
         case (_, 1) | (_,):
             is_class = output.activation == "sigmoid"
             return {"task": "classification", "labels": ["first", "second"]} if is_class else {"task": "regression"}

@@ -73,7 +73,7 @@ def plan(found: Description) -> Plan:
         *_needed(found, image),
         *preprocessing,
         *outputs.lines,
-        *(() if reorders else _colors(image)),
+        *(() if reorders else _colors(image, of_images=any(line.value == "image" for line in outputs.lines))),
         *_resizing(found, image),
         *_numbers(found, image),
     ]
@@ -146,13 +146,14 @@ def _preprocessing(found: Description) -> Iterator[Line]:
         yield Line("preprocess", how, f"{RANGES}; {UNTOLD}", True)
 
 
-def _colors(image: ImageInput | None) -> Iterator[Line]:
+def _colors(image: ImageInput | None, *, of_images: bool) -> Iterator[Line]:
     if image is None:
         return
     if image.channels is None:
         yield Line("color", "rgb", "it takes any number of channels: grey, rgb, bgr or rgba")
     if image.channels == 3:
-        yield Line("color", "bgr", "if your training read images with OpenCV", True)
+        converted = "; yuv if it converted them by COLOR_BGR2YUV" if of_images else ""
+        yield Line("color", "bgr", f"if your training read images with OpenCV{converted}", True)
 
 
 def _resizing(found: Description, image: ImageInput | None) -> Iterator[Line]:

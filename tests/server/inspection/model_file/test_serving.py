@@ -113,7 +113,7 @@ def test_an_open_question_is_answered_by_removing_its_hash(found: Description) -
         (MODELS[16], "tensors: an image, or a map, of 3 channels", {"task": "image"}),
         (
             described(output(3, 8, 8), inputs=(Tensor("photo", (None, 3, 8, 8)),)),
-            "tensors: a map of 3 channels, channels first",
+            "tensors: an image, or a map, of 3 channels, channels first",
             {"task": "image"},
         ),
         (
@@ -129,12 +129,22 @@ def test_an_open_question_is_answered_by_removing_its_hash(found: Description) -
         (described(output(32, 32, 1)), "tensors: one number for each pixel", {"task": "image"}),
         (
             described(output(3, 24, 24), inputs=(Tensor("photo", (None, 3, 8, 8)),)),
-            "tensors: a map of 3 channels, channels first",
+            "tensors: an image, or a map, of 3 channels, enlarged 3 times, channels first",
             {"task": "image"},
         ),
         (described(output(16, 24, 3)), "tensors: features of 3 channels", {}),
         (described(output(4, 4, 3)), "tensors: features of 3 channels", {}),
         (described(output(80, 80, 3)), "tensors: features of 3 channels", {}),
+        (
+            described(output(2, 8, 8)),
+            "tensors: a map of 2 channels, channels first",
+            {"labels": ["background", "object"]},
+        ),
+        (
+            described(output(1, 8, 8, activation="sigmoid")),
+            "tensors: one probability for each pixel, channels first",
+            {"labels": ["background", "object"], "task": "image"},
+        ),
         (MODELS[7], "segmentation of 9 classes", {"labels": "nets/net.labels.txt"}),
         (MODELS[8], "tensors: features of 300 channels", {}),
         (MODELS[14], "segmentation of 20 classes", {"labels": "nets/net.labels.txt"}),
@@ -150,7 +160,9 @@ def test_the_outputs_suggest_the_task_and_what_is_asked(found: Description, task
 
 
 def test_several_heads_are_read_each_by_its_activation() -> None:
-    (line,) = [line for line in plan(MODELS[10]).lines if line.field == "outputs"]
+    index = Tensor("index", (None,), "int64")
+    found = dataclasses.replace(MODELS[10], outputs=(*MODELS[10].outputs, index))
+    (line,) = [line for line in plan(found).lines if line.field == "outputs"]
     assert line.value == {
         "age": {"task": "regression"},
         "sex": {"task": "classification", "labels": ["first", "second"]},
