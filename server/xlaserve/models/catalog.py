@@ -163,6 +163,12 @@ def load(
         _log.info("model %s: %s", settings.title, reading(task, network.reason))
     if network.weights == "random":
         _log.warning("model %s has random weights: its answers mean nothing", settings.title)
+    if network.batch is not None and network.batch > 1:
+        _log.warning(
+            "model %s: its file is for batches of %d images alone, so one takes as long as %d, and buckets are [%d];"
+            " where the model is, export it with a batch of any size: None",
+            *(settings.title, network.batch, network.batch, network.batch),
+        )
     model = Model(**{**vars(network), "task": task}, settings=settings, buckets=buckets)
     if settings.resize is None and model.image.color is not None:
         _log.info("model %s: %s", settings.title, preparation(model))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -14,7 +14,8 @@ from xlaserve.models.lowering.replay import Node, replay
 from xlaserve.models.networks.heads import Raw, TensorShape
 from xlaserve.programs.tf.frozen_graph import assigns_variables
 
-Call = Callable[[tf.Tensor], Raw]
+Call = Callable[..., Raw]
+"""Maps the inputs of a network, in its own order, to its outputs."""
 
 ONLY_OUTPUT: Final = "output"
 """Name of the only output of a function whose tensor has none."""
@@ -24,27 +25,31 @@ SIDE: Final = 64
 """Height and width of the images of a trial, where the model does not fix them."""
 
 
-def widened(function: Any, pixels: TensorShape) -> Call | None:
-    """Returns a concrete function of one tensor, made for one batch size, as one that takes any; None where it can't be
-    made so, or then answers otherwise.
+def widened(function: Any, fixed: Call, inputs: Sequence[TensorShape]) -> Call | None:
+    """Returns a concrete function, made for one batch size, as one that takes any; None where it was not made for one,
+    can't be made so, or then answers otherwise. `fixed` calls it with its inputs.
     """
-    if pixels.shape is None or function.outputs is None or assigns_variables(function):
+    if (batch := only_batch(inputs)) is None or function.outputs is None or assigns_variables(function):
         return None
-    structure, batch = function.structured_outputs, pixels.shape[0]
-    assert batch is not None
+    structure = function.structured_outputs
 
-    def fixed(images: tf.Tensor) -> Raw:
-        return named(structure, tf.nest.flatten(function(images)))
-
-    def free(images: tf.Tensor) -> Raw:
-        return named(structure, replay(function, partial(_reshaped, batch), [images], keeps_shapes=False))
+    def free(*values: tf.Tensor) -> Raw:
+        return named(structure, replay(function, partial(_reshaped, batch), values, keeps_shapes=False))
 
     try:
         # A function of its own, as what is built again is so in a graph alone.
-        built = tf.function(free, autograph=False).get_concrete_function(_any(pixels))
+        built = tf.function(free, autograph=False).get_concrete_function(*map(_any, inputs))
     except (TypeError, ValueError):
         return None
-    return built if takes_any(fixed, built, pixels) else None
+    return built if takes_any(fixed, built, inputs) else None
+
+
+def only_batch(inputs: Sequence[TensorShape]) -> int | None:
+    """Returns the batch size that inputs are made for; None where they take any, or differ in it."""
+    if not all(each.shape for each in inputs):
+        return None
+    batches = {each.shape[0] for each in inputs if each.shape} - {None}
+    return next(iter(batches)) if len(batches) == 1 else None
 
 
 def named(structure: Any, values: Any) -> dict[str, Any]:
@@ -57,32 +62,42 @@ def named(structure: Any, values: Any) -> dict[str, Any]:
     )
 
 
-def takes_any(fixed: Call, free: Call, pixels: TensorShape) -> bool:
-    """Returns whether `free` takes batches of any size, and answers as `fixed` does in batches of its own one."""
-    assert pixels.shape is not None
-    batch, *image = pixels.shape
-    assert batch is not None
+def takes_any(fixed: Call, free: Call, inputs: Sequence[TensorShape]) -> bool:
+    """Returns whether `free` takes batches of any size, and answers as `fixed` does in batches of the only one that the
+    inputs are made for."""
+    if (batch := only_batch(inputs)) is None:
+        return False
     try:
-        function = tf.function(free, autograph=False).get_concrete_function(_any(pixels))
+        function = tf.function(free, autograph=False).get_concrete_function(*map(_any, inputs))
         outputs = tf.nest.flatten(function.structured_outputs)
         if any(output.shape.rank == 0 or (output.shape.rank and output.shape[0] is not None) for output in outputs):
             return False
-        sides = [SIDE if side is None else side for side in image]
-        noise = np.random.default_rng(0).uniform(0, 255 if "int" in pixels.dtype else 1, (batch + 1, *sides))
-        images = tf.cast(noise, pixels.dtype)
-        expected = [*_rows(fixed(images[:batch])), *_rows(fixed(images[1:]))[-1:]]
+        values = [_noise(each, batch + 1, seed) for seed, each in enumerate(inputs)]
+
+        def rows(call: Call, chosen: slice) -> list[list[Any]]:
+            return _rows(call(*(each[chosen] for each in values)))
+
+        expected = [*rows(fixed, slice(batch)), *rows(fixed, slice(1, None))[-1:]]
         return all(
             _are_alike(one, other)
             for size in (batch + 1, 1)
-            for one, other in zip(_rows(function(images[:size])), expected[:size], strict=True)
+            for one, other in zip(rows(function, slice(size)), expected[:size], strict=True)
         )
     except (tf.errors.OpError, TypeError, ValueError, KeyError):
         return False
 
 
-def _any(pixels: TensorShape) -> tf.TensorSpec:
-    assert pixels.shape is not None
-    return tf.TensorSpec((None, *pixels.shape[1:]), pixels.dtype)
+def _noise(declared: TensorShape, rows: int, seed: int) -> tf.Tensor:
+    """Returns random values of an input: pixels where whole numbers may be such, else numbers from 0 to 1."""
+    assert declared.shape is not None
+    sides = [SIDE if side is None else side for side in declared.shape[1:]]
+    highest = 255 if "int" in declared.dtype and len(sides) > 1 else 1
+    return tf.cast(np.random.default_rng(seed).uniform(0, highest, (rows, *sides)), declared.dtype)
+
+
+def _any(declared: TensorShape) -> tf.TensorSpec:
+    assert declared.shape is not None
+    return tf.TensorSpec((None, *declared.shape[1:]), declared.dtype)
 
 
 def _reshaped(batch: int, node: Node) -> tf.Tensor | None:

@@ -62,11 +62,7 @@ def found(owner: Any, function: Any, name: str) -> Found:
     # The order of a mapping differs from one loading to the next.
     ordered = sorted(named.items()) if isinstance(structure, Mapping) else named.items()
     outputs = {name: _shape(output) for name, output in ordered}
-    if (free := _of_any_batch(function, inputs)) is not None:
-        inputs = {name: each.of_any_batch for name, each in inputs.items()}
-        outputs = {name: output.of_any_batch for name, output in outputs.items()}
-        run = free
-    elif len(inputs) == 1:
+    if len(inputs) == 1:
 
         def run(*values: tf.Tensor) -> heads.Raw:
             return any_batch.named(structure, function(*values))
@@ -78,19 +74,16 @@ def found(owner: Any, function: Any, name: str) -> Found:
             positional, named = arguments(values)
             return any_batch.named(structure, function(*positional, **named))
 
+    if (free := any_batch.widened(function, run, [*inputs.values()])) is not None:
+        inputs = {name: each.of_any_batch for name, each in inputs.items()}
+        outputs = {name: output.of_any_batch for name, output in outputs.items()}
+        run = free
+
     def call(*values: tf.Tensor) -> heads.Raw:
         assert owner is not None
         return run(*values)
 
     return Found(call, inputs, outputs)
-
-
-def _of_any_batch(function: Any, inputs: Mapping[str, TensorShape]) -> Call | None:
-    """Returns a function of one input that was made for one batch size as one of any; None where it was not, or can't
-    run so."""
-    one, *others = inputs.values()
-    is_fixed = not others and bool(one.shape) and one.shape[0] is not None  # type: ignore[index]
-    return any_batch.widened(function, one) if is_fixed else None
 
 
 def _names(tensors: Sequence[tf.TensorSpec]) -> list[str]:

@@ -41,11 +41,9 @@ def network(
         return raw
 
     inputs = network_inputs(declared, settings)
-    if inputs.batch is not None and len(declared) == 1:
-        ((name, only),) = declared.items()
-        if any_batch.takes_any(infer, infer, only):
-            declared = {name: only.of_any_batch}
-            inputs = network_inputs(declared, settings)
+    if inputs.batch is not None and any_batch.takes_any(infer, infer, [*declared.values()]):
+        declared = {name: each.of_any_batch for name, each in declared.items()}
+        inputs = network_inputs(declared, settings)
     infer_last = inputs.last(infer)
     outputs = _outputs(model, declared)
     head = reading.choose(

@@ -259,6 +259,8 @@ def test_a_model_made_for_one_batch_size_takes_all_if_its_layers_do(keras_file: 
     model = catalog.load(settings(keras_file(keras.Model(pixels, rows))))
     assert model.batch is None
     np.testing.assert_allclose(run(model)[0], PIXELS.mean(axis=(1, 2)), rtol=1e-5)
+    numbers = keras.Input(batch_shape=(4, 3))
+    assert catalog.load(settings(keras_file(keras.Model([pixels, numbers], rows * numbers)))).batch is None
     fixed = keras.ops.reshape(keras.ops.mean(pixels, axis=(1, 2)), (4, 3))
     source = keras_file(keras.Model(pixels, fixed))
     assert catalog.load(ModelSettings(name="it", source=source)).buckets == (Bucket(4, SIDE, SIDE),)

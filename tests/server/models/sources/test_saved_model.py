@@ -310,6 +310,32 @@ def test_what_was_exported_for_one_batch_size_runs_in_others_too(tmp_path: Path,
     np.testing.assert_allclose(model.reference(images)[0], scores, rtol=1e-6)
 
 
+@pytest.mark.parametrize("batch", [2, None])
+def test_several_inputs_of_one_batch_size_take_others_too(tmp_path: Path, batch: int | None) -> None:
+    @tf.function(autograph=False, input_signature=[PAIR, tf.TensorSpec((batch, 1), tf.float32, name="age")])
+    def scaled(photo: tf.Tensor, age: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"sums": age * tf.reduce_sum(tf.reshape(photo, (2, -1, 3)), axis=1)}
+
+    module = tf.Module()
+    module.scaled = scaled
+    tf.saved_model.save(module, str(tmp_path / "pair"), signatures=scaled)
+    model = catalog.load(settings(str(tmp_path / "pair"), buckets=(BucketSettings(3),)))
+    assert model.batch is None
+    images, ages = np.concatenate([PIXELS, PIXELS[:1]]), np.array([[1], [2], [3]], np.float32)
+    values = [{"photo": images, "age": ages}[each.name] for each in model.inputs]
+    (sums,) = model.program.compile(Mode.XLA, Bucket(3, 6, 5)).executable(*values)
+    np.testing.assert_allclose(sums, ages * images.sum(axis=(1, 2)), rtol=1e-6)
+
+
+def test_a_batch_size_that_stays_is_said_with_its_cost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    module = Paired()
+    for name, scores in (("stays", module.mean), ("goes", module.rows)):
+        tf.saved_model.save(module, str(tmp_path / name), signatures=scores.get_concrete_function(PAIR))
+        catalog.load(ModelSettings(name=name, source=str(tmp_path / name)))
+    (said,) = [one.getMessage() for one in caplog.records if "batches of 2 images alone" in one.getMessage()]
+    assert said.startswith("model stays")
+
+
 @pytest.mark.parametrize("function", ["mean", "fixed"])
 def test_what_answers_otherwise_in_other_batch_sizes_runs_in_its_own_only(tmp_path: Path, function: str) -> None:
     module = Paired()
