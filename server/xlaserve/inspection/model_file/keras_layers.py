@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from xlaserve.models.sources import keras_config
+from xlaserve.models.sources import keras_config, keras_lambda
 from xlaserve.models.sources.keras_config import Json
 
 SCALING: Final = ("Rescaling", "Normalization")
@@ -81,8 +81,9 @@ def title(layer: Json) -> str:
         case "Resizing" | "CenterCrop" | "RandomCrop":
             return f"{kind}({config.get('height')}x{config.get('width')})"
         case "Lambda":
-            code = " of Python code" if keras_config.holds_code(config.get("function")) else ""
-            return f"Lambda {name(layer)}{code}"
+            code = "".join(map(keras_lambda.uses, keras_config.code(layer).values()))
+            of_code = " of Python code" if keras_config.holds_code(config.get("function")) else ""
+            return f"Lambda {name(layer)}{of_code}{f' that uses {code}' if code else ''}"
         case "TFOpLambda":
             return f"TFOpLambda({config.get('function')})"
     return str(kind)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
-from xlaserve.models.sources import keras_bytecode, keras_config
+from xlaserve.models.sources import keras_bytecode, keras_config, keras_lambda
 from xlaserve.models.sources.keras_config import Json
 
 UNKNOWN: Final = re.compile(
@@ -33,7 +33,10 @@ def replaced_lambdas(name: str, config: Json, settings: ModelSettings) -> frozen
     if left := sorted(code.keys() - named):
         instead = ", ".join(f"{layer}: my_package.my_module:{_function_name(layer)}" for layer in left)
         remedy = f"write functions that do the same, and name them: custom_objects: {{{instead}}}"
-        layers = f"the Lambda layer{'s' if len(left) > 1 else ''} {', '.join(left)}"
+        shown = [
+            f"{layer} (whose code uses {used})" if (used := keras_lambda.uses(code[layer])) else layer for layer in left
+        ]
+        layers = f"the Lambda layer{'s' if len(left) > 1 else ''} {', '.join(shown)}"
         if settings.safe_mode:
             raise ModelFailed(
                 f"safe_mode: {name} holds Python code in {layers}; {remedy}; or, for a file that you trust,"
@@ -77,7 +80,10 @@ def import_object(field: str, path: str) -> Any:
     """Returns the object that `package.module:attribute` names, in a setting. Raises ModelFailed."""
     module, _, attribute = path.partition(":")
     if not (module and attribute):
-        raise ModelFailed(f"{field}: expected package.module:attribute, got {path}")
+        raise ModelFailed(
+            f"{field}: expected package.module:attribute, got {path}; write the name behind a colon, such as"
+            " my_package.my_module:build"
+        )
     try:
         return pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
@@ -85,6 +91,8 @@ def import_object(field: str, path: str) -> Any:
         package = module.partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and error.name == package:
             message += f"; start the server with the folder that {package} lies in: PYTHONPATH=FOLDER xlaserve serve"
+        else:
+            message += f"; try it where the server runs: python -c 'from {module} import {attribute}'"
         raise ModelFailed(message) from error
 
 

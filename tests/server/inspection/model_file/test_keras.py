@@ -132,7 +132,7 @@ def test_own_classes_and_python_code_are_named(tmp_path: Path) -> None:
     found = describe(written(keras.Model(pixels, layers.Dense(3, name="last")(x)), tmp_path))
     assert found.custom == ("Doubled",)
     assert found.has_code
-    assert "Lambda plus of Python code" in found.layers
+    assert "Lambda plus of Python code that uses 1" in found.layers
     assert found.outputs == (Tensor("last", (None, 4, 4, 3), "float32", "linear"),)  # by what it was built for
 
 

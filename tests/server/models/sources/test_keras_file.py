@@ -190,7 +190,9 @@ def test_a_file_that_holds_code_runs_only_where_safe_mode_is_off(
     model = keras.Model(pixels, keras.layers.Lambda(lambda x: x[:, 0, 0] * 2, name=name)(pixels))
     source = keras_file(model)
     said = reason(settings(source))
-    assert said.startswith(f"safe_mode: flowers.keras holds Python code in the Lambda layer {name}; ")
+    assert said.startswith(
+        f"safe_mode: flowers.keras holds Python code in the Lambda layer {name} (whose code uses 0, 2); "
+    )
     assert f"custom_objects: {{{name}: my_package.my_module:{function}}}" in said
     assert "safe_mode: false" in said
     (scores,) = run(catalog.load(settings(source, safe_mode=False)))
