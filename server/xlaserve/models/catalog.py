@@ -323,11 +323,17 @@ def _network(source: str, settings: ModelSettings, conversions: Conversions) -> 
             pass
         case _:
             assert_never(kind)
+    name = short_name(settings.source)
     if not path.exists():
         found = ", which does not exist"
+        step = "paths begin at the configuration's folder, and xlaserve help models has the names"
+    elif path.is_dir():
+        found = ", a folder that holds no model, or several"
+        step = f"name the model in it: ls {name}"
     else:
-        found = ", a folder that holds no model, or several" if path.is_dir() else ""
-    raise ModelFailed(f"source: expected {kinds.NAMES}, {kinds.PATHS}, got {short_name(settings.source)}{found}")
+        found = ""
+        step = f"xlaserve inspect {name} says what it is"
+    raise ModelFailed(f"source: expected {kinds.NAMES}, {kinds.PATHS}, got {name}{found}; {step}")
 
 
 def _check_fields(settings: ModelSettings, kind: Source) -> None:
@@ -337,7 +343,8 @@ def _check_fields(settings: ModelSettings, kind: Source) -> None:
         value = getattr(settings, name)
         if name in kinds.PARTICULAR - takes and value != field.default:
             raise ModelFailed(
-                f"{name}: {short_name(settings.source)} takes none, expected no {name}, got {short_name(str(value))}"
+                f"{name}: {short_name(settings.source)} takes none, expected no {name}, got {short_name(str(value))};"
+                f" leave {name} out"
             )
 
 
@@ -347,5 +354,5 @@ def _labelled(task: Task, settings: ModelSettings) -> Task:
         return task
     if not isinstance(task, WithClasses):
         got = settings.labels.name if isinstance(settings.labels, Path) else ", ".join(settings.labels)
-        raise ModelFailed(f"labels: {task.name} has no classes, expected no labels, got {got}")
+        raise ModelFailed(f"labels: {task.name} has no classes, expected no labels, got {got}; leave labels out")
     return task.labelled(class_names.of_task(settings.labels, task))

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from xlaserve.config import ModelSettings
+from xlaserve.config import ModelSettings, sources
 from xlaserve.engine.causes import cause, telling_line
 
 _UNFIT: Final = re.compile(r"A total of (\d+) objects could not be loaded\..*?\bname=([^,>]+)", re.DOTALL)
@@ -37,12 +37,13 @@ def explain(settings: ModelSettings, error: Exception) -> str:
         count, layer = unfit.groups()
         return (
             f"weights: expected those of {source}, got a file that does not fit {count} of its layers, such as {layer}:"
-            f" {short_name(settings.weights)}"
+            f" {short_name(settings.weights)}; write it with this model's save_weights"
         )
     for path in filter(None, (settings.source, settings.weights)):
         text = text.replace(path, short_name(path))  # a path may have spaces in it
     reason = telling_line(text) or cause(error)
-    return f"source: {source} can't be loaded: {reason}"
+    remedy = f"; xlaserve inspect {source} says what it holds" if sources.looks_like_path(settings.source) else ""
+    return f"source: {source} can't be loaded: {reason}{remedy}"
 
 
 def short_name(source: str) -> str:

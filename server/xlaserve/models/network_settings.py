@@ -55,7 +55,9 @@ def check_output_name(settings: ModelSettings, task: Task) -> None:
     """Raises ModelFailed where one name is set for several outputs."""
     if settings.output_name and len(task.outputs) > 1:
         names = ", ".join(output.name for output in task.outputs)
-        raise ModelFailed(f"output_name: expected none, as the model has several outputs ({names})")
+        raise ModelFailed(
+            f"output_name: expected none, as the model has several outputs ({names}); leave output_name out"
+        )
 
 
 def check_decode(settings: ModelSettings) -> None:
@@ -78,13 +80,20 @@ def check_depth(settings: ModelSettings, network: Network) -> None:
     """Raises ModelFailed where a depth is not that of the model's images, or where settings are for 8 bits alone."""
     image = network.image
     if settings.depth is not None and image.channels and image.dtype != PIXEL_TYPES[settings.depth]:
-        raise ModelFailed(f"depth: expected none, as the model takes {image.dtype} pixels, got {settings.depth}")
+        raise ModelFailed(
+            f"depth: expected none, as the model takes {image.dtype} pixels, got {settings.depth}; leave depth out"
+        )
     if not image.is_deep:
         return
     if settings.pixel_range is not PixelRange.LEVELS:
-        raise ModelFailed(f"pixel_range: expected none, as {image.dtype} pixels are taken as they are")
+        raise ModelFailed(
+            f"pixel_range: expected none, as {image.dtype} pixels are taken as they are; leave pixel_range out"
+        )
     if settings.resize is not None and settings.resize.library is ResizeLibrary.OPENCV:
-        raise ModelFailed(f"resize: expected tensorflow or pillow for {image.dtype} pixels, got opencv; or depth: 8")
+        raise ModelFailed(
+            f"resize: expected tensorflow or pillow for {image.dtype} pixels, got opencv; write resize: {{library:"
+            " tensorflow}, or depth: 8"
+        )
 
 
 def effective_fit(settings: ModelSettings, task: Task, trained: Fit | None) -> Fit:
@@ -99,12 +108,12 @@ def check_fit(settings: ModelSettings, task: Task, trained: Fit | None) -> None:
     effective fit has no shorter side."""
     fit = effective_fit(settings, task, trained)
     if settings.shorter_side is not None and fit is not Fit.CENTER_CROP:
-        raise ModelFailed(f"shorter_side: expected fit: center_crop with it, got {fit}")
+        raise ModelFailed(f"shorter_side: expected fit: center_crop with it, got {fit}; write fit: center_crop")
     if settings.fit in CUTS and gives_pixels(task):
         kept = ", ".join(fit for fit in Fit if fit not in CUTS)
         raise ModelFailed(
             f"fit: expected one of {kept} for a model whose answer has the image's own pixels, as {settings.fit} leaves"
-            " some of them out"
+            f" some of them out; write fit: {task.default_fit}"
         )
 
 
@@ -115,22 +124,37 @@ def check_unmatched(settings: ModelSettings, network: Network) -> None:
     task = network.task
     if isinstance(task, ImageToImage | Tensors) and any(-1 in output.shape[1:] for output in task.outputs):
         # Memory for outputs is allocated beforehand.
-        raise ModelFailed("unmatched: expected reject, as only a run shows how large these outputs are, got background")
+        raise ModelFailed(
+            "unmatched: expected reject, as only a run shows how large these outputs are, got background; write"
+            " unmatched: reject"
+        )
     if None not in network.size:
         raise ModelFailed(
-            f"unmatched: expected reject, as the model's only size is {_by(network.size)}, got background"
+            f"unmatched: expected reject, as the model's only size is {_by(network.size)}, got background; write"
+            " unmatched: reject"
         )
     if not isinstance(network.program, AnySize):
-        raise ModelFailed("unmatched: expected reject, as this kind of model is fixed to its buckets, got background")
+        raise ModelFailed(
+            "unmatched: expected reject, as this kind of model is fixed to its buckets, got background; write"
+            " unmatched: reject"
+        )
 
 
 def _check_size(field: str, got: Size, network: Network) -> None:
     if network.size == NO_SIZE != got:
-        raise ModelFailed(f"{field}: expected no height and width, as the model takes no images, got {_by(got)}")
+        raise ModelFailed(
+            f"{field}: expected no height and width, as the model takes no images, got {_by(got)}; leave them out"
+        )
     if any(wanted is not None and wanted != side for side, wanted in zip(got, network.size, strict=True)):
-        raise ModelFailed(f"{field}: expected the model's only size, {_by(network.size)}, got {_by(got)}")
+        raise ModelFailed(
+            f"{field}: expected the model's only size, {_by(network.size)}, got {_by(got)}; leave the height and width"
+            " out, or export the model with sides of None"
+        )
     if any(side is not None and side % network.multiple for side in got):
-        raise ModelFailed(f"{field}: expected multiples of {network.multiple}, got {_by(got)}")
+        sides = ", ".join(str(-(-(side or 1) // network.multiple) * network.multiple) for side in got)
+        raise ModelFailed(
+            f"{field}: expected multiples of {network.multiple}, got {_by(got)}; the next ones are [{sides}]"
+        )
 
 
 def _by(size: Size) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -53,7 +54,10 @@ def describe(path: Path) -> Description:
     """Describes the model at a path. Raises ModelFailed where there is none."""
     try:
         if not path.exists():
-            raise ModelFailed(f"source: expected a model file or folder, got {path}, which does not exist")
+            raise ModelFailed(
+                f"source: expected a model file or folder, got {path}, which does not exist; list what"
+                f" does: ls {shlex.quote(str(path.parent))}"
+            )
         found = saved_model.version(path) if path.is_dir() else path
         file_content.check(found)
         if found.is_dir():
@@ -63,8 +67,13 @@ def describe(path: Path) -> Description:
             if form.is_of(opened):
                 return form.describe(path, found)
     except OSError as error:
-        raise ModelFailed(f"source: {path} can't be read: {error.strerror or error}") from error
-    raise ModelFailed(f"source: expected {SHOWN}, got {found.name} of {found.stat().st_size:,} bytes, which is none")
+        raise ModelFailed(
+            f"source: {path} can't be read: {error.strerror or error}; look at it: ls -l {shlex.quote(str(path))}"
+        ) from error
+    raise ModelFailed(
+        f"source: expected {SHOWN}, got {found.name} of {found.stat().st_size:,} bytes, which is none; where the model"
+        f' is, write it: model.save("{found.stem}.keras")'
+    )
 
 
 def _opened(file: Path) -> Opened:

@@ -89,7 +89,7 @@ def _serving(folder: Path) -> pb.MetaGraph:
         inside = ", ".join(sorted(one.name for one in folder.iterdir())[:4]) or "nothing"
         raise ModelFailed(
             f"source: expected a SavedModel, which has {FILE}, numbered folders of such, or one model, got the folder"
-            f" {folder.name} of {inside}"
+            f' {folder.name} of {inside}; where the model is, write one: model.export("{folder.name}")'
         )
     graphs = parsed(pb.SavedModel(), folder / FILE, SHOWN).meta_graphs
     if not graphs:

@@ -96,7 +96,10 @@ def _unfit(found: Description) -> str:
     if any(one.dtype == "string" for one in inputs):
         return f"source: expected pixels, got {_listed(inputs)}: {OF_TEXT}"
     if any(image_input(one) is None and None in (one.shape or (None, None))[1:] for one in inputs):
-        return f"source: expected images [n, height, width, channels], or tensors of known sides, got {_listed(inputs)}"
+        return (
+            f"source: expected images [n, height, width, channels], or tensors of known sides, got {_listed(inputs)};"
+            " where the model is, export it with these sides"
+        )
     return ""
 
 

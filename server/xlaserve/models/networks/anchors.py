@@ -23,6 +23,8 @@ Anchors = NDArray[np.float32]
 SSD_RATIOS: Final = (1.0, 2.0, 0.5, 3.0, 1 / 3)
 SSD_SCALES: Final = (0.2, 0.95)
 """The first and the last but one."""
+WRITE: Final = 'write it: np.save("anchors.npy", anchors)'
+"""The next step for a file that is none of anchors."""
 FIRST_SCALE: Final = 0.1
 """The scale of the first anchor of a reduced first layer."""
 RETINANET_STRIDES: Final = (8, 16, 32, 64, 128)
@@ -64,10 +66,10 @@ def from_file(file: Path, how: BoxFormat, height: int, width: int) -> Anchors:
             values: NDArray[Any] = np.lib.format.read_array(opened, allow_pickle=False)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ModelFailed(f"box_decoding.anchors: {file.name} is no .npy file of numbers: {reason}") from error
+        raise ModelFailed(f"box_decoding.anchors: {file.name} is no .npy file of numbers: {reason}; {WRITE}") from error
     if values.ndim != 2 or values.shape[1] != 4 or values.dtype.kind not in "fiu":
         got = f"{values.dtype} {list(values.shape)}"
-        raise ModelFailed(f"box_decoding.anchors: expected numbers [k, 4] in {file.name}, got {got}")
+        raise ModelFailed(f"box_decoding.anchors: expected numbers [k, 4] in {file.name}, got {got}; {WRITE}")
     a, b, c, d = values.astype(np.float64).T
     match how.removeprefix("rel_"):
         case "xyxy":

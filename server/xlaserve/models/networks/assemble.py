@@ -113,12 +113,17 @@ def _preprocessed(value: tf.Tensor, each: NetworkInput, preprocessing: Preproces
 def _check_preprocessing(preprocessing: Preprocess, pixels: ImageTensor) -> None:
     if pixels.takes_levels and preprocessing != "none":
         raise ModelFailed(
-            f"preprocess: the model takes {pixels.dtype} pixels as they are, expected none, got {preprocessing}"
+            f"preprocess: the model takes {pixels.dtype} pixels as they are, expected none, got {preprocessing}; write"
+            " preprocess: none"
         )
     if isinstance(preprocessing, ScalingSettings) and (wrong := preprocessing.channels - {pixels.image.channels}):
         raise ModelFailed(
-            f"preprocess: expected numbers for each of {pixels.image.channels} channels, got {min(wrong)}"
+            f"preprocess: expected numbers for each of {pixels.image.channels} channels, got {min(wrong)}; or one"
+            " number for all: {scale: 0.003922, offset: 0}"
         )
     if preprocessing in OF_RGB and pixels.image.color is not Color.RGB:
         kind = pixels.image.color or f"{pixels.image.channels} channels"
-        raise ModelFailed(f"preprocess: {preprocessing} has the means of RGB, expected another for {kind}")
+        raise ModelFailed(
+            f"preprocess: {preprocessing} has the means of RGB, expected another for {kind}; write preprocess: unit,"
+            " tf or none"
+        )

@@ -22,6 +22,8 @@ IN_ONE: Final[frozenset[BoxKind]] = frozenset({"yolo", "yolox"})
 LOGITS: Final[frozenset[BoxKind]] = frozenset({"blazeface", "yolov8"})
 """Kinds whose scores are logits of independent classes, unless the settings name another activation."""
 
+LEAVE_OUT: Final = "leave box_decoding out, and clients get the model's outputs as they are"
+
 Split = Callable[[Raw], tuple[tf.Tensor, tf.Tensor]]
 """Maps a network's outputs to boxes `[n, k, numbers]` and scores `[n, k, classes]`, both as the network gives them."""
 
@@ -43,7 +45,10 @@ def decoded(
     is_dropped = background == "last" or (background == "first" and not is_labelled)
     task = Detection(classes - is_dropped, max_detections=settings.max_detections)
     if task.classes < 1:
-        raise ModelFailed(f"box_decoding.background: expected none, as there is a score of {classes} class alone")
+        raise ModelFailed(
+            f"box_decoding.background: expected none, as there is a score of {classes} class alone; write box_decoding:"
+            f" {{kind: {decoding.kind}, background: none}}"
+        )
     if decoding.kind in IN_ONE and (sampled := probe()) is not None:
         sample, _ = split(join({name: tf.constant(values) for name, values in sampled.outputs.items()}))
         box_doubts.check(sample.numpy(), decoding, sampled.size)
@@ -74,7 +79,7 @@ def _boxes(given: tf.Tensor, decoding: BoxDecoding, images: tf.Tensor) -> tf.Ten
     """
     if decoding.kind == "yolo":
         if given.shape[1] is None:
-            raise ModelFailed("source: expected an output of a known number of boxes, got any number")
+            raise ModelFailed(f"source: expected an output of a known number of boxes, got any number; {LEAVE_OUT}")
         return suppression.to_xyxy(given[..., :4], decoding.format, images)
     height, width = images.shape[1], images.shape[2]
     found = anchors.anchors(decoding, height, width)
@@ -152,7 +157,9 @@ def _split(outputs: Mapping[str, TensorShape], settings: ModelSettings, decoding
     rows = {name: shape for name, output in outputs.items() if (shape := _rows(output)) is not None}
     if not rows:
         given = "; ".join(f"{name}: {output}" for name, output in outputs.items())
-        raise ModelFailed(f"box_decoding: expected outputs of boxes and scores [None, k, numbers], got {given}")
+        raise ModelFailed(
+            f"box_decoding: expected outputs of boxes and scores [None, k, numbers], got {given}; {LEAVE_OUT}"
+        )
     outputs = {name: outputs[name] for name in rows}
     if decoding.kind in IN_ONE or (decoding.kind == "yolov8" and len(rows) == 1):
         name, _ = pick(outputs, settings, "boxes")
@@ -163,10 +170,13 @@ def _split(outputs: Mapping[str, TensorShape], settings: ModelSettings, decoding
     _, numbers = rows[of_boxes]
     _, classes = rows[of_scores]
     if numbers is None or not (_is_width(numbers, decoding) or numbers >= 4):
-        raise ModelFailed(f"source: expected an output of boxes [None, k, 4], got {of_boxes}: {outputs[of_boxes]}")
+        raise ModelFailed(
+            f"source: expected an output of boxes [None, k, 4], got {of_boxes}: {outputs[of_boxes]}; {LEAVE_OUT}"
+        )
     if classes is None:
         raise ModelFailed(
-            f"source: expected an output of scores [None, k, classes], got {of_scores}: {outputs[of_scores]}"
+            f"source: expected an output of scores [None, k, classes], got {of_scores}: {outputs[of_scores]};"
+            f" {LEAVE_OUT}"
         )
 
     def split(raw: Raw) -> tuple[tf.Tensor, tf.Tensor]:
@@ -206,10 +216,15 @@ def _in_one(
     classes = (numbers or 0) - start
     if (known := known_classes(settings)) is not None:
         if known > classes:
-            raise ModelFailed(f"box_decoding: expected {start} numbers and {known} scores in {name}, got {numbers}")
+            raise ModelFailed(
+                f"box_decoding: expected {start} numbers and {known} scores in {name}, got {numbers}; name as many"
+                f" classes: {max(classes, 1)}"
+            )
         classes = known  # what follows is of masks or keypoints
     if classes < 1:
-        raise ModelFailed(f"box_decoding: expected {start} numbers and scores for each box in {name}, got {numbers}")
+        raise ModelFailed(
+            f"box_decoding: expected {start} numbers and scores for each box in {name}, got {numbers}; {LEAVE_OUT}"
+        )
 
     def split(raw: Raw) -> tuple[tf.Tensor, tf.Tensor]:
         values = _flat(raw[name])

@@ -10,7 +10,7 @@ from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.models import class_names
 from xlaserve.models.networks import suppression
-from xlaserve.models.networks.heads import Head, Raw, TensorShape, activated, classes_of, pick
+from xlaserve.models.networks.heads import AS_TENSORS, Head, Raw, TensorShape, activated, classes_of, pick
 from xlaserve.models.output_facts import OUTPUT_NAMES
 from xlaserve.models.task import Detection
 
@@ -26,7 +26,7 @@ def detection(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> He
             return _finished(outputs, settings, boxes_name, scores_name)
     raise ModelFailed(
         "source: expected outputs of boxes [None, k, 4] and scores [None, k, classes], or [None, k] with classes, "
-        f"got {boxes_shape} and {scores_shape}"
+        f"got {boxes_shape} and {scores_shape}; {AS_TENSORS}"
     )
 
 

@@ -30,6 +30,8 @@ Raw = Mapping[str, tf.Tensor]
 Finish = Callable[[Raw, tf.Tensor], tuple[tf.Tensor, ...]]
 """Maps a network's outputs, and the images `[n, height, width, channels]` that it was given, to outputs of the task."""
 
+AS_TENSORS: Final = "write task: tensors, which gives it as it is"
+"""The next step for an output that a task can't read."""
 _HALF: Final = ("float16", "bfloat16")
 """Types that are given as float32, as the protocol has no lists of them."""
 _BY_NAME: Final = {dtype.name: datatype for dtype, datatype in DATATYPES.items()}
@@ -85,14 +87,21 @@ def pick(
     known = "; ".join(f"{name}: {shape}" for name, shape in sorted(outputs.items()))
     name = dict(settings.output_names).get(role)
     if name is not None and name not in outputs:
-        raise ModelFailed(f"output_names: expected {role} to be one of {known}, got {name}")
+        raise ModelFailed(f"output_names: expected {role} to be one of {known}, got {name}; {_naming(role, outputs)}")
     if name is None:
         fitting = outputs if fitting is None else fitting
         found = [name for name in OUTPUT_NAMES.get(role, (role,)) if name in fitting] or list(fitting)
         if len(found) != 1:
-            raise ModelFailed(f"output_names: expected the name of the output to take for {role}, of {known}")
+            raise ModelFailed(
+                f"output_names: expected the name of the output to take for {role}, of {known};"
+                f" {_naming(role, fitting or outputs)}, or task: tensors for all"
+            )
         (name,) = found
     return name, outputs[name]
+
+
+def _naming(role: OutputRole, outputs: Collection[str]) -> str:
+    return f"write output_names: {{{role}: {min(outputs)}}}"
 
 
 def tensors(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
@@ -101,7 +110,10 @@ def tensors(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head
     Raises ModelFailed for outputs that are no numbers, or of unknown rank or none.
     """
     if settings.output_names:
-        raise ModelFailed("output_names: expected none with task: tensors, which keeps the model's own names, got some")
+        raise ModelFailed(
+            "output_names: expected none with task: tensors, which keeps the model's own names, got some; leave"
+            " output_names out"
+        )
     task = Tensors(tuple(_spec(name, output) for name, output in outputs.items()))
     dtypes = {name: "float32" if output.dtype in _HALF else output.dtype for name, output in outputs.items()}
 
@@ -117,10 +129,14 @@ def _spec(name: str, output: TensorShape) -> TensorSpec:
     if datatype is None:
         numbers = ", ".join(_BY_NAME)
         raise ModelFailed(
-            f"source: expected outputs of numbers ({numbers}), got {name}: {output}; export the model without it"
+            f"source: expected outputs of numbers ({numbers}), got {name}: {output}; export the model without it,"
+            " or read one of the others alone: task: classification, output_names: {scores: OUTPUT}"
         )
     if not output.shape:
-        raise ModelFailed(f"source: expected outputs [n, ...] with a row for each image, got {name}: {output}")
+        raise ModelFailed(
+            f"source: expected outputs [n, ...] with a row for each image, got {name}: {output}; export the model"
+            " without it, or read one of the others alone: task: classification, output_names: {scores: OUTPUT}"
+        )
     return TensorSpec(name, datatype, (-1, *(-1 if side is None else side for side in output.shape[1:])))
 
 
@@ -136,7 +152,7 @@ def classification(outputs: Mapping[str, TensorShape], settings: ModelSettings) 
             return Head(task, lambda raw, _: (_both_classes(activated(raw[name], settings)),))
         case (_, int(classes)):
             return Head(Classification(classes), lambda raw, _: (activated(raw[name], settings),))
-    raise ModelFailed(f"source: expected an output of scores [None, classes], got {scores}")
+    raise ModelFailed(f"source: expected an output of scores [None, classes], got {scores}; {AS_TENSORS}")
 
 
 def activated(scores: tf.Tensor, settings: ModelSettings) -> tf.Tensor:
@@ -166,9 +182,12 @@ def regression(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> H
         case (_, int(count)):
             pass
         case _:
-            raise ModelFailed(f"source: expected an output of numbers [None, count], got {numbers}")
+            raise ModelFailed(f"source: expected an output of numbers [None, count], got {numbers}; {AS_TENSORS}")
     if settings.values and len(settings.values) != count:
-        raise ModelFailed(f"values: expected {count}, one for each number of {name}, got {len(settings.values)}")
+        raise ModelFailed(
+            f"values: expected {count}, one for each number of {name}, got {len(settings.values)}; leave values out, or"
+            " write as many: {name: unit, ...}"
+        )
     task = Regression(count, settings.values)
     return Head(task, lambda raw, _: (tf.reshape(tf.cast(raw[name], tf.float32), (-1, count)),))
 
@@ -179,7 +198,7 @@ def embedding(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> He
     match vectors.shape:
         case (_, int(dimensions)):
             return Head(Embedding(dimensions), lambda raw, _: (tf.cast(raw[name], tf.float32),))
-    raise ModelFailed(f"source: expected an output of vectors [None, dimensions], got {vectors}")
+    raise ModelFailed(f"source: expected an output of vectors [None, dimensions], got {vectors}; {AS_TENSORS}")
 
 
 def image(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
@@ -195,12 +214,16 @@ def image(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Head:
         case (_, height, width):
             channels = 1
         case _:
-            raise ModelFailed(f"source: expected an output of images [None, height, width, 1, 3 or 4], got {values}")
+            raise ModelFailed(
+                f"source: expected an output of images [None, height, width, 1, 3 or 4], got {values}; {AS_TENSORS}"
+            )
     is_float = "float" in values.dtype
     if not is_float and "int" not in values.dtype:
-        raise ModelFailed(f"source: expected images of numbers, got {name}: {values}")
+        raise ModelFailed(f"source: expected images of numbers, got {name}: {values}; {AS_TENSORS}")
     if not is_float and settings.output_range not in (None, "0..255"):
-        raise ModelFailed(f"output_range: expected 0..255 for {name}: {values}, got {settings.output_range}")
+        raise ModelFailed(
+            f"output_range: expected 0..255 for {name}: {values}, got {settings.output_range}; leave output_range out"
+        )
     scale, offset = TO_LEVELS[(settings.output_range or "0..1") if is_float else "0..255"]
     size = (-1, -1) if height is None or width is None else (height, width)
     color = settings.color if settings.color and settings.color.channels == channels else COLORS[channels]
@@ -230,7 +253,7 @@ def segmentation(outputs: Mapping[str, TensorShape], settings: ModelSettings) ->
             return Head(task, lambda raw, _: (tf.cast(raw[name], _map_dtype(task)),))
     raise ModelFailed(
         "source: expected an output of scores [None, height, width, classes], "
-        f"or of whole numbers [None, height, width], got {maps}"
+        f"or of whole numbers [None, height, width], got {maps}; {AS_TENSORS}"
     )
 
 
@@ -265,7 +288,10 @@ def classes_of(settings: ModelSettings) -> int:
     """Returns how many classes there are, where the outputs don't show it. Raises ModelFailed."""
     if (known := known_classes(settings)) is not None:
         return known
-    raise ModelFailed("classes: expected how many there are, as the outputs don't show it, got nothing; or set labels")
+    raise ModelFailed(
+        "classes: expected how many there are, as the outputs don't show it, got nothing; write classes: 2, or"
+        " labels, with their names"
+    )
 
 
 def known_classes(settings: ModelSettings) -> int | None:

@@ -85,12 +85,16 @@ def image_tensor(
     height, width = rest[1:] if axes == "NCHW" else rest[:2]
     channels = {"NHW": 1, "NHWC": rest[-1], "NCHW": rest[0]}[axes]
     if channels is None and color is None:
-        raise ModelFailed(f"color: expected the colours of the pixels, as the model leaves it open: {declared}")
+        raise ModelFailed(
+            f"color: expected the colours of the pixels, as the model leaves it open: {declared}; write color: rgb, or"
+            " another that its training had"
+        )
     color = color or COLORS.get(channels or 0)
     if color is not None and channels not in (None, color.channels):
         fitting = [str(one) for one in Color if one.channels == channels]
         expected = f"{' or '.join(fitting)} for" if fitting else "none, as encoded images can't become"
-        raise ModelFailed(f"color: expected {expected} {channels} {_plural(channels)}, got {color}")
+        remedy = f"write color: {fitting[0]}" if fitting else "leave color out"
+        raise ModelFailed(f"color: expected {expected} {channels} {_plural(channels)}, got {color}; {remedy}")
     channels = channels or (color or Color.RGB).channels
     return ImageTensor(
         batch, (height, width), declared.dtype, ImageInput(channels, color, axes, _pixel_type(declared, color, depth))
@@ -112,10 +116,12 @@ def channels_last(declared: TensorShape) -> TensorShape:
 
 def _axes(declared: TensorShape, layout: Layout | None) -> Axes:
     if layout is Layout.NONE:
-        raise ModelFailed("layout: expected that of images, which this kind of model takes alone, got none")
+        raise ModelFailed(
+            "layout: expected that of images, which this kind of model takes alone, got none; leave layout out"
+        )
     axes = axes_of(declared.shape, layout) if declared.dtype in DTYPES else None
     if axes == "NHW" and layout is not None:
-        raise ModelFailed(f"layout: expected none, as the model's input has no channels: {declared}")
+        raise ModelFailed(f"layout: expected none, as the model's input has no channels: {declared}; leave layout out")
     if axes is not None:
         if layout is not None:
             _check_layout(declared, layout)
@@ -124,7 +130,8 @@ def _axes(declared: TensorShape, layout: Layout | None) -> Axes:
         raise ModelFailed(f"source: expected pixels, got {declared}: {OF_TEXT}")
     raise ModelFailed(
         "source: expected an input of images, such as [None, height, width, channels], of"
-        f" {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {declared}{of_flattened(declared.shape)}"
+        f" {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {declared}"
+        f"{of_flattened(declared.shape) or '; where the model is, export it with such an input'}"
     )
 
 
@@ -135,9 +142,13 @@ def _pixel_type(declared: TensorShape, color: Color | None, depth: Depth | None)
     dtype = PIXEL_TYPES[depth]
     if (depth == 16 and declared.dtype == "uint8") or (depth == "float" and "float" not in declared.dtype):
         fitting = "8" if declared.dtype == "uint8" else "8 or 16"
-        raise ModelFailed(f"depth: expected {fitting}, as the model's input is {declared}, got {depth}")
+        raise ModelFailed(
+            f"depth: expected {fitting}, as the model's input is {declared}, got {depth}; leave depth out"
+        )
     if depth != 8 and color is Color.YUV:
-        raise ModelFailed(f"depth: expected 8 with color: {color}, whose channels are of 8 bits, got {depth}")
+        raise ModelFailed(
+            f"depth: expected 8 with color: {color}, whose channels are of 8 bits, got {depth}; leave depth out"
+        )
     return dtype
 
 

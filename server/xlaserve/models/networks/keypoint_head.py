@@ -9,7 +9,7 @@ import tensorflow as tf
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.models import class_names
-from xlaserve.models.networks.heads import Head, Raw, TensorShape, activated, pick
+from xlaserve.models.networks.heads import AS_TENSORS, Head, Raw, TensorShape, activated, pick
 from xlaserve.models.task import Keypoints
 
 
@@ -21,7 +21,10 @@ def keypoints(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> He
     """
     name, points = pick(outputs, settings, "keypoints")
     if settings.activation == "softmax":
-        raise ModelFailed("activation: expected sigmoid or none, as scores of keypoints are independent, got softmax")
+        raise ModelFailed(
+            "activation: expected sigmoid or none, as scores of keypoints are independent, got softmax; write"
+            " activation: sigmoid"
+        )
     match points.shape:
         case (_, int(count), 2 | 3 as numbers) | (_, 1, int(count), 2 | 3 as numbers):
             return _listed(name, count, numbers, settings)
@@ -32,7 +35,7 @@ def keypoints(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> He
             return _peaks(name, count, settings)
     raise ModelFailed(
         "source: expected an output of keypoints [None, k, 2 or 3], [None, 2 k], or of heatmaps"
-        f" [None, height, width, k], got {points}"
+        f" [None, height, width, k], got {points}; {AS_TENSORS}"
     )
 
 
@@ -50,7 +53,10 @@ def _numbers(length: int, settings: ModelSettings) -> int:
     if length == 3 * labels:
         return 3
     if length % 2:
-        raise ModelFailed(f"source: expected two numbers for each keypoint, got {length}; with scores, set labels")
+        raise ModelFailed(
+            f"source: expected two numbers for each keypoint, got {length}; with scores, name the keypoints: labels:"
+            f" [nose, left eye, ...]; or {AS_TENSORS}"
+        )
     return 2
 
 

@@ -84,7 +84,10 @@ class NetworkInputs:
         found.discard(None)
         if len(found) > 1:
             batches = " and ".join(map(str, sorted(filter(None, found))))
-            raise ModelFailed(f"source: expected inputs of one batch size, got some of {batches}")
+            raise ModelFailed(
+                f"source: expected inputs of one batch size, got some of {batches}; where the model is, export all of"
+                " them with a batch of any size: None"
+            )
         return next(iter(found), None)
 
     @cached_property
@@ -132,7 +135,10 @@ def network_inputs(declared: Mapping[str, TensorShape], settings: ModelSettings)
     """Returns the inputs of a network by their names. Raises ModelFailed where one can't be served, or where the
     settings of images do not fit."""
     if not declared:
-        raise ModelFailed("source: expected a model of one input or several, got one without")
+        raise ModelFailed(
+            "source: expected a model of one input or several, got one without; where the model is, begin it with"
+            " keras.Input((height, width, 3))"
+        )
     return NetworkInputs(tuple(NetworkInput(name, one, _image(name, one, settings)) for name, one in declared.items()))
 
 

@@ -146,7 +146,10 @@ def _with_readings(outputs: Mapping[str, TensorShape], settings: ModelSettings, 
     places = {spec.name: place for place, spec in enumerate(specs)}
     for name, own in settings.outputs:
         if name not in places:
-            raise ModelFailed(f"outputs: expected names of {', '.join(places)}, got {name}")
+            raise ModelFailed(
+                f"outputs: expected names of {', '.join(places)}, got {name}; write outputs: {{{min(places)}: {{task:"
+                f" {own.task}}}}}"
+            )
         place = places[name]
         given = {field: getattr(own, field) for field in type(own).model_fields}
         head = _head(own.task, {name: outputs[name]}, settings.model_copy(update={**given, "outputs": ()}), is_first)
@@ -154,7 +157,9 @@ def _with_readings(outputs: Mapping[str, TensorShape], settings: ModelSettings, 
         assert isinstance(task, Reading)
         if own.labels is not None:
             if not isinstance(task, WithClasses):
-                raise ModelFailed(f"outputs.{name}.labels: {own.task} has no classes, expected no labels")
+                raise ModelFailed(
+                    f"outputs.{name}.labels: {own.task} has no classes, expected no labels; leave its labels out"
+                )
             task = task.labelled(class_names.of_task(own.labels, task))
         specs[place] = task.outputs[0]._replace(name=name)
         readings.append(replace(task, at=place))

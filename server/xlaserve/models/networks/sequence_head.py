@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
-from xlaserve.models.networks.heads import Head, TensorShape, activated, pick
+from xlaserve.models.networks.heads import AS_TENSORS, Head, TensorShape, activated, pick
 from xlaserve.models.task import ClassSequence
 
 
@@ -17,4 +17,4 @@ def sequence(outputs: Mapping[str, TensorShape], settings: ModelSettings) -> Hea
         case (_, steps, int(classes)) if classes > 1:
             task = ClassSequence(classes, steps=-1 if steps is None else steps, blank=settings.blank or "last")
             return Head(task, lambda raw, _: (activated(raw[name], settings),))
-    raise ModelFailed(f"source: expected an output of scores [None, steps, classes], got {scores}")
+    raise ModelFailed(f"source: expected an output of scores [None, steps, classes], got {scores}; {AS_TENSORS}")

@@ -67,7 +67,9 @@ def application(name: str, settings: ModelSettings) -> Network:
 def check_file(weights: str, *, expected: str) -> None:
     """Raises ModelFailed where no such file of weights is."""
     if not Path(weights).is_file():
-        raise ModelFailed(f"weights: expected {expected}, found no file {Path(weights).name}")
+        raise ModelFailed(
+            f"weights: expected {expected}, found no file {Path(weights).name}; write weights: random for none"
+        )
 
 
 def find_application(name: str) -> Callable[..., Any]:
@@ -89,7 +91,9 @@ def family_preprocess(constructor: Callable[..., Any]) -> Preprocess:
     """Returns the preprocessing that Keras defines for the family of an application. Raises ModelFailed."""
     family = _family(constructor)
     if family not in preprocess.FAMILIES:
-        raise ModelFailed(f"preprocess: not known for the family {family}; set it")
+        raise ModelFailed(
+            f"preprocess: not known for the family {family}; write preprocess: unit, tf, torch, caffe or none"
+        )
     return preprocess.FAMILIES[family]
 
 

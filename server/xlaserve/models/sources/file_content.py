@@ -35,7 +35,8 @@ def check(path: Path) -> None:
     if (path / SAVED_MODEL).is_file() and not has_variables(path) and (path / f"{VARIABLES}.index").is_file():
         raise ModelFailed(
             f"source: the weights of {path.name} lie beside {SAVED_MODEL}, and TensorFlow looks for them in a folder"
-            f" {VARIABLES}: cd {shlex.quote(path.name)} && mkdir {VARIABLES} && mv {VARIABLES}.* {VARIABLES}/"
+            f" {VARIABLES}; move them there: cd {shlex.quote(path.name)} && mkdir {VARIABLES} &&"
+            f" mv {VARIABLES}.* {VARIABLES}/"
         )
     for file in _files(path):
         size = file.stat().st_size

@@ -44,7 +44,10 @@ def found(owner: Any, function: Any, name: str) -> Found:
     """
     tensors = _tensors(function)
     if not tensors:
-        raise ModelFailed(f"source: expected a signature of one input or several, but {name} takes none")
+        raise ModelFailed(
+            f"source: expected a signature of one input or several, but {name} takes none; name another: signature:"
+            " NAME, as xlaserve inspect lists them"
+        )
     inputs = dict(zip(_names(tensors), map(_shape, tensors), strict=True))
     variables = ReferenceVariables(function)
     if len(tensors) == 1 and tensors[0].dtype == tf.string:

@@ -84,22 +84,28 @@ def _inputs(graph: Any, wanted: str | tuple[str, ...] | None) -> list[Any]:
         found = [_tensor(graph, name, "input_tensor") for name in dict.fromkeys(wanted)]
         if computed := [tensor for tensor in found if tensor.op.type not in PLACEHOLDERS and len(found) > 1]:
             raise ModelFailed(
-                f"input_tensor: expected several placeholders, got {_shown(computed)}, which are computed"
+                f"input_tensor: expected several placeholders, got {_shown(computed)}, which are computed; write"
+                f" input_tensor: [{', '.join(tensor.name for tensor in placeholders(graph))}]"
             )
         return found
     return [_only_input(graph)]
 
 
+def placeholders(graph: Any) -> list[Any]:
+    """Returns the tensors that are given to a graph."""
+    return [operation.outputs[0] for operation in graph.get_operations() if operation.type in PLACEHOLDERS]
+
+
 def _only_input(graph: Any) -> Any:
-    placeholders = [operation.outputs[0] for operation in graph.get_operations() if operation.type in PLACEHOLDERS]
-    images = [one for one in placeholders if one.shape.rank is None or one.shape.rank > 1]
+    given = placeholders(graph)
+    images = [one for one in given if one.shape.rank is None or one.shape.rank > 1]
     images = images or graph_decoding.encoded(graph)
     if len(images) == 1:
         return images[0]
-    known = images or _batches(graph) or placeholders
-    remedy = f"; write input_tensor: {known[0].name}" if known else ""
+    known = images or _batches(graph) or given
+    remedy = f"write input_tensor: {known[0].name}" if known else "xlaserve inspect prints the graph's tensors"
     raise ModelFailed(
-        f"input_tensor: expected the name of the tensor that takes the images, one of {_shown(known)}{remedy}"
+        f"input_tensor: expected the name of the tensor that takes the images, one of {_shown(known)}; {remedy}"
     )
 
 
@@ -139,7 +145,11 @@ def _outputs(graph: Any, inputs: list[Any], wanted: list[str]) -> dict[str, Any]
             for output in operation.outputs:
                 found[operation.name if output.value_index == 0 else output.name] = output
     if not found:
-        raise ModelFailed(f"input_tensor: expected a tensor that outputs depend on, got {_shown(inputs)}")
+        known = ", ".join(tensor.name for tensor in placeholders(inputs[0].graph))
+        raise ModelFailed(
+            f"input_tensor: expected a tensor that outputs depend on, got {_shown(inputs)}; the placeholders are"
+            f" {known}"
+        )
     return found
 
 
@@ -184,7 +194,8 @@ def _tensor(graph: Any, name: str, field: str) -> Any:
     except (KeyError, ValueError):
         last = [operation.outputs[0] for operation in graph.get_operations() if operation.outputs][-MOST_SHOWN:]
         raise ModelFailed(
-            f"{field}: expected the name of a tensor of the graph, such as {_shown(last)}, got {name}"
+            f"{field}: expected the name of a tensor of the graph, such as {_shown(last)}, got {name}; the file's"
+            " inputs and outputs are what xlaserve inspect prints of it"
         ) from None
 
 

@@ -25,6 +25,10 @@ from xlaserve.models.networks.heads import TensorShape
 from xlaserve.models.sources import stablehlo_weights
 
 MOST_SHOWN: Final = 4
+WRITE: Final = 'pathlib.Path("model.jax").write_bytes(export.export(jax.jit(forward))(images).serialize())'
+"""The line of Python that writes an export."""
+SAVE: Final = 'np.savez("weights.npz", *jax.tree.leaves(params))'
+"""The line of Python that writes the weights of an export."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ def read(file: Path, weights: Path | None) -> ExportedModel:
     except Exception as error:  # of any kind: it is not made for what is no export
         raise ModelFailed(
             f"source: expected what jax.export's serialize() wrote, got {file.name} of {len(contents)} bytes, which is"
-            " no export, comes from a newer JAX or has been cut off"
+            f" no export, comes from a newer JAX or has been cut off; {WRITE}"
         ) from error
     return exported_model(exported, file.name, () if weights is None else _arrays(weights))
 
@@ -66,16 +70,23 @@ def exported_model(exported: Any, name: str, weights: Sequence[NDArray[Any]]) ->
     Raises ModelFailed where it is another kind of function; `name` is what messages call it.
     """
     if exported.nr_devices != 1:
-        raise ModelFailed(f"source: expected an export for one device, got {name} for {exported.nr_devices}")
+        raise ModelFailed(
+            f"source: expected an export for one device, got {name} for {exported.nr_devices}; export it on one:"
+            f" {WRITE}"
+        )
     if exported.ordered_effects or exported.unordered_effects:
-        raise ModelFailed(f"source: expected a function without side effects, got {name} with some")
+        raise ModelFailed(
+            f"source: expected a function without side effects, got {name} with some; export it without, such as"
+            f" jax.debug.print: {WRITE}"
+        )
     _check_inputs(exported, name, weights)
     try:
         separated = stablehlo_weights.separate(exported.mlir_module_serialized)
     except Exception as error:  # MLIR's own, of no common type
         raise ModelFailed(
             f"source: expected StableHLO {stablehlo_weights.NEWEST} or older, as TensorFlow reads it, got {name}, which"
-            f" can't be written so: {cause(error)}"
+            f" can't be written so: {cause(error)}; export it with an older JAX, or without the operation that is"
+            f" named: {WRITE}"
         ) from error
     inputs = (*weights, None)
     image = _tensor_shape(exported.in_avals[-1])
@@ -93,31 +104,40 @@ def exported_model(exported: Any, name: str, weights: Sequence[NDArray[Any]]) ->
 def _check_inputs(exported: Any, name: str, weights: Sequence[NDArray[Any]]) -> None:
     shapes = list(map(_tensor_shape, exported.in_avals))
     if len(shapes) - 1 not in exported.module_kept_var_idx:
-        raise ModelFailed(f"source: expected a function of images, got {name}, which does not use its last input")
+        raise ModelFailed(
+            f"source: expected a function of images, got {name}, which does not use its last input; make the image the"
+            f" last one: {WRITE}"
+        )
     wanted, names = shapes[:-1], _input_names(exported)[:-1]
     if wanted and not weights:
         shown = ", ".join(names[:MOST_SHOWN]) + (f" and {len(names) - MOST_SHOWN} more" * (len(names) > MOST_SHOWN))
         raise ModelFailed(
-            f"weights: expected a .npz file of {name}'s inputs before the image, as it takes {shown}, got nothing"
+            f"weights: expected a .npz file of {name}'s inputs before the image, as it takes {shown}, got nothing;"
+            f" write it: {SAVE}"
         )
     if len(wanted) != len(weights):
-        raise ModelFailed(f"weights: expected {name}'s inputs before the image, {len(wanted)}, got {len(weights)}")
+        raise ModelFailed(
+            f"weights: expected {name}'s inputs before the image, {len(wanted)}, got {len(weights)}; write them: {SAVE}"
+        )
     for input_name, shape, array in zip(names, wanted, weights, strict=True):
         if shape != (got := TensorShape(array.shape, array.dtype.name)):
-            raise ModelFailed(f"weights: expected {shape} for {name}'s {input_name}, got {got}")
+            raise ModelFailed(f"weights: expected {shape} for {name}'s {input_name}, got {got}; write them: {SAVE}")
 
 
 def _arrays(file: Path) -> list[NDArray[Any]]:
     """Returns the arrays of a `.npz` file in the order in which they were saved."""
     if not zipfile.is_zipfile(file):
         raise ModelFailed(
-            f"weights: expected a .npz file, got {file.name}{'' if file.exists() else ', which does not exist'}"
+            f"weights: expected a .npz file, got {file.name}{'' if file.exists() else ', which does not exist'}; write"
+            f" it: {SAVE}"
         )
     try:
         with np.load(file) as arrays:
             return [_with_known_type(arrays[name]) for name in arrays.files]
     except ValueError as error:  # Python objects, which need not be data
-        raise ModelFailed(f"weights: expected a .npz file of arrays, got {file.name}: {error}") from error
+        raise ModelFailed(
+            f"weights: expected a .npz file of arrays, got {file.name}: {error}; write it: {SAVE}"
+        ) from error
 
 
 def _with_known_type(array: NDArray[Any]) -> NDArray[Any]:

@@ -25,7 +25,8 @@ def with_config(content: KerasContent, file: Path) -> KerasContent:
             raise ValueError("it is no model's configuration")
     except (AttributeError, OSError, ValueError) as error:
         raise ModelFailed(
-            f"architecture: expected a file that model.to_json() wrote, got {file.name}: {cause(error)}"
+            f"architecture: expected a file that model.to_json() wrote, got {file.name}: {cause(error)}; write it where"
+            f' the model is: pathlib.Path("{file.stem}.json").write_text(model.to_json())'
         ) from error
     return content.with_config(config)
 
@@ -39,7 +40,7 @@ def with_weights(content: KerasContent, architecture: str) -> Any:
     if not isinstance(model, keras.Model):
         raise ModelFailed(
             "architecture: expected a function that returns a Keras model, got"
-            f" {type(model).__name__} of {architecture}"
+            f" {type(model).__name__} of {architecture}; return keras.Model(inputs, outputs) from it"
         )
     suffix = ".h5" if content.has_old_weights else ".keras" if content.is_zip else ".weights.h5"
     with TemporaryDirectory(prefix="xlaserve-keras-") as folder:
@@ -57,5 +58,6 @@ def unfit(content: KerasContent, architecture: str, error: Exception) -> ModelFa
     """Returns the error of weights that do not fit an architecture."""
     return ModelFailed(
         f"architecture: expected the model whose weights are in {content.file.name}, got {Path(architecture).name},"
-        f" which they do not fit: {cause(error)}"
+        f" which they do not fit: {cause(error)}; name the function that made it: architecture:"
+        ' my_package.my_module:build; or, where the model is, write all of it: model.save("model.keras")'
     )

@@ -33,7 +33,7 @@ def keras_cv_model(name: str, settings: ModelSettings) -> Network:
     if settings.weights is None:
         raise ModelFailed(
             "weights: expected random or the path of a file that save_weights wrote, as KerasCV's own lie on a hub; "
-            "got nothing"
+            "got nothing; write weights: random"
         )
     if settings.weights != "random":
         check_file(settings.weights, expected="random or a file's path")

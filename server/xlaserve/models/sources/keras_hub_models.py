@@ -35,7 +35,7 @@ def keras_hub_model(name: str, settings: ModelSettings) -> Network:
     keras_library.check_task(settings, ("classification", "embedding") if row.task == "classification" else (row.task,))
     weights = settings.weights
     if weights is None:
-        raise ModelFailed(f"weights: expected {WEIGHTS}, got nothing")
+        raise ModelFailed(f"weights: expected {WEIGHTS}, got nothing; write weights: random")
     if sources.is_handle(weights) or Path(weights).is_dir():
         model, size, own = _preset(name, row, settings, weights)
         stated = weights if sources.is_handle(weights) else Path(weights).name
@@ -66,7 +66,10 @@ def keras_hub_model(name: str, settings: ModelSettings) -> Network:
 def find(name: str) -> HubClass:
     """Returns the row of a class. Raises ModelFailed with why it is refused, or the names that come close."""
     if name in REFUSED:
-        raise ModelFailed(f"source: {name} of KerasHub can't be served: {REFUSED[name]}")
+        raise ModelFailed(
+            f"source: {name} of KerasHub can't be served: {REFUSED[name]}; a file of it may be, with its own"
+            f' inputs, and as tensors: model.save("{name}.keras")'
+        )
     if name not in CLASSES:
         raise ModelFailed(f"source: KerasHub has no {name} for images; {advise(name, CLASSES)}")
     return CLASSES[name]
@@ -98,11 +101,12 @@ def _preset(name: str, row: HubClass, settings: ModelSettings, weights: str) -> 
             ) from error
         raise ModelFailed(
             f"weights: the preset in {Path(weights).name} can't be loaded as {name}:"
-            f" {reason.replace(weights, Path(weights).name)}"
+            f" {reason.replace(weights, Path(weights).name)}; write it once more:"
+            ' model.save_to_preset("./folder")'
         ) from error
     classes = getattr(model, "num_classes", None) or model.backbone.num_classes
     if settings.classes not in (None, classes):
-        raise ModelFailed(f"classes: expected {classes}, as the preset has, got {settings.classes}")
+        raise ModelFailed(f"classes: expected {classes}, as the preset has, got {settings.classes}; leave classes out")
     own_size = getattr(keras_library.image_converter(model), "image_size", None)
     size = settings.input_size or own_size or (row.side, row.side)
     return model, (int(size[0]), int(size[1])), keras_library.own_preprocess(model)

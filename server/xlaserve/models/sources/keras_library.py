@@ -20,14 +20,19 @@ from xlaserve.models.sources import keras_detectors, keras_models, random_weight
 def check_task(settings: ModelSettings, tasks: Sequence[str]) -> None:
     """Raises ModelFailed where the settings ask for none of `tasks`."""
     if settings.task not in ("auto", *tasks):
-        raise ModelFailed(f"task: expected {' or '.join(tasks)} for {settings.source}, got {settings.task}")
+        raise ModelFailed(
+            f"task: expected {' or '.join(tasks)} for {settings.source}, got {settings.task}; write task: {tasks[0]}"
+        )
 
 
 def input_size(settings: ModelSettings, side: int, multiple: int) -> tuple[int, int]:
     """Returns the height and width to build for: those of the settings, or `side`. Raises ModelFailed."""
     size = settings.input_size or (side, side)
     if any(length % multiple for length in size):
-        raise ModelFailed(f"input_size: expected multiples of {multiple}, got {size[0]}x{size[1]}")
+        sides = ", ".join(str(-(-length // multiple) * multiple) for length in size)
+        raise ModelFailed(
+            f"input_size: expected multiples of {multiple}, got {size[0]}x{size[1]}; write input_size: [{sides}]"
+        )
     return size
 
 

@@ -125,7 +125,10 @@ def _inputs(model: Any) -> dict[str, TensorShape]:
             " keras.Input((height, width, 3)), or call it on images once, before model.save(...)"
         )
     if not isinstance(shape, (list, tuple)) or not all(side is None or isinstance(side, int) for side in shape):
-        raise ModelFailed(f"source: expected a model of one input [n, height, width, channels], got {shape}")
+        raise ModelFailed(
+            f"source: expected a model of one input [n, height, width, channels], got {shape}; where the"
+            ' model is, export it: model.export("folder")'
+        )
     return {"input": TensorShape((None, *shape[1:]), "float32")}
 
 

@@ -95,7 +95,9 @@ def load(folder: Path, settings: ModelSettings) -> Found:
     if settings.function is not None or not loaded.signatures:
         if settings.signature is not None:
             known = ", ".join(sorted(loaded.signatures)) or "none"
-            raise ModelFailed(f"signature: expected one of {known} and no function, got {settings.signature}")
+            raise ModelFailed(
+                f"signature: expected one of {known} and no function, got {settings.signature}; leave signature out"
+            )
         name, function = functions.choose(loaded, settings.function)
     else:
         name = _signature(loaded.signatures, settings.signature)

@@ -186,7 +186,7 @@ def test_weights_that_do_not_fit_are_told_of(
         fields["weights"] = str(weights)
     with pytest.raises(ModelFailed) as failure:
         catalog.load(settings(source, **fields))
-    assert str(failure.value) == expected
+    assert str(failure.value).partition("; ")[0] == expected
 
 
 def sums(images: Any) -> Any:
@@ -213,7 +213,7 @@ def test_an_export_that_does_not_fit_fails_with_what_it_is(
     source = write(tmp_path / "it.jax", function, *inputs)
     with pytest.raises(ModelFailed) as failure:
         catalog.load(settings(source))
-    assert str(failure.value) == expected
+    assert str(failure.value).partition("; ")[0] == expected
 
 
 @pytest.mark.parametrize("contents", ["empty", "text", "zip", "half", "zeros"])

@@ -254,7 +254,10 @@ def test_a_preset_of_one_size_may_have_a_size_that_random_weights_may_not(
     name = "ViTImageClassifier"
     save(made, name, tmp_path, classes=5)
     monkeypatch.setitem(keras_hub_table.CLASSES, name, replace(keras_hub_table.CLASSES[name], multiple=SIDE - 1))
-    assert reason(settings(name)) == f"input_size: expected multiples of {SIDE - 1}, got {SIDE}x{SIDE}"
+    assert (
+        reason(settings(name)) == f"input_size: expected multiples of {SIDE - 1}, got {SIDE}x{SIDE}; write input_size:"
+        f" [{2 * SIDE - 2}, {2 * SIDE - 2}]"
+    )
     model = catalog.load(settings(name, weights=str(tmp_path), input_size=None))
     assert model.buckets == (Bucket(BATCH, SIDE, SIDE),)
 

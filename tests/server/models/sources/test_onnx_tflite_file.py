@@ -340,4 +340,4 @@ def test_what_can_not_be_read_or_translated_is_refused_with_what_to_do(
     with monkeypatch.context() as wrong:
         table = openvino_operations.TABLE
         wrong.setattr(openvino_operations, "TABLE", {**table, "Softmax": table["LogSoftmax"]})
-        assert "once the model is translated; it is not served" in reason(file)
+        assert "once the model is translated; make a SavedModel of it elsewhere: " in reason(file)

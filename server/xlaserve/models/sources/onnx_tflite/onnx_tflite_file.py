@@ -73,12 +73,11 @@ def _network(file: Path, suppression: Suppression | None, settings: ModelSetting
         function = tf.function(translator.run, autograph=False).get_concrete_function(*translator.inputs)
     except UntranslatableError as error:
         raise ModelFailed(
-            f"source: {file.name} holds what is not translated: {error}; make a SavedModel of it elsewhere:"
-            f" pip install onnx2tf && onnx2tf -osd -i {file.name}"
+            f"source: {file.name} holds what is not translated: {error}; {_elsewhere(file.name)}"
         ) from error
     is_quantized = openvino_quantization.is_quantized(model)
     compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    _compare(compiled, function, translator, is_quantized=is_quantized)
+    _compare(compiled, function, translator, file.name, is_quantized=is_quantized)
     found = functions.found(translator, function, file.name)
     head = None
     if suppression is not None:
@@ -110,7 +109,11 @@ def _cause(error: RuntimeError) -> str:
     return telling_line(([*filter(str.strip, str(error).splitlines())] or ["it gives no reason"])[-1])
 
 
-def _compare(expected: Any, function: Any, translator: Translator, *, is_quantized: bool) -> None:
+def _elsewhere(file: str) -> str:
+    return f"make a SavedModel of it elsewhere: pip install onnx2tf && onnx2tf -osd -i {file}"
+
+
+def _compare(expected: Any, function: Any, translator: Translator, file: str, *, is_quantized: bool) -> None:
     """Raises ModelFailed where a translation answers otherwise than OpenVINO."""
     tolerance, least_alike = (QUANTIZED_TOLERANCE, QUANTIZED_ALIKE) if is_quantized else (TOLERANCE, 1.0)
     given = [_noise(spec, seed) for seed, spec in enumerate(translator.inputs)]
@@ -120,7 +123,7 @@ def _compare(expected: Any, function: Any, translator: Translator, *, is_quantiz
         limit = tolerance * max(1.0, np.abs(other).max(initial=0.0))
         if one.shape != other.shape or _alike(one, other, limit) < least_alike:
             how = "has another shape" if one.shape != other.shape else f"is off by {np.abs(one - other).max():.2g}"
-            raise ModelFailed(f"source: output {name} {how} once the model is translated; it is not served")
+            raise ModelFailed(f"source: output {name} {how} once the model is translated; {_elsewhere(file)}")
 
 
 def _noise(spec: tf.TensorSpec, seed: int) -> Any:

@@ -29,6 +29,8 @@ from xlaserve.models.sources.onnx_tflite import tflite_tables
 from xlaserve.models.sources.onnx_tflite.tflite_tables import DETECTION, Table
 
 BOXES, SCORES = "boxes", "scores"
+WITHOUT: Final = "where the model is, convert it without that operation, and set box_decoding for its outputs"
+"""The next step for a file whose end is not understood."""
 DTYPES: Final = {0: "<f4", 1: "<f2", 3: "u1", 9: "i1"}
 """Types of anchors, by TFLite's numbers."""
 
@@ -80,7 +82,7 @@ class Suppression(NamedTuple):
             case _:
                 raise ModelFailed(
                     f"source: expected offsets [n, {count}, 4] and scores [n, {count}, {self.classes} or more] before"
-                    f" {DETECTION}, got {boxes} and {scores}"
+                    f" {DETECTION}, got {boxes} and {scores}; {WITHOUT}"
                 )
         named = self._names_background(settings)
 
@@ -132,7 +134,7 @@ def cut(file: Path) -> Iterator[tuple[Path, Suppression | None]]:
         suppression = _suppression(operator, graph, model)
         content = _without(data, place, graph, operator)
     except (struct.error, IndexError, KeyError, ValueError) as error:
-        raise ModelFailed(f"source: {DETECTION} in {file.name} is not as TensorFlow Lite's is") from error
+        raise ModelFailed(f"source: {DETECTION} in {file.name} is not as TensorFlow Lite's is; {WITHOUT}") from error
     with tempfile.TemporaryDirectory() as folder:
         rest = Path(folder) / file.name
         rest.write_bytes(content)
