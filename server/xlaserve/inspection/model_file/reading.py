@@ -126,7 +126,9 @@ def _number(output: Tensor) -> Reading:
     return Reading("tensors: one number for each image", (number,))
 
 
-def _of_pixels(output: Tensor, channels: int, image: ImageInput | None, labels: str) -> Reading:
+def _of_pixels(  # noqa: PLR0911 - one each
+    output: Tensor, channels: int, image: ImageInput | None, labels: str
+) -> Reading:
     """Returns what an output with `channels` numbers in each place suggests, the channels last."""
     of_two = Line(LABELS, ["background", "object"], "if its numbers are a mask: below and from 0.5 on", True)
     if channels == 1:

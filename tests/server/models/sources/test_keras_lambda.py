@@ -59,7 +59,7 @@ def test_tuples_that_are_referred_to_often_are_read_once() -> None:
     constants = b"\xa9\x01i" + struct.pack("<i", 7)  # a tuple of 7 that others may refer to
     for place in reversed(range(depth)):
         constants = b"\xa9\x02" + constants + b"r" + struct.pack("<i", place + 1)
-    rest = [(), (), b"", "<stdin>", "<lambda>", "<lambda>"]
+    rest: list[Any] = [(), (), b"", "<stdin>", "<lambda>", "<lambda>"]
     dumped = [marshal.dumps(b"", WITHOUT_REFERENCES), constants]
     dumped += [marshal.dumps(part, WITHOUT_REFERENCES) for part in rest]
     end = struct.pack("<i", 1) + 2 * marshal.dumps(b"", WITHOUT_REFERENCES)
