@@ -10,7 +10,7 @@ from typing import Any
 from xlaserve.engine.causes import cause
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks.keras_runtime import keras
-from xlaserve.models.sources import keras_custom_objects
+from xlaserve.models.sources import keras_content, keras_custom_objects
 from xlaserve.models.sources.keras_content import KerasContent, complete
 
 
@@ -21,9 +21,9 @@ def with_config(content: KerasContent, file: Path) -> KerasContent:
     """
     try:
         config = json.loads(file.read_text())
-        if not isinstance(config.get("config"), dict):
+        if not keras_content.is_config(config):
             raise ValueError("it is no model's configuration")
-    except (AttributeError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise ModelFailed(
             f"architecture: expected a file that model.to_json() wrote, got {file.name}: {cause(error)}; write it where"
             f' the model is: pathlib.Path("{file.stem}.json").write_text(model.to_json())'

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import h5py
 
@@ -175,13 +175,16 @@ def _config(written: object, name: str, file: Path) -> Json:
         text = written if isinstance(written, str) else written.decode(errors="replace")
         where = f", which is cut off or no JSON: it ends with {text[-SHOWN:]!r}" if text else ", which is empty"
         raise _damaged(file, f"its {name} can't be read{where}") from error
-    if not isinstance(config, dict) or not isinstance(config.get("class_name"), str) or not _has_config(config):
+    if not is_config(config):
         raise _damaged(file, f"its {name} is no model's: expected an object with class_name and config")
     return config
 
 
-def _has_config(config: Json) -> bool:
-    return isinstance(config.get("config"), dict | list)  # a Sequential of Keras 1 has the list of its layers
+def is_config(value: Any) -> TypeGuard[Json]:
+    """Returns whether a value read from JSON is a model's configuration, as any version of Keras writes it."""
+    if not isinstance(value, dict) or not isinstance(value.get("class_name"), str):
+        return False
+    return isinstance(value.get("config"), dict | list)  # a Sequential of Keras 2.2.2 and before: a list of layers
 
 
 def _damaged(file: Path, found: str) -> ModelFailed:

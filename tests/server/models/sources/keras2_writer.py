@@ -45,6 +45,23 @@ def machine() -> Any:
     return keras.Sequential([body, keras.Sequential([layers.Dense(2, activation="softmax", input_shape=(3,))])])
 
 
+def plain() -> Any:
+    """A Sequential of layers that Keras 2.1 had."""
+    return keras.Sequential(
+        [layers.Conv2D(4, 3, input_shape=(SIDE, SIDE, 3), activation="relu"), layers.Flatten(), layers.Dense(3)]
+    )
+
+
+def as_of_2_1(model: Any) -> str:
+    """Returns a Sequential's configuration as Keras 2.1 wrote it: a list of layers."""
+    config = json.loads(model.to_json())
+    own = ("name", "trainable", "batch_input_shape", "filters", "kernel_size", "units", "activation")
+    written = [one for one in config["config"]["layers"] if one["class_name"] != "InputLayer"]
+    for one in written:
+        one["config"] = {name: value for name, value in one["config"].items() if name in own}
+    return json.dumps({"class_name": "Sequential", "config": written, "keras_version": "2.1.5"})
+
+
 def lambdas() -> Any:
     pixels = keras.Input((SIDE, SIDE, 3))
     x = layers.Lambda(lambda x: x * 2 - 1, name="centre")(pixels)
@@ -74,20 +91,25 @@ def main(folder: Path) -> None:
         "machine.h5": machine(),
         "lambdas.h5": lambdas(),
         "weights.h5": classifier(),
+        "plain.h5": plain(),
+        "plain_weights.h5": plain(),
     }
     answers: dict[str, Any] = {}
     for name, model in written.items():
         for variable in model.weights:  # as training leaves them: no mean is 0, no variance 1
             values = np.random.default_rng(len(answers)).uniform(0.1, 1.0, variable.shape)
             variable.assign(values.astype(np.float32))
-        if name == "weights.h5":
+        if "weights" in name:
+            config = as_of_2_1(model) if "plain" in name else model.to_json()
             model.save_weights(folder / name)
-            (folder / "weights.json").write_text(model.to_json())
+            (folder / name).with_suffix(".json").write_text(config)
         else:
             model.save(folder / name)
         pixels = np.resize(PIXELS, (8, *PIXELS.shape[1:])) if name == "eight.keras" else PIXELS
         answers[name] = model(pixels.astype(np.float32), training=False).numpy()[:2]
     as_of_2_14(folder / "old.keras")
+    with h5py.File(folder / "plain.h5", "r+") as opened:
+        opened.attrs.update({"model_config": as_of_2_1(written["plain.h5"]), "keras_version": "2.1.5"})
     np.savez(folder / "answers.npz", pixels=PIXELS, **answers)
 
 

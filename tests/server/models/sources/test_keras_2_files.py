@@ -113,6 +113,20 @@ def test_weights_alone_are_loaded_into_the_architecture_that_is_named(keras_2: W
     )
 
 
+def test_a_sequential_of_keras_2_1_is_a_list_of_layers(keras_2: Written) -> None:
+    keras_2.check("plain_weights.h5", architecture=str(keras_2.folder / "plain_weights.json"))
+    keras_2.check("plain.h5")
+
+
+@pytest.mark.parametrize("written", ['{"class_name": "Sequential"}', "[]", "{"])
+def test_an_architecture_that_is_no_configuration_is_refused(keras_2: Written, tmp_path: Path, written: str) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(written)
+    assert keras_2.reason("weights.h5", architecture=str(other)).startswith(
+        "architecture: expected a file that model.to_json() wrote, got other.json: "
+    )
+
+
 def test_a_function_replaces_the_code_of_a_lambda_layer(
     keras_2: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
