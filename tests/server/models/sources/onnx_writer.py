@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Input = tuple[str, Sequence[int]]
-"""A tensor's name and its shape."""
+Input = tuple[str, Sequence[int | None]]
+"""A tensor's name and its shape; a side of None is open."""
 FLOAT, INTS = 1, 7
 """The type of a tensor's numbers, and of an attribute."""
 LEVELS = 2
@@ -84,6 +84,6 @@ def model(
 
 def _value(of: Input) -> bytes:
     name, sides = of
-    shape = b"".join(_field(1, _field(1, side)) for side in sides)
+    shape = b"".join(_field(1, b"" if side is None else _field(1, side)) for side in sides)
     kind: Any = _field(1, _field(1, FLOAT) + _field(2, shape))
     return _field(1, name) + _field(2, kind)

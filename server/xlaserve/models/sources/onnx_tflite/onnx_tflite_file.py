@@ -14,13 +14,12 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from xlaserve.config import ModelSettings
-from xlaserve.engine.causes import telling_line
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks.network import Network
 from xlaserve.models.sources import functions, saved_model
-from xlaserve.models.sources.onnx_tflite import openvino_quantization, tflite_detection, tflite_weights
+from xlaserve.models.sources.onnx_tflite import image_size, openvino_quantization, tflite_detection, tflite_weights
 from xlaserve.models.sources.onnx_tflite.openvino_to_tensorflow import Translator
-from xlaserve.models.sources.onnx_tflite.openvino_values import UntranslatableError
+from xlaserve.models.sources.onnx_tflite.openvino_values import UntranslatableError, cause
 from xlaserve.models.sources.onnx_tflite.tflite_detection import Suppression
 from xlaserve.programs.openvino.openvino_program import fold_constants, load
 
@@ -33,7 +32,7 @@ QUANTIZED_TOLERANCE: Final = 0.05
 QUANTIZED_ALIKE: Final = 0.99
 """Share of the numbers of a quantized network's output that the tolerance is for: single ones may be levels apart."""
 SIDE: Final = 64
-"""Height and width of the image of the comparison, where the model does not fix them."""
+"""Height and width of the image of the comparison, where neither the model nor the settings have them."""
 _CUSTOM: Final = re.compile(r"No translator found for (\S+) node")
 _UNREAD: Final = re.compile(r"(?:Conversion is failed for|No conversion rule found for operations): ([^\n]+)")
 _QUANTIZED: Final = "QLinear"
@@ -68,22 +67,41 @@ def _network(file: Path, suppression: Suppression | None, settings: ModelSetting
     fold_constants(model)
     openvino_quantization.take_pixels(model)
     openvino_quantization.give_numbers(model)
-    try:
-        translator = Translator(model)
-        function = tf.function(translator.run, autograph=False).get_concrete_function(*translator.inputs)
-    except UntranslatableError as error:
-        raise ModelFailed(
-            f"source: {file.name} holds what is not translated: {error}; {_elsewhere(file.name)}"
-        ) from error
+    translator, function = _translated(model, file, settings)
     is_quantized = openvino_quantization.is_quantized(model)
     compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    _compare(compiled, function, translator, file.name, is_quantized=is_quantized)
+    _compare(compiled, function, translator, settings, is_quantized=is_quantized)
     found = functions.found(translator, function, file.name)
     head = None
     if suppression is not None:
         found, head = suppression.decoded(found, translator.outputs, settings), suppression.head(settings)
     network = saved_model.network(found, settings, weights=file.name, head=head)
     return replace(network, is_narrow=is_quantized)
+
+
+def _translated(model: Any, file: Path, settings: ModelSettings) -> tuple[Translator, Any]:
+    """Returns the translation of a model and its function: of images of any size where the model takes these and can be
+    translated so, else of the size in the settings. Raises ModelFailed."""
+    try:
+        try:
+            return _traced(model)
+        except UntranslatableError as error:
+            if not image_size.is_open(model, settings):
+                raise
+            height, width = image_size.fix(model, settings, file.name, str(error))
+            _log.info("model %s: translated for images of %dx%d alone: %s", settings.title, height, width, error)
+            fold_constants(model)
+            return _traced(model)
+    except UntranslatableError as error:
+        raise ModelFailed(
+            f"source: {file.name} holds what is not translated: {error}; make a SavedModel of it elsewhere:"
+            f" pip install onnx2tf && onnx2tf -osd -i {file.name}"
+        ) from error
+
+
+def _traced(model: Any) -> tuple[Translator, Any]:
+    translator = Translator(model)
+    return translator, tf.function(translator.run, autograph=False).get_concrete_function(*translator.inputs)
 
 
 def _remedy(error: RuntimeError, file: Path) -> str:
@@ -101,34 +119,40 @@ def _remedy(error: RuntimeError, file: Path) -> str:
         if _QUANTIZED in unread[1]:
             step = "quantize it with quantize_static(..., quant_format=QuantFormat.QDQ)"
         return f"it has no translator for {unread[1].strip()}; {step}"
-    return f"{_cause(error)}; copy it once more, and compare both: sha256sum {file.name}"
-
-
-def _cause(error: RuntimeError) -> str:
-    """Returns the last line of an error of OpenVINO, which tells the cause."""
-    return telling_line(([*filter(str.strip, str(error).splitlines())] or ["it gives no reason"])[-1])
+    return f"{cause(error)}; copy it once more, and compare both: sha256sum {file.name}"
 
 
 def _elsewhere(file: str) -> str:
     return f"make a SavedModel of it elsewhere: pip install onnx2tf && onnx2tf -osd -i {file}"
 
 
-def _compare(expected: Any, function: Any, translator: Translator, file: str, *, is_quantized: bool) -> None:
+def _compare(
+    expected: Any, function: Any, translator: Translator, settings: ModelSettings, *, is_quantized: bool
+) -> None:
     """Raises ModelFailed where a translation answers otherwise than OpenVINO."""
     tolerance, least_alike = (QUANTIZED_TOLERANCE, QUANTIZED_ALIKE) if is_quantized else (TOLERANCE, 1.0)
-    given = [_noise(spec, seed) for seed, spec in enumerate(translator.inputs)]
-    wanted, answers = expected(given), function(*map(tf.constant, given))
+    given = [_noise(spec, seed, settings) for seed, spec in enumerate(translator.inputs)]
+    try:
+        wanted, answers = expected(given), function(*map(tf.constant, given))
+    except (RuntimeError, tf.errors.OpError) as error:
+        shapes = " and ".join(str([*each.shape]) for each in given)
+        raise ModelFailed(
+            f"source: {Path(settings.source).name} can't be run for inputs {shapes}: {cause(error)}; if it was"
+            " exported for images of another size, write that: input_size: [HEIGHT, WIDTH]"
+        ) from error
     for index, name in enumerate(translator.outputs):
         other, one = (np.asarray(values, np.float64) for values in (wanted[index], answers[name]))
         limit = tolerance * max(1.0, np.abs(other).max(initial=0.0))
         if one.shape != other.shape or _alike(one, other, limit) < least_alike:
             how = "has another shape" if one.shape != other.shape else f"is off by {np.abs(one - other).max():.2g}"
-            raise ModelFailed(f"source: output {name} {how} once the model is translated; {_elsewhere(file)}")
+            raise ModelFailed(
+                f"source: output {name} {how} once the model is translated; {_elsewhere(Path(settings.source).name)}"
+            )
 
 
-def _noise(spec: tf.TensorSpec, seed: int) -> Any:
+def _noise(spec: tf.TensorSpec, seed: int, settings: ModelSettings) -> Any:
     """Returns random values for an input: from 0 to 255 for whole numbers that may be pixels, else from 0 to 1."""
-    batch, *sides = spec.shape
+    batch, *sides = image_size.filled([*spec.shape], settings.layout, settings.input_size or (SIDE, SIDE))
     is_level = spec.dtype.is_integer and len(sides) > 1
     values = np.random.default_rng(seed).uniform(
         0, 255 if is_level else 1, (batch or 2, *(side or SIDE for side in sides))

@@ -8,6 +8,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from xlaserve.engine.causes import telling_line
+
 LAST: Final = (0, 3, 1, 2)
 """The order of an image's axes, batch, channels, height and width, in a tensor with its channels last."""
 
@@ -16,6 +18,11 @@ Order = tuple[int, ...]
 
 class UntranslatableError(Exception):
     """A model has something that is not translated; the message says what."""
+
+
+def cause(error: Exception) -> str:
+    """Returns the last line of an error of OpenVINO, which tells the cause."""
+    return telling_line(([*filter(str.strip, str(error).splitlines())] or ["it gives no reason"])[-1])
 
 
 class Value(NamedTuple):
