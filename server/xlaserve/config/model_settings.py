@@ -202,6 +202,11 @@ class ModelSettings(AnswerSettings, PixelSettings, NamedSettings):
         return len(self.compiled_modes) * (sized + plain * max(1, len(self.resolutions)))
 
     @property
+    def only_size(self) -> tuple[int, int] | None:
+        """The height and width of the images, without those of its buckets; None where it names none or several."""
+        return self.resolutions[0] if len(self.resolutions) == 1 else self.input_size
+
+    @property
     def has_auto_buckets(self) -> bool:
         """Whether `buckets` is `auto`: then the tuple of that name is empty."""
         return not self.buckets

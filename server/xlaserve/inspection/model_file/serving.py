@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from xlaserve.config import sources
-from xlaserve.images.image_input import COLORS, OF_TEXT, of_flattened
+from xlaserve.images.image_input import COLORS, DTYPES, OF_TEXT, of_flattened
 from xlaserve.inspection.model_file import reading
 from xlaserve.inspection.model_file.description import Description, Tensor
 from xlaserve.inspection.model_file.image_input import ImageInput, image_input
@@ -91,7 +91,7 @@ def _unfit(found: Description) -> str:
             f"source: expected a model of one input, the image, got {_listed(inputs)}; where the model is, export one"
             " that takes the image alone"
         )
-    if _takes_encoded(found):
+    if _takes_encoded(found) or _has_no_shape(found):
         return ""
     if any(one.dtype == "string" for one in inputs):
         return f"source: expected pixels, got {_listed(inputs)}: {OF_TEXT}"
@@ -101,6 +101,12 @@ def _unfit(found: Description) -> str:
             " where the model is, export it with these sides"
         )
     return ""
+
+
+def _has_no_shape(found: Description) -> bool:
+    """Whether a model is a frozen graph whose only input gets its shape by `input_size`."""
+    is_graph = sources.kind_of(_source(found.path)) is sources.Source.GRAPH_FILE
+    return is_graph and len(found.inputs) == 1 and found.inputs[0].shape is None and found.inputs[0].dtype in DTYPES
 
 
 def _takes_encoded(found: Description) -> bool:
@@ -130,6 +136,8 @@ def _needed(found: Description, image: ImageInput | None) -> Iterator[Line]:
     if image is not None and None in (image.height, image.width):
         sides = [image.height or 224, image.width or 224]
         yield Line("input_size", sides, "it takes any size: height and width of your training's images")
+    if _has_no_shape(found):
+        yield Line("input_size", [224, 224], f"{UNTOLD}; of flattened images too")
     if found.custom:
         paths = {one: f"my_package.my_module:{one}" for one in found.custom}
         yield Line("custom_objects", paths, "it needs your classes: where they are", True)

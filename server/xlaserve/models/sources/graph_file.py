@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from xlaserve.config import ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks.network import Network
-from xlaserve.models.sources import functions, graph_decoding, saved_model
+from xlaserve.models.sources import functions, graph_decoding, graph_images, saved_model
 from xlaserve.models.sources.graph_operations import ITERATOR, PLACEHOLDERS, WITHOUT_USE
 
 VARIABLES: Final = frozenset({"VarHandleOp", "Variable", "VariableV2"})
@@ -23,8 +23,6 @@ FOR_INFERENCE: Final[Mapping[tuple[str, str], object]] = {
 }
 """Values for inference of scalars that a graph may ask for, by the end of their names and their types."""
 MOST_SHOWN: Final = 8
-START: Final = "xlaserve_pixels"
-"""The placeholder of a graph that has none."""
 IMAGES_WITHOUT_CHANNELS: Final = 3
 """Axes of the images of the fewest."""
 
@@ -44,9 +42,9 @@ def graph_file(file: Path, settings: ModelSettings) -> Network:
     )
     constants = _constants(graph, inputs, outputs.values())
     starts = [tensor.name for tensor in inputs]
-    if len(inputs) == 1 and inputs[0].op.type not in PLACEHOLDERS:
-        _cut(definition, inputs[0], outputs.values())
-        starts = [f"{START}:0"]
+    if len(inputs) == 1 and (images := graph_images.images(definition, inputs[0], outputs.values(), settings)):
+        graph_images.cut(definition, inputs[0], outputs.values(), images)
+        starts = [f"{graph_images.START}:0"]
 
     def imported() -> None:
         values = {name: tf.constant(value) for name, value in constants.items()}
@@ -107,25 +105,6 @@ def _only_input(graph: Any) -> Any:
     raise ModelFailed(
         f"input_tensor: expected the name of the tensor that takes the images, one of {_shown(known)}; {remedy}"
     )
-
-
-def _cut(definition: Any, pixels: Any, outputs: Iterable[Any]) -> None:
-    """Puts a placeholder in the place of a tensor that the graph computes, and leaves out what only that needs."""
-    with tf.Graph().as_default() as graph:
-        tf.compat.v1.placeholder(pixels.dtype, pixels.shape, name=START)
-    name = pixels.op.name if pixels.value_index == 0 else pixels.name
-    for node in definition.node:
-        node.input[:] = [START if one.removesuffix(":0") == name else one for one in node.input]
-    definition.MergeFrom(graph.as_graph_def())
-    nodes = {node.name: node for node in definition.node}
-    needed, pending = set(), [START, *(output.op.name for output in outputs)]
-    while pending:
-        if (one := pending.pop()) not in needed:
-            needed.add(one)
-            pending += [source.removeprefix("^").partition(":")[0] for source in nodes[one].input]
-    kept = [node for node in definition.node if node.name in needed]
-    del definition.node[:]
-    definition.node.extend(kept)
 
 
 def _batches(graph: Any) -> list[Any]:

@@ -237,6 +237,18 @@ def test_inputs_that_are_neither_images_nor_of_known_sides_are_refused(inputs: t
     assert planned.lines == ()
 
 
+def test_a_frozen_graph_whose_input_has_no_shape_needs_a_size(folder: Path) -> None:
+    (folder / "net.pb").touch()
+    graph: dict[str, Any] = {"path": Path("net.pb")}
+    planned = plan(described(output(2), inputs=(Tensor("photo", None),), **graph))
+    assert not planned.refusal
+    assert {"input_size": [224, 224]}.items() <= {
+        line.field: line.value for line in planned.lines if not line.is_open
+    }.items()
+    for inputs in ((Tensor("photo", None), Tensor("age", None)), (Tensor("photo", None, "string"),)):
+        assert plan(described(output(2), inputs=inputs, **graph)).refusal
+
+
 def test_text_that_the_graph_decodes_is_served_as_images() -> None:
     planned = plan(described(output(2), inputs=(Tensor("files", (None,), "string"),), layers=("DecodeJpeg",)))
     assert not planned.refusal

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
+from xlaserve.config import Bucket, BucketSettings, Color, Layout, Mode, ModelSettings
 from xlaserve.errors import ModelFailed
 from xlaserve.inspection.model_file import formats
 from xlaserve.models import catalog
@@ -136,6 +136,43 @@ def test_a_graph_of_several_inputs_takes_those_that_are_listed(tmp_path: Path, m
     factors = np.arange(9, dtype=np.float32).reshape(3, 3)
     (scores,) = model.program.compile(mode, Bucket(3, 6, 5)).executable(PIXELS, factors, PIXELS[::-1])
     np.testing.assert_allclose(scores, (SUMS - 2 * SUMS[::-1]) * factors, rtol=1e-4, atol=1e-2)
+
+
+MATRIX = np.random.default_rng(1).uniform(-1, 1, (90, 2)).astype(np.float32)
+SHAPELESS: dict[str, tuple[Build, Any, dict[str, Any]]] = {
+    "images": (sums, SUMS, {}),
+    "channels-first": (
+        lambda photo: tf.reduce_sum(tf.ensure_shape(photo, (None, 3, 6, 5)), axis=(2, 3)) * 0.5,
+        SUMS,
+        {"layout": Layout.CHANNELS_FIRST},
+    ),
+    "flattened": (lambda photo: tf.matmul(photo, MATRIX), PIXELS.reshape(3, 90) @ MATRIX, {}),
+    "grey": (lambda photo: sums(tf.reshape(photo, (-1, 6, 5, 1))), SUMS[:, :1], {}),
+    "grey-flattened": (lambda photo: tf.matmul(photo, MATRIX[:30]), PIXELS[..., 0].reshape(3, 30) @ MATRIX[:30], {}),
+    "rgba": (sums, np.pad(SUMS, ((0, 0), (0, 1))), {"color": Color.RGBA}),
+}
+
+
+@pytest.mark.parametrize("case", SHAPELESS)
+def test_an_input_without_a_shape_gets_that_of_the_settings(tmp_path: Path, case: str) -> None:
+    build, expected, fields = SHAPELESS[case]
+    source = write(tmp_path / "old.pb", lambda _: build(v1.placeholder(tf.float32, name="shapeless")))
+    model = catalog.load(settings(source, input_tensor="shapeless", task="embedding", input_size=(6, 5), **fields))
+    pixels = np.pad(PIXELS, ((0, 0), (0, 0), (0, 0), (0, 1)))[..., : model.image.channels]
+    (scores,) = model.program.compile(Mode.XLA, Bucket(3, 6, 5)).executable(pixels)
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-2)
+
+
+def test_an_input_without_a_shape_needs_a_size_that_the_graph_takes(tmp_path: Path) -> None:
+    source = write(tmp_path / "old.pb", lambda _: tf.matmul(v1.placeholder(tf.float32, name="shapeless"), MATRIX))
+    of_input: dict[str, Any] = {"input_tensor": "shapeless"}
+    said = reason(settings(source, **of_input))
+    assert said.startswith("input_size: expected height and width ")
+    assert "write input_size: [224, 224]" in said
+    assert "got 9x9 in rgb or grey: Dimensions must be equal" in reason(settings(source, input_size=(9, 9), **of_input))
+    source = write(tmp_path / "rows.pb", lambda _: tf.reshape(v1.placeholder(tf.float32, name="shapeless"), (-1, 7)))
+    said = reason(settings(source, input_size=(7, 3), color=Color.GREY, **of_input))
+    assert "got 7x3 in grey: its output Reshape:0 has 3 rows for one image" in said
 
 
 def test_several_inputs_are_placeholders(tmp_path: Path) -> None:

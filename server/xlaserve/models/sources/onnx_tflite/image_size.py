@@ -29,8 +29,8 @@ def fix(model: Any, settings: ModelSettings, file: str, why: str) -> Size:
     `file` is the name of its file, `why` the reason, for messages. Raises ModelFailed where the settings name no size
     or several, or one that the model can't take.
     """
-    sizes = settings.resolutions or ((settings.input_size,) if settings.input_size else ())
-    if len(sizes) != 1:
+    if (size := settings.only_size) is None:
+        sizes = settings.resolutions
         field, got = ("resolutions", f"{len(sizes)} sizes") if sizes else ("input_size", "none")
         height, width = sizes[0] if sizes else (224, 224)
         raise ModelFailed(
@@ -38,14 +38,13 @@ def fix(model: Any, settings: ModelSettings, file: str, why: str) -> Size:
             f" got {got}; write input_size: [{height}, {width}], with the height and width of the images that it was"
             " trained on"
         )
-    ((height, width),) = sizes
     try:
-        model.reshape(_shapes(model, settings, (height, width)))
+        model.reshape(_shapes(model, settings, size))
     except RuntimeError as error:
         raise ModelFailed(
-            f"input_size: expected a size that {file} takes, got {height}x{width}: {cause(error)}"
+            f"input_size: expected a size that {file} takes, got {size[0]}x{size[1]}: {cause(error)}"
         ) from error
-    return height, width
+    return size
 
 
 def filled(shape: Sequence[int | None] | None, layout: Layout | None, size: Size) -> list[int | None]:

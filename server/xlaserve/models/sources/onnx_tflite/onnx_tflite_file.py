@@ -152,7 +152,7 @@ def _compare(
 
 def _noise(spec: tf.TensorSpec, seed: int, settings: ModelSettings) -> Any:
     """Returns random values for an input: from 0 to 255 for whole numbers that may be pixels, else from 0 to 1."""
-    batch, *sides = image_size.filled([*spec.shape], settings.layout, settings.input_size or (SIDE, SIDE))
+    batch, *sides = image_size.filled([*spec.shape], settings.layout, settings.only_size or (SIDE, SIDE))
     is_level = spec.dtype.is_integer and len(sides) > 1
     values = np.random.default_rng(seed).uniform(
         0, 255 if is_level else 1, (batch or 2, *(side or SIDE for side in sides))
