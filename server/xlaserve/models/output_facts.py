@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from xlaserve.config import OutputRange, OutputRole
@@ -24,3 +24,12 @@ TO_LEVELS: Final[Mapping[OutputRange, tuple[float, float]]] = {
     "0..255": (1.0, 0.0),
 }
 """A factor for the values of images that models give, and an offset that is added after it, for levels to 255."""
+
+Shape = Sequence[int | None] | None
+"""The sides of a tensor; None for a side that is open, or for all where not even their number is known."""
+
+
+def lacks_images(output: Shape, inputs: Collection[Shape]) -> bool:
+    """Returns whether an output has no axis for images, as its model was made for one and left that axis out."""
+    is_of_one = bool(inputs) and all(shape and shape[0] == 1 for shape in inputs)
+    return is_of_one and output is not None and [*output[:1]] not in ([None], [1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,7 @@ from xlaserve.inspection.model_file import reading
 from xlaserve.inspection.model_file.description import Description, Tensor
 from xlaserve.inspection.model_file.image_input import ImageInput, image_input
 from xlaserve.inspection.model_file.reading import Line
+from xlaserve.models.output_facts import lacks_images
 from xlaserve.models.sources.graph_operations import DECODERS
 from xlaserve.models.sources.onnx_tflite.tflite_tables import DETECTION
 
@@ -62,7 +63,7 @@ def plan(found: Description) -> Plan:
     outputs = (
         reading.suppressed(labels)
         if DETECTION in found.layers
-        else reading.read(found.outputs, image, labels, is_tflite=is_tflite)
+        else reading.read(_served(found), image, labels, is_tflite=is_tflite)
     )
     if any(line.field == "preprocess" for line in outputs.lines):
         preprocessing = []
@@ -107,6 +108,14 @@ def _has_no_shape(found: Description) -> bool:
     """Whether a model is a frozen graph whose only input gets its shape by `input_size`."""
     is_graph = sources.kind_of(_source(found.path)) is sources.Source.GRAPH_FILE
     return is_graph and len(found.inputs) == 1 and found.inputs[0].shape is None and found.inputs[0].dtype in DTYPES
+
+
+def _served(found: Description) -> tuple[Tensor, ...]:
+    """Returns the outputs as they are served: those of a model for one image with an axis for images."""
+    taken = [one.shape for one in found.inputs]
+    return tuple(
+        replace(one, shape=(1, *(one.shape or ()))) if lacks_images(one.shape, taken) else one for one in found.outputs
+    )
 
 
 def _takes_encoded(found: Description) -> bool:
@@ -194,7 +203,9 @@ def _facts(found: Description, image: ImageInput | None) -> Iterator[tuple[str, 
         return
     scaled = f"; the model scales them itself: {', '.join(found.scaling)}" if found.scaling else ""
     yield "images", f"{image.text}{scaled}"
-    if image.batch is not None:
+    if _served(found) != found.outputs:
+        yield "batch", "the file is for one image: its outputs have no axis for images, and get one; buckets: [1]"
+    elif image.batch is not None:
         yield "batch", f"the file is for batches of {image.batch}; others are served where the network allows it"
 
 

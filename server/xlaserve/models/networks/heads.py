@@ -49,6 +49,11 @@ class TensorShape(NamedTuple):
         """This shape with a first dimension of any size."""
         return self if self.shape is None else TensorShape((None, *self.shape[1:]), self.dtype)
 
+    @property
+    def of_one_image(self) -> TensorShape:
+        """This shape with a first dimension of 1 before it."""
+        return self if self.shape is None else TensorShape((1, *self.shape), self.dtype)
+
     def __str__(self) -> str:
         if self.shape is None:
             return f"{self.dtype} of unknown rank"

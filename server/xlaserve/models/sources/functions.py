@@ -12,6 +12,7 @@ from xlaserve.images.image_input import DTYPES, OF_TEXT, WITHOUT_FUNCTION
 from xlaserve.models.networks import any_batch, heads
 from xlaserve.models.networks.heads import TensorShape
 from xlaserve.models.networks.image_tensor import Call
+from xlaserve.models.output_facts import lacks_images
 from xlaserve.models.sources import encoded_input
 from xlaserve.models.sources.reference_variables import ReferenceVariables
 from xlaserve.programs.tf.frozen_graph import own_inputs
@@ -37,7 +38,8 @@ class TextInputError(ModelFailed):
 
 
 def found(owner: Any, function: Any, name: str) -> Found:
-    """Returns a concrete function for use; of any batch size, where it was made for one and can run so.
+    """Returns a concrete function for use; of any batch size, where it was made for one and can run so. An
+    output of a function for one image gets an axis for images where it has none.
 
     `owner` holds the variables that it refers to weakly, `name` is its name in messages. Raises ModelFailed where it
     takes no input, TextInputError where it takes text other than images whose decoding can be cut off.
@@ -77,14 +79,20 @@ def found(owner: Any, function: Any, name: str) -> Found:
             positional, named = arguments(values)
             return any_batch.named(structure, function(*positional, **named))
 
+    lacking: set[str] = set()
     if (free := any_batch.widened(function, run, [*inputs.values()])) is not None:
         inputs = {name: each.of_any_batch for name, each in inputs.items()}
         outputs = {name: output.of_any_batch for name, output in outputs.items()}
         run = free
+    else:
+        taken = [each.shape for each in inputs.values()]
+        lacking = {name for name, output in outputs.items() if lacks_images(output.shape, taken)}
+        outputs = {name: output.of_one_image if name in lacking else output for name, output in outputs.items()}
 
     def call(*values: tf.Tensor) -> heads.Raw:
         assert owner is not None
-        return run(*values)
+        raw = run(*values)
+        return {name: value[tf.newaxis] if name in lacking else value for name, value in raw.items()}
 
     return Found(call, inputs, outputs)
 

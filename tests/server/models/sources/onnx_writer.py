@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ Input = tuple[str, Sequence[int | None]]
 """A tensor's name and its shape; a side of None is open."""
 FLOAT, INTS = 1, 7
 """The type of a tensor's numbers, and of an attribute."""
-LEVELS = 2
-"""The type of a tensor of uint8."""
+TYPES: Mapping[Any, int] = {np.dtype(np.float32): 1, np.dtype(np.uint8): 2, np.dtype(np.int64): 7}
+"""The types of tensors."""
 
 
 def _varint(number: int) -> bytes:
@@ -32,11 +32,9 @@ def _field(number: int, value: int | str | bytes) -> bytes:
 
 
 def tensor(name: str, values: NDArray[Any]) -> bytes:
-    """Returns a TensorProto of float32 or uint8."""
+    """Returns a TensorProto of float32, uint8 or int64."""
     sides = b"".join(_field(1, side) for side in values.shape)
-    return (
-        sides + _field(2, LEVELS if values.dtype == np.uint8 else FLOAT) + _field(8, name) + _field(9, values.tobytes())
-    )
+    return sides + _field(2, TYPES[values.dtype]) + _field(8, name) + _field(9, values.tobytes())
 
 
 def outside(name: str, shape: Sequence[int], file: str) -> bytes:

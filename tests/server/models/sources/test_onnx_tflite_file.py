@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -277,47 +276,6 @@ def test_operations_of_onnx_that_are_not_read_are_named(tmp_path: Path) -> None:
     file.write_bytes(pooling("QLinearGlobalAveragePool", (3, 2), tensor("matrix", weights(3, 2))))
     with pytest.raises(ModelFailed, match=r"QLinearGlobalAveragePool-13; quantize it with quantize_static\(.*\.QDQ\)$"):
         catalog.load(settings(file))
-
-
-@pytest.mark.parametrize("batch", [1, None])
-@pytest.mark.parametrize("mode", [Mode.XLA, Mode.GRAPH, Mode.OPENVINO])
-def test_a_file_of_any_size_is_translated_for_the_configured_one(tmp_path: Path, batch: int | None, mode: Mode) -> None:
-    file, matrix = tmp_path / "scores.onnx", weights(3 * (2 * SIDE) ** 2, 2)
-    file.write_bytes(enlarging(batch, matrix))
-    enlarged = PIXELS.astype(np.float32).repeat(2, axis=1).repeat(2, axis=2)
-    expected = enlarged.transpose(0, 3, 1, 2).reshape(3, -1) @ matrix
-    for size in ({"input_size": (SIDE, SIDE)}, {"resolutions": ((SIDE, SIDE),)}):
-        np.testing.assert_allclose(run(settings(file, **size), mode), expected, rtol=1e-3, atol=0.1)
-
-
-@pytest.mark.parametrize(("batch", "field"), [(1, "input_size: expected a size"), (None, "source: scores.onnx can't")])
-def test_a_file_translated_for_one_size_alone_needs_that_size(tmp_path: Path, batch: int | None, field: str) -> None:
-    file = tmp_path / "scores.onnx"
-    file.write_bytes(enlarging(batch, weights(3 * (2 * SIDE) ** 2, 2)))
-
-    def reason(**fields: Any) -> str:
-        with pytest.raises(ModelFailed) as failure:
-            catalog.load(settings(file, **fields))
-        assert "\n" not in str(failure.value)
-        assert str(tmp_path) not in str(failure.value)
-        return str(failure.value)
-
-    assert re.match(r"input_size: .* got none; write input_size: \[224, 224\]", reason())
-    sizes = ((SIDE, SIDE), (16, 16))
-    assert re.match(r"resolutions: .* got 2 sizes; write input_size: \[8, 8\]", reason(resolutions=sizes))
-    assert reason(input_size=(9, 9)).startswith(field)
-    assert "the model's only size, 8x8" in reason(input_size=(SIDE, SIDE), buckets=(BucketSettings(1, 16, 16),))
-
-
-def enlarging(batch: int | None, matrix: NDArray[np.float32]) -> bytes:
-    """Returns a file for images of any size, whose sides are doubled before they are multiplied by a matrix."""
-    nodes = [
-        node("Resize", ["pixels", "", "scales"], ["enlarged"]),
-        node("Flatten", ["enlarged"], ["row"]),
-        node("MatMul", ["row", "matrix"], ["scores"]),
-    ]
-    known = [tensor("scales", np.array([1, 1, 2, 2], np.float32)), tensor("matrix", matrix)]
-    return model(nodes, pixels=("pixels", [batch, 3, None, None]), scores=("scores", [batch, 2]), weights=known)
 
 
 def test_large_weights_are_frozen_whatever_the_batch(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def _translated(model: Any, file: Path, settings: ModelSettings) -> tuple[Transl
             return _traced(model)
     except UntranslatableError as error:
         raise ModelFailed(
-            f"source: {file.name} holds what is not translated: {error}; make a SavedModel of it elsewhere:"
+            f"source: {file.name} holds what is not translated: {error}; {_elsewhere(file.name)}"
             f" pip install onnx2tf && onnx2tf -osd -i {file.name}"
         ) from error
 
