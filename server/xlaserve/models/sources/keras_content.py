@@ -8,7 +8,7 @@ import shutil
 import warnings
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,6 +31,8 @@ LAYER_WEIGHTS: Final = "model_weights"
 """Name of the group of a whole model's weights in `.h5` files."""
 OLD_LAYERS: Final = "_layer_checkpoint_dependencies"
 """Name of the group of a model's layers in `.keras` files of Keras 2.13 and 2.14."""
+WINDOWS: Final = "\\"
+"""The separator of paths of Windows."""
 SHOWN: Final = 20
 """Letters at the end of a damaged configuration that an error shows."""
 LAYERS: Final = "layers"
@@ -76,7 +78,7 @@ class KerasContent:
         """
         config = copy.deepcopy(self.config)
         is_mended = config is not None and keras_config.mend(config, functions)
-        is_copied = is_mended or self._has_old_layers or not self.has_own_config
+        is_copied = is_mended or self._has_old_layers or self._has_windows_names or not self.has_own_config
         suffix = ".keras" if self.is_zip else ".h5"
         if not is_copied and self.file.suffix == suffix:
             yield self.file
@@ -94,6 +96,18 @@ class KerasContent:
     @property
     def _has_old_layers(self) -> bool:
         return self.is_zip and self.version.startswith(("2.13.", "2.14."))
+
+    @property
+    def _has_windows_names(self) -> bool:
+        """Whether Keras 2 wrote its weights on Windows, where it names groups by paths that it reads nowhere else."""
+        if not (self.is_zip and self.is_of_keras_2 and zipfile.is_zipfile(self.file)):
+            return False
+        with zipfile.ZipFile(self.file) as archive:
+            if WEIGHTS not in archive.namelist():
+                return False
+            with suppress(OSError), archive.open(WEIGHTS) as weights, h5py.File(weights) as opened:
+                return any(WINDOWS in name for name in opened)
+        return False
 
     def _write_hdf5(self, to: Path, config: Json | None) -> None:
         shutil.copyfile(self.file, to)
@@ -113,8 +127,9 @@ class KerasContent:
                 shutil.copyfileobj(source, copied)
         else:
             shutil.copyfile(self.file, weights)
-        if self._has_old_layers:
+        if self.is_of_keras_2:
             with h5py.File(weights, "r+") as opened:
+                _divide_names(opened)
                 _rename_layers(opened)
         with zipfile.ZipFile(to, "w") as new:
             new.writestr(CONFIG, json.dumps(config))
@@ -213,6 +228,13 @@ def complete() -> Iterator[None]:
             yield
         except UserWarning as warning:
             raise ValueError(str(warning)) from None
+
+
+def _divide_names(weights: h5py.File) -> None:
+    """Makes groups within groups of those whose names are paths of Windows."""
+    for name in sorted(weights, key=len):  # a model before its layers
+        if WINDOWS in name:
+            weights.move(name, name.replace(WINDOWS, "/"))
 
 
 def _rename_layers(group: Any) -> None:

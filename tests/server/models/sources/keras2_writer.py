@@ -6,6 +6,7 @@ import io
 import json
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,29 @@ def lambdas() -> Any:
     return keras.Model(pixels, layers.GlobalAveragePooling2D()(x))
 
 
-def as_of_2_14(file: Path) -> None:
-    """Writes a `.keras` file as Keras 2.14 did."""
+def as_of_2_14(weights: h5py.File) -> None:
+    """Names groups as Keras 2.14 did."""
+    weights.move("layers", "_layer_checkpoint_dependencies")
+
+
+def as_on_windows(weights: h5py.File) -> None:
+    """Names groups as Keras 2 did on Windows, by paths that make no groups within groups."""
+    names: list[str] = []
+    weights.visit(names.append)
+    for name in sorted(names, key=len, reverse=True):  # layers before the model that they are in
+        if name.startswith("layers/") and f"{name}/vars" in names:
+            weights.move(name, name.replace("/", "\\"))
+    del weights["layers"]
+
+
+def written_as(file: Path, version: str, change: Callable[[h5py.File], None]) -> None:
+    """Writes the weights of a `.keras` file, and its version, as another Keras did."""
     with zipfile.ZipFile(file) as archive:
         contents = {name: archive.read(name) for name in archive.namelist()}
-    contents["metadata.json"] = json.dumps({"keras_version": "2.14.0"}).encode()
+    contents["metadata.json"] = json.dumps({"keras_version": version}).encode()
     weights = io.BytesIO(contents["model.weights.h5"])
     with h5py.File(weights, "r+") as opened:
-        opened.move("layers", "_layer_checkpoint_dependencies")
+        change(opened)
     contents["model.weights.h5"] = weights.getvalue()
     with zipfile.ZipFile(file, "w") as archive:
         for name, content in contents.items():
@@ -88,6 +104,7 @@ def main(folder: Path) -> None:
         "whole.h5": classifier(),
         "old.keras": classifier(),
         "eight.keras": classifier(8),
+        "windows.keras": machine(),
         "machine.h5": machine(),
         "lambdas.h5": lambdas(),
         "weights.h5": classifier(),
@@ -107,7 +124,8 @@ def main(folder: Path) -> None:
             model.save(folder / name)
         pixels = np.resize(PIXELS, (8, *PIXELS.shape[1:])) if name == "eight.keras" else PIXELS
         answers[name] = model(pixels.astype(np.float32), training=False).numpy()[:2]
-    as_of_2_14(folder / "old.keras")
+    written_as(folder / "old.keras", "2.14.0", as_of_2_14)
+    written_as(folder / "windows.keras", "2.15.0", as_on_windows)
     with h5py.File(folder / "plain.h5", "r+") as opened:
         opened.attrs.update({"model_config": as_of_2_1(written["plain.h5"]), "keras_version": "2.1.5"})
     np.savez(folder / "answers.npz", pixels=PIXELS, **answers)

@@ -83,6 +83,10 @@ def test_keras_2_reads_zip_archives_and_frees_their_batch(keras_2: Written) -> N
     keras_2.check("eight.keras")
 
 
+def test_keras_2_reads_zip_archives_that_were_written_on_windows(keras_2: Written) -> None:
+    keras_2.check("windows.keras")
+
+
 def test_what_keras_2_made_of_a_file_of_2_14_is_kept_and_used_again(
     keras_2: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
