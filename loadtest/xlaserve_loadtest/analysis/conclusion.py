@@ -97,6 +97,11 @@ def capped(overload: Overload) -> str:
 
 def disagreement(equality: Equality) -> str:
     """Returns a sentence that says that two arms, or one arm twice, did not compute the same."""
+    if equality.incomparable:
+        return (
+            f"The outputs of {equality.arm} and {equality.baseline} can't be compared: {equality.incomparable}. "
+            "Whether they do the same work is not known (--equality-images 0 compares no outputs)."
+        )
     top1 = "" if equality.top1_agreement is None else f", top-1 agreement {equality.top1_agreement:.1%}"
     of = f" for {equality.model}" if equality.model else ""
     size = (

@@ -147,6 +147,11 @@ def _differing(condition: Condition, points: Sequence[Point], equalities: Sequen
     for each in equalities:
         if condition.arm in (None, each.arm):
             of = f" for {each.model}" if each.model else ""
+            if each.incomparable:
+                # As if all differed: a check that saw nothing must not pass.
+                shown = f"outputs can't be compared: {each.incomparable}"
+                yield _Figure(1.0 if condition.is_share else math.inf, each.pair, shown)
+                continue
             differing = each.differing_images / (each.images if condition.is_share else 1)
             shown = f"{each.differing_images:,} of {each.images:,} images"
             yield _Figure(differing, f"{each.pair}{of}", shown)

@@ -170,6 +170,8 @@ class Equality:
     """The model of a mix that was compared; None where an arm has one model."""
     differing: int | None = None
     """Number of images in requests whose outputs differ beyond the tolerance; None in older files."""
+    incomparable: str = ""
+    """Why the outputs can't be compared, which counts as if all of them differed: `images` is then 0."""
 
     @property
     def pair(self) -> str:

@@ -184,6 +184,9 @@ def scenario(summary: Summary) -> Rows:
 def equality(summary: Summary) -> Rows:
     """Returns the differences of outputs, by pair of arms."""
     for compared in summary.equalities:
+        if compared.incomparable:
+            yield {"outputs": compared.pair, "images": 0, "within tolerance": "can't be compared"}
+            continue
         yield {
             "outputs": compared.pair,
             "model": compared.model,

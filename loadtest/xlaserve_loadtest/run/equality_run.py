@@ -10,15 +10,23 @@ import numpy as np
 
 from xlaserve_loadtest.record.lines import Arm, Equality
 from xlaserve_loadtest.schedule.payload import Request
-from xlaserve_loadtest.schedule.tensors import ANY
+from xlaserve_loadtest.schedule.tensors import ANY, Tensor
 from xlaserve_loadtest.targets.answers import COMPARED
 from xlaserve_loadtest.targets.target import Array, ModelInfo
 from xlaserve_loadtest.targets.ties import in_order
 from xlaserve_loadtest.targets.tolerance import RELATIVE, are_alike, are_comparable, are_names, distances, slacks_of
 
 
+def not_compared(arm: str, baseline: str, why: str) -> Equality:
+    """Returns the line for two arms whose outputs can't be compared."""
+    return Equality(arm, baseline, 0, 0.0, 0.0, None, 0.0, RELATIVE, is_equal=False, incomparable=why)
+
+
 def incomparable(own: Sequence[ModelInfo], other: Sequence[ModelInfo]) -> str:
-    """Returns why the outputs of two arms' models can't be compared: inputs or shapes differ; empty where they can."""
+    """Returns why the outputs of two arms' models can't be compared: inputs or shapes differ; empty where they can.
+
+    What is of `own` stands first.
+    """
     if len(own) != len(other):
         return f"they run {len(own)} and {len(other)} models"
     return next(filter(None, map(_incomparable, own, other)), "")
@@ -29,15 +37,25 @@ def _incomparable(own: ModelInfo, other: ModelInfo) -> str:
         return "they answer neither numbers nor strings"
     inputs = [[(tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in info.inputs] for info in (own, other)]
     if inputs[0] != inputs[1]:
-        return f"they take {inputs[0]} and {inputs[1]}"
+        return f"{own.name} takes {_listed(own.inputs)} against {_listed(other.inputs)}"
     shapes = [[tensor.shape[1:] for tensor in info.outputs] for info in (own, other)]
     if list(map(len, shapes[0])) != list(map(len, shapes[1])) or not all(
         has == wants or ANY in (has, wants)
         for one, another in zip(*shapes, strict=True)
         for has, wants in zip(one, another, strict=True)
     ):
-        return f"they have the shapes {shapes[0]} and {shapes[1]}"
+        return f"{own.name} answers {_listed(own.outputs)} against {_listed(other.outputs)}"
     return ""
+
+
+def _listed(tensors: Sequence[Tensor]) -> str:
+    """Returns names, datatypes and shapes, such as "scores FP32 [n,8]"."""
+
+    def shape(tensor: Tensor) -> str:
+        first = "n" if tensor.has_batch else "?"
+        return ",".join("?" if side == ANY else str(side) for side in tensor.shape).replace("?", first, 1)
+
+    return ", ".join(f"{tensor.name} {tensor.datatype} [{shape(tensor)}]" for tensor in tensors) or "nothing"
 
 
 def compare_models(

@@ -23,7 +23,7 @@ from xlaserve_loadtest.record.run_file import RunWriter, new_file
 from xlaserve_loadtest.run import crew, environment, fleet, usage
 from xlaserve_loadtest.run.alone import ask_alone
 from xlaserve_loadtest.run.crew import Outcome
-from xlaserve_loadtest.run.equality_run import compare_models, incomparable
+from xlaserve_loadtest.run.equality_run import compare_models, incomparable, not_compared
 from xlaserve_loadtest.run.fleet import Fleet
 from xlaserve_loadtest.run.highest_rate import RateSearch
 from xlaserve_loadtest.run.others import Others
@@ -121,13 +121,15 @@ class Session:
             base = baselines(header).get(arm.name)
             if base is None or arm.is_control_of is not None:
                 continue
-            if why := incomparable(self._fleet.infos(arm.name), self._fleet.infos(base)):
-                text = f"The outputs of {arm.name} and {base} can't be compared: {why}."
-                self._recorder.event(time.monotonic_ns(), "note", text)
-            elif arm.name in alone and base in alone:
-                requests = self._fleet.requests[arm.name]
-                for found in compare_models(arm, base, requests, alone[arm.name], alone[base]):
-                    self._recorder.write(found)
+            why = incomparable(self._fleet.infos(arm.name), self._fleet.infos(base))
+            if not why and (silent := [name for name in (arm.name, base) if not any(alone.get(name, ()))]):
+                why = f"there are no outputs of {' and '.join(silent)} for requests that were sent alone"
+            if why:
+                self._recorder.write(not_compared(arm.name, base, why))
+                continue
+            requests = self._fleet.requests[arm.name]
+            for found in compare_models(arm, base, requests, alone[arm.name], alone[base]):
+                self._recorder.write(found)
 
     async def _measure(self, names: Sequence[str], starting_s: float) -> None:
         settings = self._settings

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.loadtest.reports.pages import samples
+from tests.loadtest.reports.published import INCOMPARABLE
 from tests.loadtest.run_files import NewRun, RunFile
 from tests.required import required
 
@@ -216,6 +217,12 @@ def test_outputs_that_disagree_are_said_first(compared: NewRun) -> None:
     assert summary.verdict.startswith("The outputs of xla and graph differ beyond the tolerance")
     assert summary.warnings[0].startswith("The outputs of xla and graph differ")
     assert "xla is faster" in summary.verdict
+
+
+def test_outputs_that_can_not_be_compared_are_said_first(compared: NewRun) -> None:
+    summary = summarize(compared().read(INCOMPARABLE))
+    for text in (summary.verdict, summary.warnings[0]):
+        assert text.startswith("The outputs of xla and graph can't be compared: m answers y FP32 [n,8] against ")
 
 
 def test_the_verdict_says_how_much_and_how_sure(compared: NewRun) -> None:

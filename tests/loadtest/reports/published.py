@@ -8,8 +8,10 @@ from tests.loadtest.run_files import RunFile
 
 from xlaserve_loadtest.record.lines import Equality
 from xlaserve_loadtest.reports import cli as report
+from xlaserve_loadtest.run.equality_run import not_compared
 
 DIFFERENT = Equality("xla", "graph", 64, 1.0, 1.0, 0.5, 1e-4, 1e-3, is_equal=False, differing=16)
+INCOMPARABLE = not_compared("xla", "graph", "m answers y FP32 [n,8] against y FP32 [n,4]")
 
 
 def published(file: RunFile, tmp_path: Path, format: str, *conditions: str) -> str:

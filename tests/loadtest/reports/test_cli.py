@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 from tests.loadtest.reports.pages import samples
-from tests.loadtest.reports.published import DIFFERENT
+from tests.loadtest.reports.published import DIFFERENT, INCOMPARABLE
 from tests.loadtest.run_files import NewRun
 
 from xlaserve_loadtest.analysis import completeness
@@ -38,6 +38,20 @@ def test_the_terminal_shows_the_verdict_first_in_a_hundred_columns(
     text = "\n".join(lines)
     for expected in ("images/s", "p99", "A/A passed", "paid back after", "100.0%", "Closed loop"):
         assert expected in text
+
+
+@pytest.mark.parametrize("format", ["json", "junit", "html", "markdown"])
+def test_every_format_says_which_outputs_can_not_be_compared(compared: NewRun, tmp_path: Path, format: str) -> None:
+    out = tmp_path / "out"
+    assert report.main([str(compared().write(INCOMPARABLE)), f"--{format}", str(out)]) == report.EXIT_CONDITION
+    text = out.read_text()
+    assert "y FP32 [n,8] against y FP32 [n,4]" in text.replace("\\", "")
+    if format == "json":
+        (equality,) = json.loads(text)["runs"][0]["equalities"]
+        assert (equality["is_equal"], equality["incomparable"]) == (False, INCOMPARABLE.incomparable)
+    if format == "junit":
+        (case,) = (case for case in ElementTree.fromstring(text).iter("testcase") if case.get("name") == "differing>0")
+        assert case.find("failure") is not None
 
 
 def test_every_format_is_written_from_the_file_alone(

@@ -79,6 +79,14 @@ def test_outputs_of_strings_can_be_compared() -> None:
     assert not incomparable([info], [info])
 
 
+def test_why_outputs_can_not_be_compared_names_them_and_their_shapes() -> None:
+    own, other = (
+        ModelInfo("m", None, (Tensor("y", "FP32", (-1, sides, -1)), Tensor("z", "INT64", (-1,))), {}, "foreign")
+        for sides in (4, 8)
+    )
+    assert incomparable([own], [other]) == "m answers y FP32 [n,4,?], z INT64 [n] against y FP32 [n,8,?], z INT64 [n]"
+
+
 def test_other_shapes_are_not_equal(scores: Outputs) -> None:
     assert not compare([[output[:, :9]] for (output,) in scores], scores).is_equal
 
