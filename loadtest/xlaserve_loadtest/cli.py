@@ -66,7 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         session = Session(settings, progress)
         try:
             with watch.served(chosen.live_port):
-                loop.run(_run(session, chosen.out, ["loadtest", *without_secrets(words, settings.transport)], watch))
+                loop.run(
+                    _run(
+                        session,
+                        chosen.out or options.FOLDER,
+                        ["loadtest", *without_secrets(words, settings.transport)],
+                        watch,
+                    )
+                )
         except (TargetError, PayloadError, OSError) as error:
             failure = error
     if not session.blocks:

@@ -8,18 +8,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from xlaserve_loadtest import transport_options
+from xlaserve_loadtest import option_uses, transport_options
 from xlaserve_loadtest.addresses import CLEAR, Address
 from xlaserve_loadtest.analysis.mlperf import SCENARIOS
-from xlaserve_loadtest.options import DEFAULT_MODELS
+from xlaserve_loadtest.options import DEADLINE_S, DEFAULT_MODELS, EQUALITY_IMAGES, PROCESSES, START_TIMEOUT_S
 from xlaserve_loadtest.record.requests import MAX_MODELS
+from xlaserve_loadtest.run.crew import MAX_IN_FLIGHT
 from xlaserve_loadtest.run.handshake import read_key
-from xlaserve_loadtest.schedule.arms import ALL, MODES
+from xlaserve_loadtest.schedule.arms import ALL, MODES, USUAL_MODES
 from xlaserve_loadtest.schedule.arrivals import ArrivalsError, ClosedLoop, Load, OpenLoop, Process, Replay
 from xlaserve_loadtest.schedule.mix import Mix, Size, draw_kinds
 from xlaserve_loadtest.schedule.search import COVERED_S, Slo
 from xlaserve_loadtest.settings import IN_PROCESS, NULL, Settings
-from xlaserve_loadtest.targets.channel import PLAIN, Transport
+from xlaserve_loadtest.targets.channel import Transport
 
 SCENARIO_IMAGES: Final = {name: scenario.images for name, scenario in SCENARIOS.items()}
 """Images of a query in each scenario of MLPerf Inference; None: as many as the largest bucket holds, as its one query
@@ -39,11 +40,12 @@ def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
     targets = (IN_PROCESS,) if options.in_process else options.target
     transport = transport_options.transport(options, parser)
     _check(options, parser, transport)
+    option_uses.check(options, parser)
     slo = Slo(99.0, options.slo_ms) if options.slo_ms else options.slo
     mix = options.images_per_request or Mix({1: 1.0})
     if images := SCENARIO_IMAGES.get(options.scenario):
         mix = Mix({images: 1.0})
-    is_search = options.find_max or options.scenario == "server"
+    is_search = option_uses.is_search(options)
     models, loads = _models(options), _loads(options)
     shares = tuple(options.mix.shares.values()) if options.mix else ()
     duration_s = options.duration or (COVERED_S if is_search else DURATION_S)
@@ -75,29 +77,29 @@ def settings_of(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
         transport=transport,
         config=options.config,
         arms=tuple(options.arm),
-        processes=options.processes,
+        processes=options.processes or PROCESSES,
         is_shared=options.share_process,
-        baseline=_baseline(options),
+        baseline=options.baseline,
         has_control=not options.no_control,
         workers=options.workers,
         generators=tuple(options.generator),
         generator_key=_generator_key(options, parser),
-        max_in_flight=options.max_in_flight,
+        max_in_flight=options.max_in_flight or MAX_IN_FLIGHT,
         # What a scenario reports needs a least number of requests, however steady they are.
         ends_when_steady=not options.full_duration and options.scenario is None,
         scenario=options.scenario,
         slo=slo,
         search_arrivals=options.arrivals or "poisson",
         find_max=is_search,
-        equality_images=options.equality_images,
+        equality_images=EQUALITY_IMAGES if options.equality_images is None else options.equality_images,
         save_arrivals=options.save_arrivals,
         record=options.record,
         seed=options.seed,
         schedule_seed=options.seed if options.schedule_seed is None else options.schedule_seed,
         sample_seed=options.seed if options.sample_seed is None else options.sample_seed,
         draws_samples=options.scenario is not None,
-        deadline_s=options.deadline,
-        start_timeout_s=options.start_timeout,
+        deadline_s=options.deadline or DEADLINE_S,
+        start_timeout_s=options.start_timeout or START_TIMEOUT_S,
     )
 
 
@@ -105,16 +107,13 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser, transpo
     shapes = [
         f"--{name}" for name in ("concurrency", "rate", "profile", "replay") if getattr(options, name) is not None
     ]
-    is_open = options.rate or options.profile or options.replay
-    is_search = options.find_max or options.scenario == "server"
+    is_search = option_uses.is_search(options)
     fixed = shapes + ["--find-max"] * options.find_max + ["--scenario"] * bool(options.scenario)
-    known = [arm.name for arm in options.arm] or MODES
-    is_remote = options.target or options.arm
+    modes = MODES if options.mode == (ALL,) else options.mode or USUAL_MODES
+    known = [arm.name for arm in options.arm] or modes
     named = options.replay.models if options.replay else (None,)
-    trace = options.replay and options.replay.path
+    trace, kinds = (options.replay.path, options.replay.kinds) if options.replay else (None, ())
     problems = {
-        "--config and --share-process are for servers that are started here": (options.target or options.arm)
-        and (options.config or options.share_process),
         "--arm, --target and --in-process exclude each other": options.arm and (options.target or options.in_process),
         "--arm: each needs a name of its own": len({arm.name for arm in options.arm}) < len(options.arm),
         "--mode: an arm that is a server names its own, as in --arm NAME=ADDRESS,mode=M": options.arm and options.mode,
@@ -134,21 +133,24 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser, transpo
         f"{trace} names models: no --arm can have one of its own": named != (None,)
         and any(arm.model for arm in options.arm),
         f"expected up to {MAX_MODELS} models, got {len(_models(options))}": len(_models(options)) > MAX_MODELS,
+        "--model: --target null has one of its own": NULL in options.target and options.model != DEFAULT_MODELS,
+        "--model and --mix: every --arm names a model of its own": (options.mix or options.model != DEFAULT_MODELS)
+        and options.arm
+        and all(arm.model for arm in options.arm),
+        f"{trace} names the images of each request: --images-per-request is of no use": options.images_per_request
+        and kinds
+        and all(kind.images for kind in kinds),
+        f"{trace} names the size of each request: --size is of no use": options.size
+        and kinds
+        and all(kind.size for kind in kinds),
+        f"{trace} names the file of each request: --images is of no use": options.images
+        and kinds
+        and all(kind.file for kind in kinds),
         "--target null stands alone": NULL in options.target and len(options.target) > 1,
-        "--target-http is for --target; the servers of arms are asked on their own": options.target_http
-        and not options.target,
         f"{' and '.join(fixed)} exclude each other": len(fixed) > 1,
         "--find-max needs --slo, and --scenario server --slo-ms": is_search and not (options.slo or options.slo_ms),
-        "--slo and --slo-ms are for --find-max, --scenario server, and open loops: --rate, --profile and --replay": (
-            options.slo or options.slo_ms
-        )
-        and not (is_search or is_open),
         "--abort-if: a search goes over the limit on purpose": is_search and options.abort_if,
         "--slo and --slo-ms exclude each other": options.slo and options.slo_ms,
-        "--arrivals is for --rate, --profile and --find-max": options.arrivals
-        and not (options.rate or options.profile or options.find_max),
-        "--burst is for --rate and --profile": options.burst and not (options.rate or options.profile),
-        "--sample-seed is for --scenario": options.sample_seed is not None and not options.scenario,
         "--images-per-request: the scenario sets it": options.scenario and options.images_per_request,
         "--in-process takes pixels": options.in_process
         and (options.payload == "encoded" or (_has_files(options) and options.payload is None)),
@@ -157,18 +159,12 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser, transpo
         and not set(options.mode) <= set(MODES),
         f"--baseline: expected {', '.join(known)}, got {options.baseline}": not options.target
         and options.baseline
+        and option_uses.compares(options)
         and options.baseline not in known,
-        "--tls, --tls-ca, --tls-server-name, --header and --compression are for --target and --arm": (
-            not is_remote or NULL in options.target
-        )
-        and transport != PLAIN,
         "--tls and the options that begin so: http:// is in the clear; expected https://": transport.is_secure
-        and any(Address.parse(one).protocol in CLEAR for one in _addresses(options)),
-        "--input and --shape are for --target and --arm, and exclude --images and --size": (
-            options.input or options.shape
-        )
-        and (not is_remote or options.images or options.size),
-        "--save-arrivals is for --rate, --profile and --replay": options.save_arrivals and not is_open,
+        and any(Address.parse(one).protocol in CLEAR for one in option_uses.addresses(options)),
+        "--input and --shape exclude --images, --size and --payload": (options.input or options.shape)
+        and (options.images or options.size or options.payload),
         "--save-arrivals: expected one rate": options.save_arrivals and len(options.rate or ()) > 1,
         f"--save-arrivals: expected a file in the folder of {trace}, whose files it names": options.save_arrivals
         and options.replay
@@ -183,16 +179,10 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser, transpo
         )
         > MAX_MODELS,
         "--generator: each is named once": len(set(options.generator)) < len(options.generator),
-        "--generator-key is for --generator": options.generator_key and not options.generator,
     }
     for problem, is_there in problems.items():
         if is_there:
             parser.error(problem)
-
-
-def _addresses(options: argparse.Namespace) -> list[str]:
-    named = [target for target in options.target if target != NULL]
-    return [*named, *(address for arm in options.arm for address in arm.addresses)]
 
 
 def _generator_key(options: argparse.Namespace, parser: argparse.ArgumentParser) -> bytes:
@@ -226,10 +216,6 @@ def _shares(replay: Replay, models: Sequence[str]) -> tuple[float, ...]:
     """Returns each model's share of the requests; none where there is one model."""
     counts = Counter(kind.model for kind in replay.sequence())
     return tuple(counts[index] / counts.total() for index in range(len(models))) if len(models) > 1 else ()
-
-
-def _baseline(options: argparse.Namespace) -> str:
-    return str(options.baseline or (options.arm[0].name if options.arm else "graph"))
 
 
 def _loads(options: argparse.Namespace) -> tuple[Load, ...]:

@@ -38,6 +38,10 @@ from xlaserve_loadtest.settings import NULL
 
 FOLDER: Final = Path("loadtest-results")
 DEFAULT_MODELS: Final = ("digits",)
+EQUALITY_IMAGES: Final = 32
+PROCESSES: Final = 6
+START_TIMEOUT_S: Final = 900.0
+DEADLINE_S: Final = 10.0
 
 _MAX_WORKERS: Final = 256
 _POSITIVE: Final = number_over(float, 0)
@@ -63,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     _add_payload(parser)
     kept = parser.add_argument_group("what is kept")
     kept.add_argument(
-        "--out", type=folder_to_write, default=FOLDER, metavar="DIR", help="folder for the run file and its page"
+        "--out", type=folder_to_write, metavar="DIR", help=f"folder for the run file and its page ({FOLDER})"
     )
     kept.add_argument("--record", type=file_to_write, metavar="FILE", help="name the run file")
     _add_live(parser)
@@ -105,7 +109,10 @@ def _add_arms(parser: argparse.ArgumentParser) -> None:
     arms.add_argument("--baseline", metavar="M|NAME", help="what the others are compared with (graph; the first --arm)")
     arms.add_argument("--no-control", action="store_true", help="leave out the A/A control, a twin of the baseline")
     arms.add_argument(
-        "--equality-images", type=number_from(int, 0), default=32, metavar="N", help="compare outputs; 0: no"
+        "--equality-images",
+        type=number_from(int, 0),
+        metavar="N",
+        help=f"compare outputs ({EQUALITY_IMAGES}); 0: no",
     )
 
 
@@ -128,7 +135,7 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     target.add_argument("--in-process", action="store_true", help="call the compiled functions without a server")
     target.add_argument("--config", type=file, metavar="FILE", help="configuration of the servers that are started")
     target.add_argument(
-        "--processes", type=_COUNT, default=6, metavar="N", help="server processes of each arm, one after the other"
+        "--processes", type=_COUNT, metavar="N", help=f"server processes of each arm, one after the other ({PROCESSES})"
     )
     target.add_argument(
         "--share-process",
@@ -136,7 +143,9 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="one server process for all arms: quicker, and blind to what differs between processes",
     )
-    target.add_argument("--start-timeout", type=_SECONDS, default=900.0, metavar="S", help="until a server is ready")
+    target.add_argument(
+        "--start-timeout", type=_SECONDS, metavar="S", help=f"until a server is ready ({START_TIMEOUT_S:g})"
+    )
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
@@ -169,9 +178,8 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--max-in-flight",
         type=count_to(MAX_CONCURRENCY),
-        default=MAX_IN_FLIGHT,
         metavar="N",
-        help=f"open loop: more is dropped; up to {MAX_CONCURRENCY:,}",
+        help=f"open loop: more is dropped ({MAX_IN_FLIGHT}); up to {MAX_CONCURRENCY:,}",
     )
     load.add_argument(
         "--scenario",
@@ -205,9 +213,9 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         help="least length of one turn of an arm, whatever --duration (about 1): a queue needs time to settle",
     )
     load.add_argument("--full-duration", action="store_true", help="go on when every arm is steady, as scenarios do")
-    load.add_argument("--deadline", type=_SECONDS, default=10.0, metavar="S", help="of a request")
+    load.add_argument("--deadline", type=_SECONDS, metavar="S", help=f"of a request ({DEADLINE_S:g})")
     load.add_argument(
-        "--workers", type=_workers, default="auto", metavar="N", help="processes that send; with --generator, on each"
+        "--workers", type=_workers, metavar="N", help="processes that send (auto); with --generator, on each"
     )
     load.add_argument(
         "--generator",

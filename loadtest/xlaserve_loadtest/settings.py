@@ -63,8 +63,8 @@ class Settings:
     """Server processes that each arm has in a comparison, one after the other."""
     is_shared: bool
     """Whether one process runs all arms."""
-    baseline: str
-    """Mode, or arm, that the others are compared with."""
+    baseline: str | None
+    """Mode, or arm, that the others are compared with; None: the first of `arms`, or the mode graph."""
     has_control: bool
     workers: int | None
     """Processes that send, on each generator; None: by the number of cores."""

@@ -38,9 +38,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--connections",
         type=count_to(MAX_CONNECTIONS),
-        default=1,
         metavar="N",
-        help="to each address, over gRPC, from each generator; they take requests in turn (default: %(default)s)",
+        help="to each address, over gRPC, from each generator; they take requests in turn (1)",
     )
 
 
@@ -77,7 +76,7 @@ def transport(options: argparse.Namespace, parser: argparse.ArgumentParser) -> T
         server_name=options.tls_server_name,
         headers=tuple(options.header),
         compression=options.compression,
-        connections=options.connections,
+        connections=options.connections or 1,
     )
 
 

@@ -144,9 +144,8 @@ def by_loadtest(address: str, folder: Path, *options: str) -> Run:
     """Measures the server with loadtest's command, and returns what it recorded."""
     file = folder / "loadtest.run.jsonl.gz"
     file.unlink(missing_ok=True)
-    files = ("--record", str(file), "--out", str(folder))
     asked = ("--target", address, "--model", "timed", "--warmup", "1", *options)
-    command = (sys.executable, "-m", "xlaserve_loadtest", *asked, *files)
+    command = (sys.executable, "-m", "xlaserve_loadtest", *asked, "--record", str(file))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"loadtest: {done.stdout}{done.stderr}")

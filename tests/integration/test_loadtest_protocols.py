@@ -22,7 +22,7 @@ from xlaserve_loadtest.targets.target import TargetError
 __all__ = ["given_ceiling"]  # a fixture
 
 CONFIG: Mapping[str, Any] = {"models": [{**DIGITS, "modes": ["graph"]}, NOOP]}
-QUICK = ("--warmup", "0.05", "--workers", "1", "--equality-images", "4")
+QUICK = ("--warmup", "0.05", "--equality-images", "4")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,8 @@ def addresses(server: Server) -> dict[str, str]:
 
 def load(folder: Path, *arguments: str) -> Run:
     record = folder / "one.run.jsonl.gz"
-    assert cli.main([*QUICK, "--out", str(folder), "--record", str(record), *arguments]) == 0
+    workers = () if "--in-process" in arguments else ("--workers", "1")
+    assert cli.main([*QUICK, *workers, "--record", str(record), *arguments]) == 0
     return read_run(record)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from tests.loadtest.known_servers import measured
 from tests.loadtest.run_files import compared, run_file
 
@@ -38,6 +39,20 @@ def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XLASERVE_COMPILE_CACHE", str(tmp_path_factory.getbasetemp() / "compile_cache"))
         yield
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Paths of PEM files: an authority, and the key and certificate of a server and a client."""
+    folder = tmp_path_factory.mktemp("certificates")
+    authority = trustme.CA()
+    paths = {"ca": folder / "ca.pem"}
+    authority.cert_pem.write_to_path(str(paths["ca"]))
+    for name, issued in (("server", authority.issue_cert("served.test")), ("client", authority.issue_cert("me@test"))):
+        paths[f"{name}-key"], paths[f"{name}-cert"] = folder / f"{name}.key", folder / f"{name}.pem"
+        issued.private_key_pem.write_to_path(str(paths[f"{name}-key"]))
+        issued.cert_chain_pems[0].write_to_path(str(paths[f"{name}-cert"]))
+    return {name: str(path) for name, path in paths.items()}
 
 
 @pytest.fixture

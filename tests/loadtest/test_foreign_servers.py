@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from tests.loadtest.conftest import StartPuppet
 
 from xlaserve_loadtest import cli
@@ -22,23 +20,9 @@ from xlaserve_loadtest.targets.target import TargetError
 QUICK = ("--model", "anything", "--concurrency", "2", "--duration", "0.4", "--warmup", "0.05", "--workers", "1")
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Paths of PEM files: an authority, and the key and certificate of a server and a client."""
-    folder = tmp_path_factory.mktemp("certificates")
-    authority = trustme.CA()
-    paths = {"ca": folder / "ca.pem"}
-    authority.cert_pem.write_to_path(str(paths["ca"]))
-    for name, issued in (("server", authority.issue_cert("served.test")), ("client", authority.issue_cert("me@test"))):
-        paths[f"{name}-key"], paths[f"{name}-cert"] = folder / f"{name}.key", folder / f"{name}.pem"
-        issued.private_key_pem.write_to_path(str(paths[f"{name}-key"]))
-        issued.cert_chain_pems[0].write_to_path(str(paths[f"{name}-cert"]))
-    yield {name: str(path) for name, path in paths.items()}
-
-
 def load(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     record = tmp_path / "one.run.jsonl.gz"
-    status = cli.main([*QUICK, "--out", str(tmp_path), "--record", str(record), *arguments])
+    status = cli.main([*QUICK, "--record", str(record), *arguments])
     lines = [json.loads(line) for line in gzip.decompress(record.read_bytes()).splitlines()] if record.exists() else []
     kinds = {line["kind"]: line for line in lines}
     return status, kinds
@@ -99,7 +83,7 @@ def test_a_mix_sends_each_model_its_share_and_reports_each(
 ) -> None:
     record = tmp_path / "one.run.jsonl.gz"
     arguments = ("--target", start_foreign(), "--mix", "one:0.75,two:0.25", "--images-per-request", "1:0.5,3:0.5")
-    assert cli.main([*QUICK[2:], "--details", "--out", str(tmp_path), "--record", str(record), *arguments]) == 0
+    assert cli.main([*QUICK[2:], "--details", "--record", str(record), *arguments]) == 0
     assert "By model" in capsys.readouterr().out
     run = read_run(record)
     (arm,) = run.header.arms
@@ -146,9 +130,9 @@ def test_a_mix_sends_each_model_its_share_and_reports_each(
         (("--seed", "1.5"), "expected a whole number of 0 or more, got '1.5'"),
         (("--seed", "9" * 23), f"expected a whole number of 0 or more and below 2^63, got '{'9' * 23}'"),
         (("--target", "h:1", "--tls-cert", __file__), "--tls-cert and --tls-key go together"),
-        (("--tls",), "are for --target"),
-        (("--input", "ids=noise"), "are for --target"),
-        (("--target", "h:1", "--input", "ids=noise", "--size", "8x8"), "exclude --images and --size"),
+        (("--tls",), "is for --target"),
+        (("--input", "ids=noise"), "is for --target"),
+        (("--target", "h:1", "--input", "ids=noise", "--size", "8x8"), "exclude --images, --size"),
     ],
 )
 def test_a_wrong_option_is_explained(

@@ -37,7 +37,7 @@ def loadtest(given_ceiling: None, tmp_path: Path, start_puppet: StartPuppet) -> 
         log.unlink(missing_ok=True)
         record = tmp_path / "one.run.jsonl.gz"
         options = ("--target", target, "--warmup", "0.1", "--no-control", "--equality-images", "0")
-        assert cli.main([*options, "--out", str(tmp_path), "--record", str(record), *arguments]) == 0
+        assert cli.main([*options, "--record", str(record), *arguments]) == 0
         lines: list[Any] = [json.loads(line) for line in log.read_text().splitlines()]
         return read_run(record), [(*line[:4], tuple(line[4]), line[5]) for line in lines]
 

@@ -87,7 +87,8 @@ def _maker(settings: Settings, info: ModelInfo, models: Sequence[ModelInfo]) -> 
             has_stamp=settings.is_distinct,
             layout=info.layout or RGB,
         )
-    if (settings.images is not None or settings.sizes) and not any(model.takes_images for model in models):
+    has_images = settings.images is not None or settings.sizes or settings.payload == "encoded"
+    if has_images and not any(model.takes_images for model in models):
         raise PayloadError(f"{info.name} has inputs of its own: name what each is sent with --input NAME=PATH")
     if settings.is_distinct:
         raise PayloadError(f"--distinct is for images, and {info.name} has inputs of its own")

@@ -17,7 +17,7 @@ import numpy as np
 
 from xlaserve_loadtest.analysis.compare import baselines
 from xlaserve_loadtest.analysis.samples import label
-from xlaserve_loadtest.record.lines import End, Header
+from xlaserve_loadtest.record.lines import Arm, End, Header
 from xlaserve_loadtest.record.requests import ANSWERED, in_words
 from xlaserve_loadtest.record.run_file import RunWriter, new_file
 from xlaserve_loadtest.run import crew, environment, fleet, usage
@@ -75,7 +75,7 @@ class Session:
             configuration=settings.document(),
             seed=settings.seed,
             scenario=settings.scenario,
-            baseline=arms_of.choose_baseline(arms, settings.baseline),
+            baseline=_baseline(arms, settings),
             arms=tuple(arms),
             environment=environment.describe(),
         )
@@ -294,6 +294,16 @@ def _blocks(
         block_s=settings.block_s,
         twins=twins,
     )
+
+
+def _baseline(arms: Sequence[Arm], settings: Settings) -> str | None:
+    """Returns the arm that the others are compared with. Raises TargetError where the named one is not measured."""
+    named = settings.baseline
+    found = arms_of.choose_baseline(arms, named or (settings.arms[0].name if settings.arms else "graph"))
+    if named and found is None:
+        measured = ", ".join(arm.name for arm in arms)
+        raise TargetError(f"--baseline: expected one of several arms that are measured ({measured}), got {named}")
+    return found
 
 
 def _free_path(folder: Path, models: Sequence[str], settings: Settings, started_at: datetime) -> Path:

@@ -63,7 +63,7 @@ def mirrored(
     """
     own_s = load.duration_s()
     if len(arms) == 1:
-        return (BlockPlan(arms[0], load, warmup_s, own_s or duration_s),)
+        return (BlockPlan(arms[0], load, warmup_s, own_s or max(duration_s, block_s or 0.0)),)
     rounds = min_rounds if own_s else max(min_rounds, round(duration_s / (2 * (block_s or BLOCK_S))))
     length_s = own_s or max(duration_s / (2 * rounds), block_s or 0.0)
     generator = random.Random(seed + first_round)

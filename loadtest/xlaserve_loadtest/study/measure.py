@@ -115,16 +115,18 @@ def _arguments(cell: Cell, modes: Sequence[str], how: Measurement, config: Path)
         "--config": str(config),
         "--model": served_name(cell.source),
         "--mode": ",".join(modes),
-        "--baseline": how.baseline if how.baseline in modes else modes[0],
         "--duration": f"{how.duration_s:g}",
         "--concurrency": str(how.concurrency),
         "--images-per-request": str(cell.batch),
-        "--deadline": f"{_DEADLINE_S:g}",
-        "--start-timeout": f"{how.timeout_s:g}",
-        "--processes": str(how.processes),
         # Differing outputs are a result of the sweep, and do not fail the load test.
         "--fail-if": "differing>100%",
     }
+    if len(modes) > 1:
+        options["--baseline"] = how.baseline
+    if not how.is_in_process:
+        options |= {"--deadline": f"{_DEADLINE_S:g}", "--start-timeout": f"{how.timeout_s:g}"}
+        if len(modes) > 1:
+            options["--processes"] = str(how.processes)
     flags = ["--in-process"] * how.is_in_process + ["--no-control"] * (not how.has_control)
     return [*chain.from_iterable(options.items()), *flags]
 

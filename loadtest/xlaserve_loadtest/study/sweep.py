@@ -46,6 +46,7 @@ from xlaserve_loadtest.study.record import (
 REPORT: Final = "report.html"
 NATIVE: Final = "native"
 BASELINE: Final = "graph"
+PROCESSES: Final = 4
 
 _MAX_SHOWN: Final = 3
 _MAX_BATCH: Final = 65_536
@@ -130,6 +131,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     baseline = options.baseline or next((mode for mode in options.mode if mode == BASELINE), options.mode[0])
     if baseline not in options.mode:
         command.error(f"--baseline: expected one of {', '.join(options.mode)}, got {baseline}")
+    if options.in_process and options.processes:
+        command.error("--processes is for servers, and --in-process has none")
+    # The state file has the number that is in force.
+    options.processes = options.processes or PROCESSES
     try:
         models = catalog.find(options.models)
     except ValueError as error:
@@ -236,9 +241,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--processes",
         type=number_over(int, 0),
-        default=4,
         metavar="N",
-        help="server processes of each mode, one after the other; below 4 can't show what differs",
+        help=f"server processes of each mode, one after the other ({PROCESSES}); below 4 can't show what differs",
     )
     parser.add_argument("--no-control", action="store_true", help="leave out the A/A control of each cell: faster")
     parser.add_argument("--retry-failed", action="store_true", help="measure again what has no figure")

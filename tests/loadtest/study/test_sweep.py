@@ -275,7 +275,10 @@ def test_a_sweep_in_which_nothing_ran_does_not_succeed(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--batch", "0"], ["--resolution", "x"], ["--mode", ""], ["--duration", "-1"], ["--baseline", "no"]],
+    [
+        *(["--batch", "0"], ["--resolution", "x"], ["--mode", ""], ["--duration", "-1"], ["--baseline", "no"]),
+        ["--in-process", "--processes", "2"],
+    ],
 )
 def test_a_wrong_command_line_is_refused(arguments: list[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="2"):
