@@ -62,6 +62,8 @@ class Comparison:
     """Processes that the verdict and the intervals hold for, in words; empty where for any that run the same code."""
     typical: Estimate | None = None
     """Ratio of the images/s of a typical pair, however slow a few of them were; the verdict must agree with it."""
+    wrong: Mapping[str, float] = field(default_factory=dict)
+    """Share of the compared answers that were wrong, of each arm that gave such: how fast they came means little."""
 
     @property
     def ratio(self) -> Estimate | None:
@@ -163,6 +165,7 @@ def _compare(own: Sequence[Sample], other: Sequence[Sample], load: str, *, is_co
         verdict=judged.verdict,
         reason=judged.reason,
         is_control=is_control,
+        wrong={samples[0].block.arm: share for samples in (own, other) if (share := _wrong_share(samples))},
     )
     if unit == "blocks" and own[0].block.server != other[0].block.server:
         found = replace(found, holds=TWO_PROCESSES)
@@ -171,6 +174,12 @@ def _compare(own: Sequence[Sample], other: Sequence[Sample], load: str, *, is_co
         # What was measured is the generator: it may be the same for both, or hide more of the one than of the other.
         return replace(found, verdict="inconclusive", reason=f"generator-limited: {', '.join(limited)}")
     return found
+
+
+def _wrong_share(samples: Sequence[Sample]) -> float:
+    """Returns the share of the compared answers that differ from what the same request got alone."""
+    compared = sum(sample.block.generator.compared for sample in samples)
+    return sum(sample.block.generator.differing for sample in samples) / compared if compared else 0.0
 
 
 def _samples_of(pairs: Sequence[Pair]) -> tuple[Unit, list[list[Pair]]]:

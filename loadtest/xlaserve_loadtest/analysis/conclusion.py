@@ -18,12 +18,15 @@ _MAX_SENTENCES = 3
 
 
 def sentences(
-    run: Run, points: Sequence[Point], comparisons: Sequence[Comparison], rates: Sequence[HighestRate]
+    run: Run, curve: Sequence[Point], comparisons: Sequence[Comparison], rates: Sequence[HighestRate]
 ) -> tuple[str, ...]:
-    """Returns the verdict on a run: what invalidates it first, then what was found."""
+    """Returns the verdict on a run: what invalidates it first, then what was found. `curve` has the points of searches
+    too, of which wrong answers alone are said."""
+    points = [point for point in curve if point.role == "measure"]
     parts = _first((disagreement(each) for each in run.equalities if not each.is_equal), "outputs differ")
+    parts += _first((_wrong(point) for point in curve if point.differing), "answers were wrong")
     if any(point.requests for point in points):
-        parts += _first((_unanswered(point) for point in points if point.unanswered), "requests were not answered")
+        parts += _first((_unanswered(point) for point in points if point.failed), "requests were not answered")
         overloads = [(point, point.overload) for point in points if point.overload]
         parts += _first(
             (_overloaded(*each) for each in overloads if not each[1].is_capped), "the target did not keep up"
@@ -62,6 +65,9 @@ def sentence(comparison: Comparison) -> str:
         within = " in the same processes" * (comparison.unit == "blocks")
         pairs = f"{comparison.pairs} pairs of {comparison.unit}{within}"
         parts.append(f"{ratio.value:.3f} times the {what} ({_interval(ratio)}{pairs})")
+    if comparison.wrong:
+        wrong = " and ".join(f"{found:.2%} of {arm}'s compared answers" for arm, found in comparison.wrong.items())
+        parts.append(f", but {wrong} were wrong")
     return "".join(parts).removesuffix("; ") + "."
 
 
@@ -72,10 +78,17 @@ def _first(sentences: Iterable[str], what: str) -> list[str]:
     return [*found[:_MAX_SENTENCES], *([f"In {more} more cases {what}."] if more > 0 else [])]
 
 
+def _wrong(point: Point) -> str:
+    return (
+        f"{point.arm} gave wrong answers at {point.label}: {point.differing_text} differ from what the same request "
+        "got alone."
+    )
+
+
 def _unanswered(point: Point) -> str:
     return (
-        f"{point.arm} did not answer {point.unanswered / point.due:.1%} of its requests at {point.label} "
-        f"({point.unanswered_text})."
+        f"{point.arm} did not answer {point.failed / point.due:.1%} of its requests at {point.label} "
+        f"({point.failed_text})."
     )
 
 
@@ -146,7 +159,8 @@ def _alone(point: Point) -> str:
     latency = f", {supported[-1].name} {supported[-1].text}" if supported else ""
     within = "" if point.goodput is None else f", {point.goodput.share:.1%} within {point.goodput.limit_ms:g} ms"
     limited = " (generator-limited)" if point.generator.is_limited else ""
-    return f"{point.arm} does {rate}{latency}{within} at {point.label}{limited}."
+    wrong = f", with wrong answers: {point.differing_text}" if point.differing else ""
+    return f"{point.arm} does {rate}{latency}{within} at {point.label}{limited}{wrong}."
 
 
 def _rate_sentence(rate: HighestRate) -> str:

@@ -138,9 +138,14 @@ class Point:
     """How blocks are too short, where the target kept up; None where they are not."""
 
     @property
+    def failed(self) -> int:
+        """Requests that failed or were never sent."""
+        return sum(self.errors.values()) + self.dropped
+
+    @property
     def unanswered(self) -> int:
         """Requests that failed, were never sent, or whose answer is known to differ."""
-        return sum(self.errors.values()) + self.differing_measured + self.dropped
+        return self.failed + self.differing_measured
 
     @property
     def differing_text(self) -> str:
@@ -149,15 +154,17 @@ class Point:
 
     @property
     def unanswered_text(self) -> str:
-        """Requests without a right answer, in words: "12 INTERNAL, at least 4 differing, 3 dropped"."""
-        errors = {in_words(status): count for status, count in self.errors.items()}
-        kinds = [f"{count:,} {kind}" for kind, count in errors.items()]
-        if self.differing_measured:
-            is_sample = self.compared < self.comparable
-            kinds.append(f"{'at least ' * is_sample}{self.differing_measured:,} differing")
-        if self.dropped:
-            kinds.append(f"{self.dropped:,} dropped")
-        return ", ".join(kinds)
+        """Requests without a right answer, in words: "12 INTERNAL, 3 dropped, at least 4 differing"."""
+        if not self.differing_measured:
+            return self.failed_text
+        differing = f"{'at least ' * (self.compared < self.comparable)}{self.differing_measured:,} differing"
+        return ", ".join(filter(None, (self.failed_text, differing)))
+
+    @property
+    def failed_text(self) -> str:
+        """Requests that failed or were never sent, in words: "12 INTERNAL, 3 dropped"."""
+        kinds = [f"{count:,} {in_words(status)}" for status, count in self.errors.items()]
+        return ", ".join([*kinds, *([f"{self.dropped:,} dropped"] if self.dropped else [])])
 
     @property
     def due(self) -> int:

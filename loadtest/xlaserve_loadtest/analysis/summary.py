@@ -122,7 +122,7 @@ def summarize(run: Run, conditions: Iterable[Condition] = ()) -> Summary:
     return Summary(
         path=run.path,
         header=header,
-        verdict_sentences=mark + conclusion.sentences(run, points, comparisons, rates),
+        verdict_sentences=mark + conclusion.sentences(run, curve, comparisons, rates),
         verdicts=tuple(conclusion.sentence(comparison) for comparison in comparisons if not comparison.is_control),
         points=points,
         curve=curve,

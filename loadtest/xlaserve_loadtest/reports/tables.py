@@ -31,6 +31,7 @@ def overview(summary: Summary) -> Rows:
             "p50 ms": latencies.get(50),
             "p99 ms": latencies.get(99),
             "errors": sum(point.errors.values()) or None,
+            "wrong": share(point.differing / point.compared if point.differing else None),
             "compared": None if comparison is None else against(comparison),
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -20,6 +21,9 @@ from xlaserve_loadtest.targets.target import Array, ModelInfo, Reply, widened
 COMPARED: Final = frozenset({*DTYPES, BYTES})
 """Types of the outputs that are compared."""
 _ITEM_BYTES: Final = {name: np.dtype(dtype).itemsize for name, dtype in DTYPES.items()}
+
+_NO_BOOL: Final = {str}
+_NO_NUMBER: Final = {str, bool}
 
 MAX_STAGE_S: Final = 1e9
 """A record holds times as float32, which end at 3e38."""
@@ -59,6 +63,10 @@ class Output(NamedTuple):
     def values(self) -> NDArray[Any]:
         """Returns the numbers. Raises NoAnswer where other things are listed."""
         dtype = DTYPES[self.datatype]
+        # NumPy reads "0.5" and true as numbers.
+        if strange := {*map(type, self.listed)} & (_NO_BOOL if self.datatype == "BOOL" else _NO_NUMBER):
+            got = next(own for own in self.listed if type(own) in strange)
+            raise NoAnswer(f"output {self.name}, {self.datatype}: expected numbers, got {json.dumps(got)}")
         try:
             values = np.frombuffer(self.raw, dtype) if self.raw is not None else np.array(self.listed, dtype)
         except (TypeError, ValueError, OverflowError) as error:

@@ -10,7 +10,7 @@ import numpy as np
 from google.protobuf.json_format import ParseDict, ParseError
 
 from xlaserve_loadtest.schedule.payload import PayloadError, Request
-from xlaserve_loadtest.schedule.tensors import BYTES, DTYPES, Tensor
+from xlaserve_loadtest.schedule.tensors import BYTES, Tensor
 from xlaserve_loadtest.targets.answers import Answer, NoAnswer, Output
 from xlaserve_loadtest.targets.channel import PLAIN, Transport
 from xlaserve_loadtest.targets.http_client import HttpAnswer
@@ -70,14 +70,11 @@ def read(answer: HttpAnswer, model: ModelInfo) -> Answer:
 
 def _output(declared: Tensor, rows: list[Any]) -> Output:
     """Returns an output, whose type JSON does not say."""
-    is_number = declared.datatype in DTYPES
     try:
-        values = np.array(rows, DTYPES[declared.datatype]) if is_number else np.array(rows, dtype=object)
-    except (TypeError, ValueError, OverflowError) as error:
+        values = np.array(rows, dtype=object)
+    except ValueError as error:
         raise NoAnswer(f"output {declared.name}: {error}") from None
-    if is_number:
-        return Output(declared.name, declared.datatype, values.shape, values.tobytes())
-    return Output(declared.name, declared.datatype, values.shape, listed=[*values.flat])
+    return Output(declared.name, declared.datatype, values.shape, listed=values.ravel().tolist())
 
 
 def _column(one: Input, declared: Tensor | None, model: ModelInfo) -> list[Any]:

@@ -150,6 +150,34 @@ def test_answers_that_differ_are_a_figure_of_their_own(run_file: NewRun, compare
     assert not is_met(f"differing>{100 * 11 / compared}%")
 
 
+def test_wrong_answers_are_said_first_and_qualify_the_speed(compared: NewRun) -> None:
+    use = GeneratorUse(1, 0.1, sends=100, compared=10, differing=9)
+    file = compared(generators={"xla": use})
+    summary = summarize(file.read())
+    assert summary.verdict.startswith(
+        "xla gave wrong answers at 4 at a time: 72 of 80 compared (90.00%) differ from what"
+    )
+    assert "did not answer" not in summary.verdict
+    (comparison,) = summary.comparisons
+    assert comparison.wrong == {"xla": 0.9}
+    assert summary.verdicts[0].endswith(", but 90.00% of xla's compared answers were wrong.")
+
+
+def test_the_speed_of_one_arm_is_qualified_where_its_answers_were_wrong(run_file: NewRun) -> None:
+    use = GeneratorUse(1, 0.1, sends=100, compared=10, differing=9)
+    summary = summarize(run_file().header(("xla",)).block("xla", [10.0] * 100, generator=use).read())
+    assert "(generator-limited)" not in summary.verdict
+    assert summary.verdict_sentences[0].startswith("xla gave wrong answers at 4 at a time: 9 of 10 compared (90.00%)")
+    assert summary.verdict_sentences[1].endswith("at 4 at a time, with wrong answers: 9 of 10 compared (90.00%).")
+
+
+@pytest.mark.parametrize("role", ["search", "confirm"])
+def test_wrong_answers_of_a_search_are_said(run_file: NewRun, role: str) -> None:
+    use = GeneratorUse(1, 0.1, sends=100, compared=10, differing=9)
+    summary = summarize(run_file().header(("xla",)).block("xla", [10.0] * 100, generator=use, role=role).read())
+    assert summary.verdict.startswith("xla gave wrong answers at 4 at a time: 9 of 10 compared (90.00%)")
+
+
 def test_comparisons_during_warm_up_make_no_sample_of_a_window_whole(run_file: NewRun) -> None:
     use = GeneratorUse(1, 0.1, sends=160, compared=120, differing=10)
     status = np.repeat([Status.OK, Status.DIFFERING_REPLY], [150, 10])

@@ -162,7 +162,8 @@ async def test_rows_of_values_and_of_objects_are_answers(predictions: object, in
     ("body", "reason"),
     [
         ({"predictions": [[0.25, 0.75]]}, "expected outputs"),
-        ({"predictions": [[0.25, 0.75], [0.5]]}, "output scores"),
+        ({"predictions": [[0.25, 0.75], [0.5]]}, "expected outputs"),
+        ({"predictions": [["0.25", "0.75"]] * 2}, 'output scores, FP32: expected numbers, got "0.25"'),
         ({"predictions": [["a", "b"]] * 2}, "output scores"),
         ({"predictions": [[0.25, None]] * 2}, "expected finite numbers"),
         ({"predictions": [{"classes": [1, 2]}] * 2}, "expected the outputs of the signature"),
