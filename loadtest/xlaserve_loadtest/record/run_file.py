@@ -39,6 +39,8 @@ _GZIP: Final = 16 + zlib.MAX_WBITS
 _MAX_LISTED: Final = 5
 """Run files that an error names."""
 _PIECE_BYTES: Final = 2**20
+_LINES: Final = "lines"
+"""Field of the last line: how many lines the file has, that one included."""
 
 
 class RunFileError(Exception):
@@ -72,13 +74,18 @@ class RunWriter:
         self.path = path
         self._file: BinaryIO = path.open("wb")
         self._gzip = zlib.compressobj(6, wbits=_GZIP)
+        self._lines = 0
 
     def write(self, line: Line) -> None:
         """Appends one line."""
-        text = json.dumps(_as_json(line), allow_nan=False, separators=(",", ":"))
+        document = _as_json(line)
+        if isinstance(line, End):
+            document[_LINES] = self._lines + 1
+        text = json.dumps(document, allow_nan=False, separators=(",", ":"))
         with naming(self.path):
             self._file.write(self._gzip.compress(text.encode() + b"\n") + self._gzip.flush(zlib.Z_SYNC_FLUSH))
             self._file.flush()
+        self._lines += 1
 
     def close(self) -> None:
         """Closes the file."""
@@ -96,7 +103,8 @@ class RunWriter:
 def read_run(path: Path) -> Run:
     """Reads a run file, compressed or not. Of a file that was cut off, `Run.end` is None.
 
-    Raises RunFileError, which names the line and the problem, such as data after the end of the run.
+    Raises RunFileError, which names the line and the problem, such as data after the end of the run, or lines that are
+    missing in its middle.
     """
     chunks: list[Rows] = []
     lines: list[Line] = []
@@ -258,6 +266,10 @@ def _parse(path: Path) -> Iterator[Line]:
         try:
             line = _ADAPTERS[kind].validate_python({key: value for key, value in document.items() if key != "kind"})
             is_over = isinstance(line, End)
+            if is_over and document.get(_LINES, number) != number:  # older files have no such number
+                raise RunFileError(
+                    f"{where}: end: lines: expected {number:,}, got {document[_LINES]}: lines are missing"
+                )
             yield line.to_requests() if isinstance(line, _RequestColumns) else line
         except ValidationError as error:
             first = error.errors()[0]

@@ -108,6 +108,22 @@ def test_data_after_the_end_of_a_run_is_refused(run_file: NewRun, more: bytes, *
         read_run(path)
 
 
+@pytest.mark.parametrize("place", range(1, 6))
+def test_a_file_that_lost_a_line_is_refused(run_file: NewRun, place: int) -> None:
+    path = run_file().header().server().block("xla", [1.0]).block("graph", [1.0]).write()
+    lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+    path.write_bytes(b"".join(lines))
+    assert read_run(path).end
+    path.write_bytes(b"".join([*lines[:place], *lines[place + 1 :]]))
+    with pytest.raises(RunFileError, match=r"line 6: end: lines: expected 6, got 7: lines are missing"):
+        read_run(path)
+
+
+def test_the_end_of_an_older_file_has_no_number_of_lines(run_file: NewRun, tmp_path: Path) -> None:
+    end = '{"kind": "end", "interrupted": false, "complete": true}'
+    assert read_text(tmp_path / "x", header_text(run_file), BLOCK, end).end == End(False, True)
+
+
 def test_a_file_that_was_unpacked_is_read_as_well(run_file: NewRun, tmp_path: Path) -> None:
     path = run_file().header().block("xla", [1.0]).write()
     plain = tmp_path / "plain.jsonl"
