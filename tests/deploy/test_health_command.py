@@ -34,17 +34,17 @@ def test_a_server_that_drains_is_live_and_not_ready(start_server: StartServer) -
     server = start_server({"models": [NOOP], "shutdown_delay_s": PATIENCE_S})
     port = server.grpc.rpartition(":")[2]
     assert health(XLASERVE_GRPC_PORT=port) == (0, "SERVING")
-    assert health("--server", server.grpc, "--service", "noop") == (0, "SERVING")
-    status, said = health("--server", server.grpc, "--service", "nothing")
+    assert health("--target", server.grpc, "--service", "noop") == (0, "SERVING")
+    status, said = health("--target", server.grpc, "--service", "nothing")
     assert (status, said) == (1, f"xlaserve-health: {server.grpc}: NOT_FOUND: no such service")
     server.process.terminate()
     server.wait_for(lambda: "still serving" in server.stderr, "it did not drain")
-    assert health("--server", server.grpc) == (1, "NOT_SERVING")
-    assert health("--server", server.grpc, "--service", "liveness") == (0, "SERVING")
+    assert health("--target", server.grpc) == (1, "NOT_SERVING")
+    assert health("--target", server.grpc, "--service", "liveness") == (0, "SERVING")
     time.sleep(SECOND_SIGNAL_S)  # a signal that comes sooner is the same one
     server.process.terminate()
     assert server.wait() == 0
-    status, said = health("--server", server.grpc)
+    status, said = health("--target", server.grpc)
     assert status == 1
     assert said.startswith(f"xlaserve-health: {server.grpc}: UNAVAILABLE: ")
 
@@ -59,9 +59,9 @@ def test_a_server_with_tls_is_asked_with_a_certificate(start_server: StartServer
         part.write_to_path(certificate, append=True)
     tls = {"tls_certificate": str(certificate), "tls_key": str(key), "tls_client_ca": str(ca)}
     server = start_server({"models": [NOOP], **tls})
-    options = ("--server", server.grpc, "--tls-ca", str(ca), "--tls-name", "vision.example")
+    options = ("--target", server.grpc, "--tls-ca", str(ca), "--tls-name", "vision.example")
     assert health(*options, "--tls-cert", str(certificate), "--tls-key", str(key)) == (0, "SERVING")
-    assert health("--server", server.grpc, "--timeout", "1")[0] == 1
+    assert health("--target", server.grpc, "--timeout", "1")[0] == 1
     missing = str(tmp_path / "missing.pem")
     assert health("--tls-ca", missing) == (1, f"xlaserve-health: {missing}: No such file or directory")
 

@@ -430,7 +430,7 @@ def test_commands_of_the_server_and_the_client_and_loadtest_say_who_calls(
     target = ("--tls-ca", str(place.ca), "--target", locked.grpc)
     commands = {
         "client": ("xlaserve_client", "classify", *target, MINE, "three.png"),
-        "server": ("xlaserve", "ledger", "--server", locked.grpc),
+        "server": ("xlaserve", "ledger", "--target", locked.grpc),
     }
     for name, command in commands.items():
         status, said = run(*command)

@@ -35,7 +35,7 @@ def test_nobody_profiles_a_server_that_was_not_configured_for_it(server: Server)
     with pytest.raises(grpc.RpcError) as refused:
         profile(server.grpc, 0.1)
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    done = xlaserve("profile", "--server", server.grpc, "--seconds", "0.1")
+    done = xlaserve("profile", "--target", server.grpc, "--seconds", "0.1")
     assert done.returncode == 1
     assert done.stderr.startswith(f"xlaserve: server {server.grpc}: it records no profiles; start it with admin: true")
 
@@ -51,7 +51,7 @@ def test_a_server_without_tensorflow_has_nothing_to_profile(start_server: StartS
 def test_a_profile_is_recorded_where_the_configuration_says(start_server: StartServer, tmp_path: Path) -> None:
     model = {"name": "digits", "source": "builtin:digits", "modes": ["xla"], "buckets": [1]}
     server = start_server({"models": [model], "admin": True, "profile_dir": str(tmp_path / "profiles")})
-    done = xlaserve("profile", "--server", server.grpc, "--seconds", "0.2")
+    done = xlaserve("profile", "--target", server.grpc, "--seconds", "0.2")
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "profiles").iterdir()
     assert folder.name in done.stdout
@@ -64,21 +64,21 @@ def test_a_profile_is_recorded_where_the_configuration_says(start_server: StartS
 
 
 def test_the_ledger_of_a_running_server_says_what_when_and_how_long(server: Server) -> None:
-    table = xlaserve("ledger", "--server", server.grpc)
+    table = xlaserve("ledger", "--target", server.grpc)
     assert table.returncode == 0, table.stderr
     header, *lines = table.stdout.splitlines()
     assert header.split()[:3] == ["model", "mode", "bucket"]
     assert "ready at" in header
     assert any(line.split()[:3] == ["digits", "xla", "8x32x32"] for line in lines)
 
-    ledger = json.loads(xlaserve("ledger", "--server", server.grpc, "--json").stdout)
+    ledger = json.loads(xlaserve("ledger", "--target", server.grpc, "--json").stdout)
     assert ledger["unexpected"] == []
     assert len(ledger["programs"]) == len(lines)
     assert all(program["at"].startswith("20") and program["run_s"] > 0 for program in ledger["programs"])
 
 
 def test_a_server_that_does_not_answer_is_said_in_a_line() -> None:
-    done = xlaserve("ledger", "--server", "127.0.0.1:1")
+    done = xlaserve("ledger", "--target", "127.0.0.1:1")
     assert done.returncode == 1
     assert done.stderr.startswith("xlaserve: server 127.0.0.1:1: UNAVAILABLE")
     assert "Traceback" not in done.stderr

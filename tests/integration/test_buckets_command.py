@@ -29,7 +29,7 @@ def server(start_module_server: StartServer) -> Any:
 
 def test_without_traffic_nothing_is_proposed(start_server: StartServer) -> None:
     server = start_server({"models": [MODEL]})
-    done = xlaserve_buckets("noop", "--server", server.grpc)
+    done = xlaserve_buckets("noop", "--target", server.grpc)
     assert (done.returncode, done.stdout) == (1, "")
     assert (
         done.stderr == f"xlaserve: model noop: {server.grpc} has run no batch of it yet, so that no demand is known\n"
@@ -43,7 +43,7 @@ def test_what_waited_is_reported_with_a_set_for_it(
     for _ in range(40):
         assert client.ask(1, 2, 3) is grpc.StatusCode.OK
     file = tmp_path / "demand.json"
-    done = xlaserve_buckets("noop", "--server", server.grpc, "--json", "--save", str(file))
+    done = xlaserve_buckets("noop", "--target", server.grpc, "--json", "--save", str(file))
     assert (done.returncode, done.stderr) == (0, "")
     (report,) = json.loads(done.stdout)
     assert (report["model"], report["resolution"], report["demand"]) == ("noop", [224, 224], {"3": 120})
@@ -54,7 +54,7 @@ def test_what_waited_is_reported_with_a_set_for_it(
     assert proposed["image_s"] <= powers["image_s"] * 1.01
     assert report["gain_over_powers_of_two"] == pytest.approx(1 - proposed["image_s"] / powers["image_s"])
 
-    table = xlaserve_buckets("noop", "--server", server.grpc, "--max-buckets", "1").stdout
+    table = xlaserve_buckets("noop", "--target", server.grpc, "--max-buckets", "1").stdout
     assert "noop at 224x224: 120 images; waiting with them: at most 3 for 100%" in table
     assert "powers of two" in table
     (line,) = [line for line in table.splitlines() if line.startswith("buckets: ")]
@@ -73,13 +73,13 @@ def test_what_cannot_be_is_refused_in_one_line(
     server: Server, connect: Callable[[Any], Any], options: tuple[str, ...], reason: str
 ) -> None:
     assert connect(server).ask(1) is grpc.StatusCode.OK
-    done = xlaserve_buckets(*options, "--server", server.grpc)
+    done = xlaserve_buckets(*options, "--target", server.grpc)
     assert done.returncode == 1
     assert done.stderr.startswith(reason.format(server=server.grpc))
     assert done.stderr.count("\n") == 1
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
-    done = xlaserve_buckets("noop", "--server", "127.0.0.1:1")
+    done = xlaserve_buckets("noop", "--target", "127.0.0.1:1")
     assert done.returncode == 1
     assert done.stderr.startswith("xlaserve: server 127.0.0.1:1: UNAVAILABLE: ")

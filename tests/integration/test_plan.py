@@ -23,7 +23,7 @@ def plan(*arguments: str, status: int = 0) -> str:
 
 @pytest.mark.slow
 def test_a_servers_own_costs_say_how_many_are_needed(server: Server) -> None:
-    found = json.loads(plan("--server", server.grpc, "--model", "digits", "--rate", "100", "--json"))
+    found = json.loads(plan("--target", server.grpc, "--model", "digits", "--rate", "100", "--json"))
     assert found["servers"] == 1
     (one,) = (each for each in found["simulations"] if each["servers"] == 1)
     assert 0 < one["p50_s"] <= one["p99_s"] < 0.05
@@ -74,7 +74,7 @@ def test_costs_and_a_trace_need_no_server(tmp_path: Path) -> None:
             ("--costs", "1=9", "--rate", "5", "--buckets", "1,2"),
             "--buckets: expected some of 1, which are measured",
         ),
-        (("--server", "127.0.0.1:1", "--rate", "5"), "127.0.0.1:1"),
+        (("--target", "127.0.0.1:1", "--rate", "5"), "127.0.0.1:1"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(arguments: tuple[str, ...], message: str) -> None:

@@ -25,7 +25,7 @@ from xlaserve_proto import vision_pb2 as pb
 def run(invocation: Invocation) -> int:
     """Prints the sets of buckets of each resolution that was asked for, and what to configure."""
     own = invocation.own
-    server = own.server or remote.address(invocation.settings)
+    server = own.target or remote.address(invocation.settings)
     model = remote.ready_model(remote.list_models(server).models, own.model, server)
     reports = reports_of(model, own.mode, own.max_batch, own.max_buckets)
     if not reports:
@@ -79,7 +79,7 @@ def reports_of(model: pb.Model, mode: str, most_batch: int | None, most_buckets:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's own options."""
     parser.add_argument("model", metavar="MODEL", help="the model's name")
-    remote.add_server(parser, "the server to ask; by default the one that the settings describe")
+    remote.add_target(parser, "the server to ask; by default the one that the settings describe")
     parser.add_argument("--mode", default="", help="the mode to choose for; the model's default by default")
     parser.add_argument("--max-batch", type=arguments.count, metavar="N", help="no larger bucket")
     most = AutoBuckets().max_buckets

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = stub.Check(request, timeout=options.timeout).status
     except grpc.RpcError as error:
         said = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
-        sys.stderr.write(f"xlaserve-health: {options.server}: {said}\n")
+        sys.stderr.write(f"xlaserve-health: {options.target}: {said}\n")
         return 1
     except OSError as error:
         sys.stderr.write(f"xlaserve-health: {error.filename}: {error.strerror}\n")
@@ -43,10 +43,10 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="xlaserve-health", description="Asks a server for its health. Exits with 0 where it serves, else with 1."
     )
-    server = f"127.0.0.1:{os.environ.get(PORT_VARIABLE, '8001')}"
+    target = f"127.0.0.1:{os.environ.get(PORT_VARIABLE, '8001')}"
     found.add_argument(
-        "--server",
-        default=server,
+        "--target",
+        default=target,
         metavar="HOST:PORT",
         help=f"port 8001, or {PORT_VARIABLE}, of this machine by default",
     )
@@ -68,10 +68,10 @@ def parser() -> argparse.ArgumentParser:
 def _connect(options: argparse.Namespace) -> grpc.Channel:
     settings: list[tuple[str, str | int]] = [("grpc.enable_http_proxy", 0)]
     if options.tls_ca is None:
-        return grpc.insecure_channel(options.server, settings)
+        return grpc.insecure_channel(options.target, settings)
     if options.tls_name:
         settings.append(("grpc.ssl_target_name_override", options.tls_name))
     files = (options.tls_ca, options.tls_key, options.tls_cert)
     return grpc.secure_channel(
-        options.server, grpc.ssl_channel_credentials(*(path and path.read_bytes() for path in files)), settings
+        options.target, grpc.ssl_channel_credentials(*(path and path.read_bytes() for path in files)), settings
     )

@@ -19,7 +19,7 @@ from xlaserve_proto import vision_pb2 as pb
 
 def run(invocation: Invocation) -> int:
     """Prints the ledger, and what XLA compiled although nothing asked for it."""
-    answer = remote.list_models(invocation.own.server or remote.address(invocation.settings))
+    answer = remote.list_models(invocation.own.target or remote.address(invocation.settings))
     entries = [_entry(model, program) for model in answer.models for program in model.programs]
     unexpected = answer.unexpected_compilations
     if invocation.own.json:
@@ -37,7 +37,7 @@ def run(invocation: Invocation) -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's own options."""
-    remote.add_server(parser, "the server to ask; by default the one that the settings describe")
+    remote.add_target(parser, "the server to ask; by default the one that the settings describe")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 

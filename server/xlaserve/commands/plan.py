@@ -85,7 +85,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", default="", help="the model; may be left out where the server has one")
     parser.add_argument("--mode", default="", help="the mode; the model's default by default")
-    remote.add_server(parser, "the server that measured the costs; by default the one that the settings describe")
+    remote.add_target(parser, "the server that measured the costs; by default the one that the settings describe")
     parser.add_argument(
         "--costs",
         metavar="N=MS,...",
@@ -153,7 +153,7 @@ def _measured(invocation: Invocation) -> Measured:
         lanes = max(own.lanes) if own.lanes else 1
         known = Measured(Profile(_costs(own.costs), lanes, deviations=lognormal(SPREAD)), 0, 0.0)
     else:
-        server = own.server or remote.address(settings)
+        server = own.target or remote.address(settings)
         answer = remote.list_models(server)
         model = remote.ready_model(answer.models, own.model, server)
         mode = own.mode or model.default_mode

@@ -27,10 +27,10 @@ HEAVIEST: Final = 10
 def run(invocation: Invocation) -> int:
     """Records, and says where to look."""
     own = invocation.own
-    if own.server is not None:
-        return _of_server(own.server, own.seconds)
+    if own.target is not None:
+        return _of_server(own.target, own.seconds)
     if own.model is None:
-        raise ConfigError("model: expected a model to run, or --server")
+        raise ConfigError("model: expected a model to run, or --target")
     arguments.make_folder(own.out)
     loaded = subject.load(invocation.settings, own.model, own.bucket, own.mode)
     program = loaded.compile(own.mode)
@@ -55,7 +55,7 @@ def run(invocation: Invocation) -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the command's own options."""
     parser.add_argument("model", metavar="MODEL", nargs="?", help="a configured model, or any source, to be run here")
-    remote.add_server(parser, "record what this running server does instead; it must be configured with admin: true")
+    remote.add_target(parser, "record what this running server does instead; it must be configured with admin: true")
     parser.add_argument("--seconds", type=arguments.duration_s, default=5.0, metavar="S", help="how long (%(default)g)")
     parser.add_argument("--out", type=Path, default=Path("xlaserve-profile"), metavar="DIR", help="%(default)s")
     parser.add_argument("--bucket", type=arguments.bucket, metavar="BxHxW", help="the bucket: 8, or 8x224x224")

@@ -26,9 +26,9 @@ LIST_TIMEOUT_S = 10.0
 UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0))
 
 
-def add_server(parser: argparse.ArgumentParser, text: str) -> None:
-    """Adds `--server`."""
-    parser.add_argument("--server", metavar="HOST:PORT", help=text)
+def add_target(parser: argparse.ArgumentParser, text: str) -> None:
+    """Adds `--target`, which was `--server` in 0.1."""
+    parser.add_argument("--target", "--server", metavar="HOST:PORT", help=text)
 
 
 def address(settings: Settings) -> str:

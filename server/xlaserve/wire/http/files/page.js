@@ -230,7 +230,7 @@
     const ports = [["gRPC", addresses.grpc], ["HTTP", addresses.http], ["metrics", addresses.metrics]]
       .filter(([, address]) => address).map(([protocol, address]) => `${protocol} ${address}`);
     set($("what"), [name, `${count(lanes.count, "lane")}`, look.tensorflow ? `TensorFlow ${look.tensorflow}` : "", `up ${span(look.up_s)}`, ...ports].filter(Boolean).join(" · "));
-    set($("profile-command"), `xlaserve profile --server ${addresses.grpc}`);
+    set($("profile-command"), `xlaserve profile --target ${addresses.grpc}`);
     set($("metrics-url"), new URL("metrics", document.baseURI).href);
     $("links-need-key").hidden = !key;
   };
