@@ -18,7 +18,7 @@ OURS, THEIRS = ({**NOOP, "max_queue_delay_ms": delay_ms} for delay_ms in (20, 60
 def compare(tmp_path: Path, *arms: str) -> tuple[int, Summary]:
     record = tmp_path / "two.run.jsonl.gz"
     load = ("--concurrency", "1", "--duration", "4", "--warmup", "0.2", "--full-duration", "--workers", "1")
-    options = ("--model", "noop", *load, "--record", str(record))
+    options = ("--model", "noop", *load, "--details", "--record", str(record))
     status = cli.main([*options, *(word for arm in arms for word in ("--arm", arm))])
     return status, summarize(read_run(record))
 
