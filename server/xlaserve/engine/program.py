@@ -43,6 +43,15 @@ Executable = Callable[..., Outputs]
 nothing else. It blocks until the outputs are there, which own their memory: the arrays may be overwritten as soon as it
 returns. Safe to call from several threads at a time. Call it through `run_batch`, which checks the outputs."""
 
+Noted = Callable[[Executable, str, float], Executable]
+"""Wraps an executable so that its runs are recorded as under way, given the program's mode and bucket as text, and the
+seconds that a run takes; see `UnderWay.noted`."""
+
+
+def not_noted(executable: Executable, program: str, cost_s: float) -> Executable:
+    """Returns the executable as it is: its runs are not recorded."""
+    return executable
+
 
 class WrongRowsError(Exception):
     """An output has not one row for each image of its batch. `index` is its place among the outputs."""

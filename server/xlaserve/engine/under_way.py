@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
@@ -21,13 +21,17 @@ from xlaserve.config import ModelSettings, model_files
 from xlaserve.engine.program import Executable, Outputs
 
 KEY_BYTES: Final = 16
+TITLE_BYTES: Final = 127
 STEPS_BYTES: Final = 232
 SLOTS: Final = 1024
 """Threads that run batches, and loads, that are recorded; any beyond share the last slot."""
-_SLOT: Final = Struct(f"={KEY_BYTES}sQ{STEPS_BYTES}s")
-"""A key; the number of the thread that runs the batch, 0 for a load, which several threads work for; its steps."""
-_STEPS: Final = KEY_BYTES + 8
+_SLOT: Final = Struct(f"={KEY_BYTES}s{TITLE_BYTES}s{STEPS_BYTES}s?Q")
+"""A key; the title of the version; the steps of a load, or the program of a batch; whether the batch is taken to never
+end; the number of the thread that runs the batch, 0 for a load, which several threads work for."""
+_STEPS: Final = KEY_BYTES + TITLE_BYTES
 """The offset of the steps in a slot, in bytes."""
+_IS_ENDLESS: Final = _STEPS + STEPS_BYTES
+"""The offset of the mark of an endless batch in a slot, in bytes."""
 _NOTHING: Final = bytes(KEY_BYTES)
 _CURRENT: Final = re.compile(r"Current thread 0x([0-9a-f]+)")
 """The line in which `faulthandler` names the thread that a signal came to."""
@@ -44,6 +48,28 @@ def create() -> int:
     file = os.memfd_create("xlaserve-under-way", os.MFD_CLOEXEC)
     os.ftruncate(file, SLOTS * _SLOT.size)
     return file
+
+
+class NotedProgram(NamedTuple):
+    """A program whose runs are recorded."""
+
+    title: str
+    """The name of the version in messages."""
+    program: str
+    """Its mode and bucket in messages."""
+    cost_s: float
+    """Time that a run takes while all lanes are busy, as warm-up measured it."""
+
+
+class BatchRun(NamedTuple):
+    """A run of a program that is under way; each has another `number`."""
+
+    noted: NotedProgram
+    number: int
+    thread: int
+    """Number of the thread that runs it, as `threading.get_ident` tells."""
+    start: int
+    """Offset of its slot, in bytes."""
 
 
 class LoadRecord:
@@ -92,8 +118,7 @@ class LoadRecord:
 
     def _write(self) -> None:
         self.since_s = time.monotonic()
-        steps = self.step.encode()[:STEPS_BYTES]
-        self._memory[self._start : self._start + STEPS_BYTES] = steps.ljust(STEPS_BYTES, b"\0")
+        self._memory[self._start : self._start + STEPS_BYTES] = _fixed(self.step, STEPS_BYTES)
         if self._is_closed and not self._steps:
             self._free()
 
@@ -110,29 +135,53 @@ class UnderWay:
         self._next = count()
         self._free: list[int] = []
         """Slots of loads that have ended."""
+        self._threads: dict[int, int] = {}
+        """Threads that run batches, by their slots."""
+        self._running: dict[int, tuple[NotedProgram, int]] = {}
+        """Runs that are under way, by their slots, each with a number of its own."""
+        self._runs = count()
 
-    def noted(self, key: bytes, executable: Executable) -> Executable:
-        """Returns the executable of a version wrapped so that each run is recorded for as long as it takes."""
-        memory = self._memory
+    def noted(
+        self, key: bytes, title: str, executable: Executable, program: str = "", cost_s: float = 0.0
+    ) -> Executable:
+        """Returns the executable of a version wrapped so that each run is recorded for as long as it takes.
+
+        `title`, `program` and `cost_s` are those of `NotedProgram`.
+        """
+        memory, running, runs = self._memory, self._running, self._runs
+        noted = NotedProgram(title, program, cost_s)
+        record = key + _fixed(title, TITLE_BYTES) + _fixed(program, STEPS_BYTES) + bytes(1)
 
         def run(*rows: NDArray[Any]) -> Outputs:
             start = self._slot()
-            memory[start : start + KEY_BYTES] = key
+            memory[start : start + len(record)] = record
+            running[start] = noted, next(runs)
             try:
                 return executable(*rows)
             finally:
                 memory[start : start + KEY_BYTES] = _NOTHING
+                running.pop(start, None)
 
         return run
 
+    def batches(self) -> list[BatchRun]:
+        """Returns the runs that are under way. On any thread."""
+        running = self._running.copy()
+        return [BatchRun(noted, number, self._threads[start], start) for start, (noted, number) in running.items()]
+
+    def mark_endless(self, batches: Iterable[BatchRun]) -> None:
+        """Records that these never end: they and no others are suspects if the process ends now."""
+        for batch in batches:
+            self._memory[batch.start + _IS_ENDLESS] = True
+
     @contextmanager
-    def loading(self, key: bytes) -> Iterator[LoadRecord]:
+    def loading(self, key: bytes, title: str) -> Iterator[LoadRecord]:
         """Records the load of a version until it ends and no step of it is under way any more."""
         try:
             start = self._free.pop()
         except IndexError:
             start = self._take(0)
-        self._memory[start : start + KEY_BYTES] = key
+        self._memory[start : start + _STEPS] = key + _fixed(title, TITLE_BYTES)
         record = LoadRecord(self._memory, start, partial(self._free_slot, start))
         try:
             yield record
@@ -148,14 +197,16 @@ class UnderWay:
         try:
             start: int = self._of_thread.start
         except AttributeError:
-            start = self._of_thread.start = self._take(threading.get_ident())
+            thread = threading.get_ident()
+            start = self._of_thread.start = self._take(thread)
+            self._threads[start] = thread
         return start
 
     def _take(self, thread: int) -> int:
         """Returns the offset of a new slot, in bytes; the last slot is shared by all threads and loads that find no
         other."""
         start = min(next(self._next), SLOTS - 1) * _SLOT.size
-        _SLOT.pack_into(self._memory, start, _NOTHING, thread, b"")
+        _SLOT.pack_into(self._memory, start, _NOTHING, b"", b"", False, thread)
         return start
 
 
@@ -163,32 +214,42 @@ class Suspect(NamedTuple):
     """A load or batches of a version that were under way when a process ended."""
 
     is_load: bool
+    title: str
+    """The name of the version in messages."""
     steps: str = ""
-    """Steps of a load, separated by semicolons; empty where no step was under way."""
-    is_beside_batches: bool = False
-    """Of a load: whether batches of other versions ran as well, any of which may have ended the process."""
+    """Steps of a load, separated by semicolons, empty where no step was under way; the program of a batch."""
 
 
 def suspects(file: int, last_words: str) -> Mapping[bytes, Suspect]:
     """Returns the versions that may have ended a process, by their keys, from its records in `file`.
 
     `last_words` is the text that `faulthandler` wrote. If it names the thread of a batch, only the version of that
-    batch is a suspect. Otherwise the fault was in a thread of a library: the suspects are the loads, which are rarer
-    than batches, or, without any, all batches. Of the loads only those at a step are suspects, where any is: others
-    wait.
+    batch is a suspect. Otherwise, where batches were marked as endless, they are the suspects. Otherwise the fault was
+    in a thread of a library, or the library ended the process: the suspects are all batches and loads. Of the loads
+    only those at a step are suspects, where any is: others wait.
     """
     slots = [*_SLOT.iter_unpack(os.pread(file, SLOTS * _SLOT.size, 0))]
     noted = [
-        (key, thread, Suspect(not thread, steps.rstrip(b"\0").decode(errors="ignore")))
-        for key, thread, steps in slots
+        (key, thread, is_endless, Suspect(not thread, _text(title), _text(steps)))
+        for key, title, steps, is_endless, thread in slots
         if key != _NOTHING
     ]
     current = _CURRENT.search(last_words)
-    for key, thread, suspect in noted:
+    for key, thread, _, suspect in noted:
         if current is not None and thread == int(current[1], 16):
             return {key: suspect}
-    loads = {key: suspect for key, _, suspect in noted if suspect.is_load}
-    if any(key not in loads for key, _, _ in noted):
-        loads = {key: suspect._replace(is_beside_batches=True) for key, suspect in loads.items()}
+    if endless := {key: suspect for key, _, is_endless, suspect in noted if is_endless}:
+        return endless
+    batches = {key: suspect for key, _, _, suspect in noted if not suspect.is_load}
+    loads = {key: suspect for key, _, _, suspect in noted if suspect.is_load}
     at_steps = {key: suspect for key, suspect in loads.items() if suspect.steps}
-    return at_steps or loads or {key: suspect for key, _, suspect in noted}
+    return batches | (at_steps or loads)
+
+
+def _fixed(text: str, size_bytes: int) -> bytes:
+    """Returns the beginning of a text, filled up with zeros."""
+    return text.encode()[:size_bytes].ljust(size_bytes, b"\0")
+
+
+def _text(content: bytes) -> str:
+    return content.rstrip(b"\0").decode(errors="ignore")

@@ -107,7 +107,7 @@ class Loader:
         try:
             async with preparing as prepared, self.turns.turn(version.title) as turn:
                 await asyncio.to_thread(lambda: version.key)  # it reads the state of all of the model's files
-                with self.under_way.loading(version.key) as turn.progress:
+                with self.under_way.loading(version.key, version.title) as turn.progress:
                     return await self._load(version, turn.progress, prepared, stop, others_serve=others_serve)
         finally:
             stop.set()
@@ -202,7 +202,7 @@ class Loader:
             max_bytes=self.settings.max_queue_bytes,
             max_queue_delay_s=settings.max_queue_delay_ms / 1000,
             inputs=model.inputs,
-            noted=partial(self.under_way.noted, version.key),
+            noted=partial(self.under_way.noted, version.key, version.title),
             on_crash=self.on_crash,
             on_retired=version.retired,
             on_traced=self.on_traced,
@@ -214,7 +214,7 @@ class Loader:
         verifier = verification.verifier(model, has_tf32=self.has_tf32, warn=version.warn, reference=any_size)
         return Background(
             settings=version.settings,
-            any_size=self.under_way.noted(version.key, any_size),
+            any_size=any_size,
             sides=model.size,
             inputs=model.inputs,
             modes=version.compiled_modes,
@@ -226,7 +226,7 @@ class Loader:
     @contextmanager
     def _making(self, version: Version, step: str) -> Iterator[None]:
         """Held while a program is made beside the traffic."""
-        with self.expecting(), self.under_way.loading(version.key) as load, load.at(step):
+        with self.expecting(), self.under_way.loading(version.key, version.title) as load, load.at(step):
             yield
 
     async def _compile(
@@ -262,7 +262,7 @@ class Loader:
             compiling=self._compiling_in_background,
             turn=partial(self.background_turns.turn, version.title),
             expecting=partial(self._making, version),
-            noted=partial(self.under_way.noted, version.key),
+            noted=partial(self.under_way.noted, version.key, version.title),
             verifier=verifier,
             inputs=model.inputs,
         )

@@ -6,7 +6,7 @@ import json
 from typing import Final
 
 from xlaserve.engine.under_way import Suspect, suspects
-from xlaserve.processes.supervision.parent import CRASHES, STOPS, exit_status
+from xlaserve.processes.supervision.parent import CRASHES, SILENCED, STOPS, exit_status
 from xlaserve.processes.supervision.process import as_words
 from xlaserve.processes.supervision.role import NO_USE
 
@@ -47,20 +47,36 @@ class Crashes:
 
         `under_way` and `last_words` are the descriptors of the files that the process has left. A process that ends
         without having said so (`has_said_so`) was ended by a library, perhaps with status 0, or from outside, by a
-        signal that no process ends itself with. A version that was loaded alone, and beside no batches, would be loaded
-        in the same way each time: it is set aside after one crash.
+        signal that no process ends itself with.
+
+        A version that was loaded alone, and beside no batches, would be loaded in the same way each time: it is set
+        aside after one crash, unless the process was ended for its silence (`SILENCED`). A version that ran may have
+        crashed for the sake of a single request: it is set aside after `MOST` crashes, even if nothing else was under
+        way. If such a version was under way at all of them, a load beside it does not count: after a crash, loads are
+        always under way.
         """
         if not (_is_failure(status) if has_said_so else _is_crash(status)):
             return ""
         with open(last_words, errors="replace", closefd=False) as words:
             words.seek(0)
             found = suspects(under_way, words.read())
+        ran = [key for key, suspect in found.items() if not suspect.is_load]
+        is_by_batch = any(self._count(key) + 1 >= MOST for key in ran)
         for key, suspect in found.items():
-            count, _ = self._counted.pop(key.hex(), (0, ""))
-            is_certain = suspect.is_load and len(found) == 1 and not suspect.is_beside_batches
-            self._counted[key.hex()] = (MOST if is_certain else count + 1, f"{as_words(status)} while {_how(suspect)}")
+            count = self._count(key)
+            if suspect.is_load and len(found) == 1 and status != -SILENCED:
+                count = MOST
+            elif not (suspect.is_load and is_by_batch):
+                count += 1
+            self._counted.pop(key.hex(), None)  # the latest are the last
+            self._counted[key.hex()] = count, f"{as_words(status)} while it {_how(suspect)}"
         self._counted = dict([*self._counted.items()][-MOST_KNOWN:])
-        return " or ".join(dict.fromkeys(map(_how, found.values())))
+        return " or ".join(f"model {suspect.title} {_how(suspect)}" for suspect in found.values())
+
+    def _count(self, key: bytes) -> int:
+        """Returns the crashes that a version may have caused."""
+        count, _ = self._counted.get(key.hex(), (0, ""))
+        return count
 
 
 def _is_crash(status: int) -> bool:
@@ -72,6 +88,5 @@ def _is_failure(status: int) -> bool:
 
 
 def _how(suspect: Suspect) -> str:
-    if not suspect.is_load:
-        return "a model ran"
-    return f"a model was loaded ({suspect.steps})" if suspect.steps else "a model was loaded"
+    did = "was loaded" if suspect.is_load else "ran"
+    return f"{did} ({suspect.steps})" if suspect.steps else did

@@ -45,7 +45,9 @@ class World:
             self._end.wait()
             return ()
 
-        thread = threading.Thread(target=self.under_way.noted(key_of(settings), executable), args=(IMAGES,))
+        program = "mode xla, bucket 1x1x1"
+        noted = self.under_way.noted(key_of(settings), settings.name, executable, program, 0.25)
+        thread = threading.Thread(target=noted, args=(IMAGES,))
         self._running.append(thread)
         thread.start()
         assert begun.wait(20)
@@ -83,11 +85,42 @@ def test_all_that_run_are_suspected_where_the_thread_is_none_of_theirs(file: int
         assert {*suspects(file, words)} == {key_of(A), key_of(B)}
 
 
-def test_a_load_is_suspected_before_batches(file: int, world: World) -> None:
+def test_a_load_and_batches_beside_it_are_all_suspected(file: int, world: World) -> None:
     world.run(A)
-    with world.under_way.loading(key_of(C)):
-        assert {*suspects(file, "")} == {key_of(C)}
-    assert {*suspects(file, "")} == {key_of(A)}
+    with world.under_way.loading(key_of(C), "c"):
+        assert {*suspects(file, "")} == {key_of(A), key_of(C)}
+    assert suspects(file, "") == {key_of(A): Suspect(is_load=False, title="a", steps="mode xla, bucket 1x1x1")}
+
+
+def test_batches_that_never_end_are_suspected_before_all_others(file: int, world: World) -> None:
+    world.run(A)
+    world.run(B)
+    of_b = [batch for batch in world.under_way.batches() if batch.noted.title == "b"]
+    assert [(batch.thread, batch.noted.cost_s) for batch in of_b] == [(world.threads["b"], 0.25)]
+    with world.under_way.loading(key_of(C), "c"):
+        world.under_way.mark_endless(of_b)
+        assert {*suspects(file, "")} == {key_of(B)}
+    world.end()
+    assert world.under_way.batches() == []
+
+
+def test_each_run_of_a_program_is_another_and_the_next_is_not_taken_for_endless(file: int) -> None:
+    under_way = UnderWay(file)
+    seen = []
+
+    def executable(images: Images) -> Outputs:
+        (batch,) = under_way.batches()
+        seen.append((batch, {*suspects(file, "")}))
+        under_way.mark_endless([batch])
+        return ()
+
+    run = under_way.noted(key_of(A), "a", executable)
+    with under_way.loading(key_of(C), "c"):
+        for _ in range(2):
+            run(IMAGES)
+    (first, before), (second, after) = seen
+    assert first != second
+    assert before == after == {key_of(A), key_of(C)}
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -97,7 +130,7 @@ def test_what_has_ended_is_not_under_way(file: int, fails: bool) -> None:
             raise ValueError
         return ()
 
-    run: Callable[..., Any] = UnderWay(file).noted(key_of(A), executable)
+    run: Callable[..., Any] = UnderWay(file).noted(key_of(A), "a", executable)
     try:
         run(IMAGES)
     except ValueError:
@@ -106,20 +139,23 @@ def test_what_has_ended_is_not_under_way(file: int, fails: bool) -> None:
 
 
 def test_of_loads_those_at_a_step_are_suspected_with_it(file: int, world: World) -> None:
-    with world.under_way.loading(key_of(A)), world.under_way.loading(key_of(B)) as load:
+    with world.under_way.loading(key_of(A), "a"), world.under_way.loading(key_of(B), "b") as load:
         with load.at("compiling mode xla, bucket 1x8x8"), load.at("compiling mode xla, bucket 2x8x8"):
             steps = "compiling mode xla, bucket 1x8x8; compiling mode xla, bucket 2x8x8"
-            assert suspects(file, "") == {key_of(B): Suspect(is_load=True, steps=steps)}
-        assert suspects(file, "") == {key_of(A): Suspect(is_load=True), key_of(B): Suspect(is_load=True)}
+            assert suspects(file, "") == {key_of(B): Suspect(is_load=True, title="b", steps=steps)}
+        assert suspects(file, "") == {
+            key_of(A): Suspect(is_load=True, title="a"),
+            key_of(B): Suspect(is_load=True, title="b"),
+        }
         with load.at("x" * 2 * STEPS_BYTES):
             assert suspects(file, "")[key_of(B)].steps == "x" * STEPS_BYTES
 
 
 def test_a_step_ends_where_it_fails(file: int, world: World) -> None:
-    with world.under_way.loading(key_of(A)) as load:
+    with world.under_way.loading(key_of(A), "a") as load:
         with pytest.raises(ValueError, match="no"), load.at("building the model"):
             raise ValueError("no")
-        assert suspects(file, "") == {key_of(A): Suspect(is_load=True)}
+        assert suspects(file, "") == {key_of(A): Suspect(is_load=True, title="a")}
 
 
 def test_a_version_whose_file_was_replaced_is_another_one(tmp_path: Path) -> None:
@@ -141,18 +177,18 @@ def test_versions_are_told_apart_by_their_settings() -> None:
 def test_more_loads_than_there_is_room_for_end_nothing(file: int) -> None:
     under_way = UnderWay(file)
     for _ in range(SLOTS + 2):
-        with under_way.loading(key_of(A)):
+        with under_way.loading(key_of(A), "a"):
             pass
-    with under_way.loading(key_of(B)):
+    with under_way.loading(key_of(B), "b"):
         assert {*suspects(file, "")} == {key_of(B)}
 
 
 def test_loads_that_have_ended_leave_their_places_to_others(file: int) -> None:
     under_way = UnderWay(file)
     for _ in range(2 * SLOTS):
-        with under_way.loading(key_of(C)):
+        with under_way.loading(key_of(C), "c"):
             pass
-    with under_way.loading(key_of(A)):
-        with under_way.loading(key_of(B)):
+    with under_way.loading(key_of(A), "a"):
+        with under_way.loading(key_of(B), "b"):
             assert {*suspects(file, "")} == {key_of(A), key_of(B)}
         assert {*suspects(file, "")} == {key_of(A)}

@@ -59,7 +59,7 @@ beginning.end()
 CRASH = """
 (folder / "ready").touch()
 if not beginning.set_aside:
-    with beginning.under_way.loading(key_of(ModelSettings(name="a", source="fake"))) as load, load.at("building"):
+    with beginning.under_way.loading(key_of(ModelSettings(name="a", source="fake")), "a") as load, load.at("building"):
         ctypes.string_at(0)
 """
 WAIT = """
@@ -150,7 +150,7 @@ def test_an_end_with_status_0_that_no_model_has_caused_is_a_failure(start: Start
 
 def test_a_server_that_crashes_again_and_again_gives_up() -> None:
     notes, last_words = under_way.create(), os.memfd_create("words")
-    load = UnderWay(notes).loading(b"k" * under_way.KEY_BYTES)
+    load = UnderWay(notes).loading(b"k" * under_way.KEY_BYTES, "k")
     load.__enter__()
     ends = json.dumps([time.monotonic()] * RestartPolicy().most, separators=(",", ":"))
     environment = {LEFT: f"{notes} {last_words} {ends} {{}}", parent.ENDED: f"{-signal.SIGSEGV} 1"}

@@ -27,7 +27,7 @@ from xlaserve.engine.batching.unmatched import Opener, Unmatched, refusal
 from xlaserve.engine.batching.worker import Batch, Worker
 from xlaserve.engine.buckets.demand import Resolution
 from xlaserve.engine.inputs import RGB_IMAGE, Inputs, Rows, empty
-from xlaserve.engine.program import Executable, Warmed
+from xlaserve.engine.program import Noted, Warmed, not_noted
 from xlaserve.engine.request import BatchRows, EncodedRequest, EngineRequest, Result, Shape
 from xlaserve.engine.timings import Timings
 from xlaserve.engine.trace_context import TracedBatch
@@ -45,7 +45,7 @@ class Batcher:
     """Serves one model's `programs` on the device's `lanes`.
 
     `max_images` and `max_bytes` bound its `admission`. A batch that is not full waits up to `max_queue_delay_s` for
-    more images. `noted` wraps each executable so that its runs are recorded as under way; see `UnderWay.noted`.
+    more images. `noted` wraps each executable so that its runs are recorded as under way.
     `on_crash` is called if the batch loop dies, which is a defect: the process should end. A bucket for which the
     device's memory did not suffice is retired with all larger ones, `on_retired` is called, and its batch runs in
     smaller ones, if there are any. `on_traced`, where there is one, is called with each batch of traced requests.
@@ -65,7 +65,7 @@ class Batcher:
         max_queue_delay_s: float = 0.0,
         inputs: Inputs = RGB_IMAGE,
         clock: Callable[[], float] = time.perf_counter,
-        noted: Callable[[Executable], Executable] = lambda executable: executable,
+        noted: Noted = not_noted,
         on_crash: Callable[[], None] = lambda: None,
         on_retired: Callable[[Mode, list[Bucket]], object] = lambda mode, buckets: None,
         on_traced: Callable[[TracedBatch], None] | None = None,
@@ -109,8 +109,12 @@ class Batcher:
         buckets = {bucket for _, bucket in programs} - self._reserved
         self.worker.reserve(buckets, self.inputs)
         self._reserved |= buckets
-        noted = {key: replace(one, executable=self._noted(one.executable)) for key, one in programs.items()}
-        self._programs.update(noted)
+        self._programs |= {
+            (mode, bucket): replace(
+                one, executable=self._noted(one.executable, f"mode {mode}, bucket {bucket}", one.cost.loaded_s)
+            )
+            for (mode, bucket), one in programs.items()
+        }
         self._queues.add(programs)
 
     def shapes(self) -> dict[Shape, int]:

@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 from xlaserve.config import Bucket, Mode
 from xlaserve.engine import gil
@@ -19,12 +20,15 @@ from xlaserve.engine.batching.worker import Batch, Run, Worker
 from xlaserve.engine.buckets.planner import Cost
 from xlaserve.engine.causes import failing_on_exit
 from xlaserve.engine.inputs import RGB_IMAGE, Inputs, Rows
-from xlaserve.engine.program import Compilation, Executable, Program, Warmed
+from xlaserve.engine.program import Compilation, Executable, Noted, Program, Warmed, not_noted
 from xlaserve.engine.warmup.compiler import MIN_RUNS, At, noise, unnoted
 from xlaserve.engine.warmup.kept_costs import MARGIN, WRONG, excess
 from xlaserve.engine.warmup.ledger import Ledger
 from xlaserve.engine.warmup.verify import Verified, Verifier
 from xlaserve.errors import ModelFailed
+
+UNMEASURED_S: Final = 60.0
+"""The cost of a run, for messages and limits, before any was measured."""
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +49,8 @@ class BesideTraffic:
     turn: Callable[[str], AbstractAsyncContextManager[object]] = lambda step: nullcontext()
     """Held while a program is compiled: one at a time."""
     expecting: At = unnoted
-    noted: Callable[[Executable], Executable] = lambda executable: executable
-    """Wraps an executable so that its runs are recorded as under way; see `UnderWay.noted`."""
+    noted: Noted = not_noted
+    """Wraps an executable so that its runs are recorded as under way."""
     verifier: Verifier | None = None
     inputs: Inputs = RGB_IMAGE
     """The model's inputs."""
@@ -101,7 +105,8 @@ class BesideTraffic:
 
     async def time(self, executable: Executable, bucket: Bucket, rows: Rows) -> float:
         """Returns the median seconds of a few runs, each in its turn on a lane. Raises the errors of the executable."""
-        batch = Batch(self.noted(executable), bucket, [rows])
+        noted = self.noted(executable, f"bucket {bucket}, which is timed", UNMEASURED_S)
+        batch = Batch(noted, bucket, [rows])
         seconds = []
         for _ in range(MIN_RUNS):
             async with self._turn:

@@ -28,6 +28,8 @@ CRASHES = frozenset(
     }
 )
 """Signals that a process ends by itself with: for a fault, or for a timer or a limit that a library has set."""
+SILENCED = signal.SIGXCPU
+"""The signal that ends a process whose event loop stands still, one of `CRASHES`; other crashes have other signals."""
 ENDS = b"ENDS=1"
 """The message of a server that ends by itself and has logged the reason."""
 STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
