@@ -15,6 +15,7 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from xlaserve.config import ModelSettings, Settings
+from xlaserve.engine.batch_watch import BatchWatch
 from xlaserve.engine.batching.lanes import Lanes
 from xlaserve.engine.batching.worker import Worker
 from xlaserve.engine.memory import keep_freed_memory
@@ -56,7 +57,8 @@ class Engine:
 
     `read_settings` reads the configuration again, on a thread, for a load. `on_record` is called with each program that
     warm-up compiled, on the compiling thread; `on_change` at every change of a version's state, `on_crash` when nothing
-    can be run any more. `xla_events` is entered already. `listings`, `required` and `set_aside` are the repository's,
+    can be run any more. `on_endless` is called where batches that never end hold all lanes or the event loop, see
+    `BatchWatch`. `xla_events` is entered already. `listings`, `required` and `set_aside` are the repository's,
     `under_way` is the loader's. Implements `wire.shared.backend.Backend`.
     """
 
@@ -75,7 +77,9 @@ class Engine:
         required: Collection[str] = (),
         set_aside: Mapping[bytes, str] = MappingProxyType({}),
         under_way: UnderWay | None = None,
+        on_endless: Callable[[], object] = lambda: None,
     ) -> None:
+        under_way = under_way or UnderWay()
         self._settings = settings
         self._read_settings = read_settings or (lambda: settings)
         self._metrics = metrics
@@ -94,6 +98,7 @@ class Engine:
             xla_events.restore_environment()
             xla_events.listen(self._watch.read)
         self._series_retention = SeriesRetention(metrics.forget)
+        self._batch_watch = BatchWatch(under_way, self.device.lanes, on_endless)
         self.repository = Repository(
             settings=settings,
             loader=self._make_loader(worker, on_crash, tracing, under_way),
@@ -123,7 +128,7 @@ class Engine:
         return CompileCache(settings.compile_cache, read_only=settings.compile_cache_read_only)
 
     def _make_loader(
-        self, worker: Worker, on_crash: Callable[[], None], tracing: Tracing | None, under_way: UnderWay | None
+        self, worker: Worker, on_crash: Callable[[], None], tracing: Tracing | None, under_way: UnderWay
     ) -> Loader:
         settings, device, stop = self._settings, self.device, Stop()
         has_preparer = self._has_tensorflow and settings.load_process and device.kind == "cpu"
@@ -134,7 +139,7 @@ class Engine:
             worker=worker,
             expecting=self._watch.expecting,
             on_crash=on_crash,
-            under_way=under_way or UnderWay(),
+            under_way=under_way,
             on_traced=None if tracing is None else tracing.tracer.batch_ran,
             preparer=Preparer(settings, device, stop, self._cache) if has_preparer else None,
             stop=stop,
@@ -211,6 +216,7 @@ class Engine:
             from xlaserve.programs.tf.known_compilation import compile_known  # noqa: PLC0415 - imports TensorFlow
 
             await asyncio.to_thread(self._watch.check, compile_known)
+        self._batch_watch.start()
         loading = asyncio.ensure_future(self._load_all())
         ending = asyncio.ensure_future(stopping.wait())
         await asyncio.wait((loading, ending), return_when=asyncio.FIRST_COMPLETED)

@@ -24,7 +24,7 @@ from xlaserve.processes.configuration import ConfigurationFollower
 from xlaserve.processes.engine import Engine
 from xlaserve.processes.engine_orders import EngineOrders
 from xlaserve.processes.engine_replacement import EngineReplacement, InitialModels, Outcome, check_room
-from xlaserve.processes.event_loop import Stopping, in_background, run_loop
+from xlaserve.processes.event_loop import Stopping, end_at_once, in_background, run_loop
 from xlaserve.processes.link.engine_end.host import Host
 from xlaserve.processes.link.engine_end.hosted_models import Hosted
 from xlaserve.processes.published import EngineReport, Publisher
@@ -113,6 +113,7 @@ class EngineProcess:
             required=required,
             set_aside={key: reason for key, reason in orders.set_aside.items() if key not in tried},
             under_way=UnderWay(child.descriptors[UNDER_WAY]),
+            on_endless=partial(end_at_once, CRASHED),  # without a word to the supervisor, which takes it for a crash
         )
         repository = self._engine.repository
         self._publisher = Publisher(repository, orders.first_loading)

@@ -9,14 +9,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from xlaserve.telemetry import log_writer
 
 SECOND_SIGNAL_S: Final = 0.5
 """A signal within this time after another is the same one: supervisors send it to a process and to its group."""
 LAST_WORDS_S: Final = 0.2
-"""How long the log may take to be written before a third signal ends the process."""
+"""How long the log may take to be written before a process ends at once."""
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,12 @@ def in_background(work: Coroutine[Any, Any, None], failed: Callable[[], object] 
     task = asyncio.create_task(work)
     task.add_done_callback(ended)
     return task
+
+
+def end_at_once(status: int) -> NoReturn:
+    """Ends this process, with no more than its log written. On any thread."""
+    log_writer.finish(LAST_WORDS_S)
+    os._exit(status)
 
 
 class Stopping:
@@ -89,5 +95,4 @@ class Stopping:
         else:
             log.warning("another signal: stopping at once")
             self._at_once()
-            log_writer.finish(LAST_WORDS_S)
-            os._exit(128 + number)
+            end_at_once(128 + number)

@@ -14,7 +14,7 @@ from xlaserve.engine.warmup.ledger import Entry
 from xlaserve.processes.beginning import Beginning
 from xlaserve.processes.configuration import ConfigurationFollower
 from xlaserve.processes.engine import Engine
-from xlaserve.processes.event_loop import Stopping
+from xlaserve.processes.event_loop import Stopping, end_at_once
 from xlaserve.processes.first_call import first_call
 from xlaserve.processes.front import Front
 from xlaserve.processes.ready_file import ReadyFile
@@ -66,6 +66,7 @@ class App:
             xla_events=xla_events,
             set_aside=beginning.set_aside,
             under_way=beginning.under_way,
+            on_endless=partial(end_at_once, CRASHED),  # without a word to the parent, which starts another
         )
         self._configuration = ConfigurationFollower(settings, read_settings, self._engine.repository.reconfigure)
         self._front = Front(
