@@ -63,7 +63,9 @@ def run(invocation: Invocation) -> int:
     if settings.front_processes:
         return run_loop(serve_with_fronts())
     try:
-        beginning = begin(ReadyFile(settings.ready_file))
+        beginning = begin(
+            ReadyFile(settings.ready_file), delay_s=settings.shutdown_delay_s, drain_s=settings.drain_timeout_s
+        )
     except CrashedError as crashed:
         return crashed.status
     # A model that fails ends a start, and never what was serving.

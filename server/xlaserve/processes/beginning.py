@@ -26,15 +26,22 @@ from xlaserve.errors import ConfigError
 from xlaserve.processes.crashes import Crashes
 from xlaserve.processes.handover import command
 from xlaserve.processes.ready_file import ReadyFile
-from xlaserve.processes.supervision import linux, parent
+from xlaserve.processes.supervision import linux, parent, pulse
 from xlaserve.processes.supervision.interpreters import PYTHON
 from xlaserve.processes.supervision.process import as_words
+from xlaserve.processes.supervision.pulse import Pulse
 from xlaserve.processes.supervision.restart_policy import RestartPolicy
 from xlaserve.processes.supervision.service_manager import WATCHDOG_PID, ServiceManager
 from xlaserve.processes.supervision.supervisor import FAILED
 
 LEFT: Final = "LEFT_TO_XLASERVE"
 """The environment variable with the descriptors of the files that a process leaves, and with its crashes so far."""
+
+LOOK_S: Final = 1.0
+"""How often the parent looks at the pulse of the server."""
+LATER_S: Final = 10.0
+"""How much later than the end of its drain the server may end, to close its ports and send its last traces; then it is
+killed."""
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +67,8 @@ class Beginning:
     """Whether another process of this server was ready before it crashed."""
     channel: socket.socket | None = None
     """The channel to the parent; None without one."""
+    pulse: Pulse | None = None
+    """The pulse by which the parent sees that the event loop runs; None without one."""
 
     def end(self) -> None:
         """Tells the parent that this process ends without a crash, and has logged the reason."""
@@ -78,15 +87,22 @@ def end_at_sigterm() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, parent.STOPS)
 
 
-def begin(ready_file: ReadyFile, environment: MutableMapping[str, str] = os.environ) -> Beginning:
+def begin(
+    ready_file: ReadyFile,
+    environment: MutableMapping[str, str] = os.environ,
+    *,
+    delay_s: float = 0.0,
+    drain_s: float = 30.0,
+) -> Beginning:
     """Forks, and returns in the child; this process becomes its parent. Returns here if the system has no pidfds.
 
-    Raises CrashedError if the process before has ended and no model is known to have caused that.
+    The parent kills a server that takes more than `delay_s`, `drain_s` and `LATER_S` to end. Raises CrashedError if
+    the process before has ended and no model is known to have caused that.
     """
     crashes, ends, has_served = _after_crash(ready_file, environment)
     if not _can_have_parent():
         return Beginning()
-    notes, last_words = under_way.create(), os.memfd_create("xlaserve-last-words")
+    notes, last_words, beats = under_way.create(), os.memfd_create("xlaserve-last-words"), pulse.create()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     this = os.getpid()
     sys.stdout.flush()
@@ -98,7 +114,8 @@ def begin(ready_file: ReadyFile, environment: MutableMapping[str, str] = os.envi
         server = os.fork()
     if server:
         environment[LEFT] = f"{notes} {last_words} {json.dumps(ends, separators=(',', ':'))} {crashes.text}"
-        _become_parent(server, [notes, last_words, theirs.fileno()], theirs.fileno())
+        times_s = LOOK_S, delay_s, drain_s + LATER_S
+        _become_parent(server, [notes, last_words], theirs.fileno(), beats, *map(str, times_s))
     if not linux.end_with(this, signal.SIGKILL):
         os._exit(1)
     # The parent passes on the signals of a terminal. No new session: the kernel divides processors among sessions, and
@@ -108,6 +125,7 @@ def begin(ready_file: ReadyFile, environment: MutableMapping[str, str] = os.envi
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # else a terminal may stop a background process that writes
     os.set_inheritable(last_words, False)
     faulthandler.enable(last_words)
+    faulthandler.register(parent.SILENCED, last_words, chain=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, parent.PASSED)
     theirs.close()
     if environment.get(WATCHDOG_PID) == str(this):
@@ -119,6 +137,7 @@ def begin(ready_file: ReadyFile, environment: MutableMapping[str, str] = os.envi
         service_manager=ServiceManager(channel=ours.dup()),
         has_served=has_served,
         channel=ours,
+        pulse=Pulse(beats),
     )
 
 
@@ -169,10 +188,11 @@ def _can_have_parent() -> bool:
     return True
 
 
-def _become_parent(server: int, inherited: list[int], channel: int) -> None:
-    for descriptor in inherited:
+def _become_parent(server: int, inherited: list[int], channel: int, beats: int, *times_s: str) -> None:
+    for descriptor in (*inherited, channel, beats):
         os.set_inheritable(descriptor, True)
+    arguments = [str(server), str(channel), str(beats), *times_s, *command()]
     try:
-        os.execv(PYTHON, [PYTHON, "-I", "-S", parent.__file__, str(server), str(channel), *command()])
+        os.execv(PYTHON, [PYTHON, "-I", "-S", parent.__file__, *arguments])
     finally:
         os.kill(server, signal.SIGKILL)

@@ -30,6 +30,7 @@ from xlaserve.processes.link.engine_end.hosted_models import Hosted
 from xlaserve.processes.published import EngineReport, Publisher
 from xlaserve.processes.spans import Tracing
 from xlaserve.processes.supervision.child import Child
+from xlaserve.processes.supervision.parent import SILENCED
 from xlaserve.programs.watch.stderr_tap import StderrTap
 from xlaserve.telemetry import console, tally
 from xlaserve.telemetry.http import on_loop
@@ -53,6 +54,7 @@ log = logging.getLogger(__name__)
 def run(child: Child) -> int:
     """Serves fronts until a signal, and returns the exit status."""
     faulthandler.enable(child.descriptors[LAST_WORDS])
+    faulthandler.register(SILENCED, child.descriptors[LAST_WORDS], chain=True)
     received: EngineOrders = pickle.loads(child.payload)
     orders = received.current()
 

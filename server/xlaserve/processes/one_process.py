@@ -19,6 +19,7 @@ from xlaserve.processes.first_call import first_call
 from xlaserve.processes.front import Front
 from xlaserve.processes.ready_file import ReadyFile
 from xlaserve.processes.spans import Tracing
+from xlaserve.processes.supervision.pulse import BEAT_S, Pulse
 from xlaserve.programs.watch.stderr_tap import StderrTap
 from xlaserve.telemetry.http import HttpEndpoint, on_loop
 from xlaserve.telemetry.metrics import Metrics
@@ -53,6 +54,8 @@ class App:
         self._ready_file = ReadyFile(settings.ready_file, beginning.pid)
         self._stopping = Stopping(partial(_end_at_once, self._ready_file, beginning))
         self._service_manager = beginning.service_manager
+        self._pulse = beginning.pulse
+        """The pulse that the parent looks at; None without a parent, and once it is counted."""
         self._metrics = Metrics()
         self._tracing = Tracing.of(settings)
         self._engine = Engine(
@@ -154,6 +157,17 @@ class App:
 
     def _on_change(self) -> None:
         self._front.health.refresh()
+        if self._pulse is not None and any(self._engine.repository.serving().values()):
+            pulse, self._pulse = self._pulse, None
+            self._beat(pulse)
+
+    def _beat(self, pulse: Pulse) -> None:
+        """Counts the pulse of the event loop from now on. If that stops, the parent ends this process.
+
+        Not before a model serves: the import of TensorFlow, from a slow disk, may hold Python's lock for long.
+        """
+        pulse.beat()
+        asyncio.get_running_loop().call_later(BEAT_S, self._beat, pulse)
 
 
 def _end_at_once(ready_file: ReadyFile, beginning: Beginning) -> None:

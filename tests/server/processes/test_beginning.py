@@ -27,6 +27,7 @@ PATIENCE_S = 30.0
 PROGRAM = """
 import ctypes, json, os, signal, sys, time
 from pathlib import Path
+from xlaserve.processes import beginning
 from xlaserve.processes.beginning import CrashedError, begin, end_at_sigterm
 from xlaserve.config import ModelSettings
 from xlaserve.engine.under_way import key_of
@@ -40,8 +41,9 @@ if (folder / "said").exists() and (folder / "held").exists():  # as while it is 
 end_at_sigterm()
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as some programs that start others leave it
+beginning.LATER_S, beginning.LOOK_S = 0.0, 0.01
 try:
-    beginning = begin(ReadyFile(folder / "ready"))
+    beginning = begin(ReadyFile(folder / "ready"), drain_s=float(os.environ.get("DRAIN_S", 30.0)))
 except CrashedError as crashed:
     sys.exit(crashed.status)
 said = {
@@ -72,6 +74,12 @@ for number in (signal.SIGHUP, signal.SIGTERM):
 (folder / "waits").touch()
 while signal.SIGTERM not in heard:
     time.sleep(0.01)
+"""
+
+STUCK = """
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])  # as if a batch held the event loop
+(folder / "waits").touch()
+time.sleep(1000)
 """
 
 CONTAINER = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
@@ -215,6 +223,47 @@ def test_a_crash_on_the_way_to_the_end_starts_nothing(start: Start) -> None:
     program.process.send_signal(signal.SIGTERM)
     assert program.wait() == 128 + signal.SIGSEGV
     assert len(program.said()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_that_does_not_end_in_time_is_killed(start: Start, number: signal.Signals) -> None:
+    program = start(STUCK, DRAIN_S="0.1")
+    program.wait_for((program.folder / "waits").exists)
+    program.process.send_signal(number)
+    assert "has not ended in time" in program.process.communicate(timeout=PATIENCE_S)[1]
+    assert program.process.returncode == 128 + signal.SIGKILL
+    assert len(program.said()) == 1
+
+
+def test_a_second_signal_ends_a_process_that_does_not_drain(start: Start) -> None:
+    program = start(STUCK, DRAIN_S="1000")
+    program.wait_for((program.folder / "waits").exists)
+    program.process.terminate()
+    time.sleep(2 * parent.SAME_SIGNAL_S)  # else it is the same signal
+    program.process.terminate()
+    assert program.wait() == 128 + signal.SIGKILL
+
+
+def test_a_process_whose_event_loop_stands_still_is_started_again(start: Start) -> None:
+    run = """
+if not beginning.set_aside and len((folder / "said").read_text().splitlines()) < 4:
+    beginning.pulse.beat()
+    beginning.under_way.noted(b"k" * 16, "k", lambda: ctypes.PyDLL(None).sleep(1000), "mode eager", 1.0)()
+"""
+    program = start(run)
+    said = program.process.communicate(timeout=PATIENCE_S)[1]
+    assert program.process.returncode == 0, said
+    assert said.count("has stood still for 0.7 s") == 3
+    first, *_, last = program.said()
+    assert first["set_aside"] == []
+    (reason,) = last["set_aside"]
+    assert "mode eager" in reason
+
+
+def test_a_process_that_has_not_beaten_yet_may_take_its_time(start: Start) -> None:
+    program = start(f"time.sleep({2 * parent.SILENT_LOOKS * 0.01})\nos._exit(7)")
+    assert "stood still" not in program.process.communicate(timeout=PATIENCE_S)[1]
+    assert program.process.returncode == 7
 
 
 @pytest.mark.parametrize("before", [(), CONTAINER], ids=["", "container"])

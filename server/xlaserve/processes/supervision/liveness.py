@@ -8,6 +8,7 @@ import signal
 from dataclasses import dataclass
 from typing import Final
 
+from xlaserve.processes.supervision.parent import KILL_LOOKS, SILENCED
 from xlaserve.processes.supervision.process import Process
 from xlaserve.processes.supervision.role import Role
 from xlaserve.processes.supervision.watcher import Watcher
@@ -66,4 +67,6 @@ class Liveness(Watcher):
             if one.silent_looks == SILENT_LOOKS:
                 silent_s, pid = SILENT_LOOKS * LOOK_S, one.process.pid
                 log.error("%s: process %d hangs, silent for %g s; it is killed", one.role.name, pid, silent_s)
+                one.process.send_signal(SILENCED)  # an engine says then which thread it was in
+            elif one.silent_looks == SILENT_LOOKS + KILL_LOOKS:
                 one.process.send_signal(signal.SIGKILL)

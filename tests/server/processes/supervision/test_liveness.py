@@ -11,6 +11,7 @@ import pytest
 
 from xlaserve.processes.supervision import pulse
 from xlaserve.processes.supervision.liveness import LOOK_S, SILENT_LOOKS, Liveness
+from xlaserve.processes.supervision.parent import SILENCED
 from xlaserve.processes.supervision.process import Process
 from xlaserve.processes.supervision.role import Role
 
@@ -66,8 +67,10 @@ async def test_one_that_hangs_is_killed_once_and_no_other(caplog: pytest.LogCapt
     world.processes[0].hang()
     await asyncio.sleep(LIMIT_S - 2 * LOOK_S)
     assert world.signals == [[], []]
+    await asyncio.sleep(3 * LOOK_S)
+    assert world.signals == [[SILENCED], []]
     await asyncio.sleep(10 * LIMIT_S)  # the kernel may not be able to end it
-    assert world.signals == [[SIGKILL], []]
+    assert world.signals == [[SILENCED, SIGKILL], []]
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert record.getMessage() == "front 1: process 1 hangs, silent for 30 s; it is killed"
 
