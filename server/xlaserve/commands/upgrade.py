@@ -44,8 +44,6 @@ def run(invocation: Invocation) -> int:
         before = {child.pid for child in server.children()}
         server.send_signal(signal.SIGUSR2)
         successor = _successor(server, before)
-        if successor is None:
-            raise CannotUpgrade(f"process {pid} has started no other server: its log says why")
         sys.stdout.write(f"process {successor.pid} starts\n")
         sys.stdout.flush()
         while successor.is_running() and successor.status() != psutil.STATUS_ZOMBIE and not _has_left(server):
@@ -113,8 +111,8 @@ def _is_upgrading(server: psutil.Process) -> bool:
     return psutil.Process(server.pid).name() == UPGRADING  # a new object: each reads the name once
 
 
-def _successor(server: psutil.Process, before: Collection[int]) -> psutil.Process | None:
-    """Returns the server that it starts, None where it starts none."""
+def _successor(server: psutil.Process, before: Collection[int]) -> psutil.Process:
+    """Returns the server that it starts. Raises CannotUpgrade where it starts none, or one that has ended at once."""
     until = time.monotonic() + BEGIN_S
     has_begun = False
     while time.monotonic() < until and server.is_running():
@@ -122,9 +120,11 @@ def _successor(server: psutil.Process, before: Collection[int]) -> psutil.Proces
         if successor := _other_server(server, before):
             return successor
         if had_begun and not has_begun:
-            break
+            raise CannotUpgrade(f"the other server has not started, and process {server.pid} goes on: its log says why")
         time.sleep(POLL_S)
-    return None
+    if not server.is_running():
+        raise CannotUpgrade(f"process {server.pid} has ended: its log says why")
+    raise CannotUpgrade(f"process {server.pid} has begun no upgrade within {BEGIN_S:g} s: its log says why")
 
 
 def _other_server(server: psutil.Process, before: Collection[int]) -> psutil.Process | None:

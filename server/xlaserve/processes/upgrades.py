@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 from collections.abc import Callable
@@ -13,6 +14,9 @@ from xlaserve.processes.supervision import linux
 
 UPGRADING: Final = "upgrading"
 """Name of a server's process from the request for an upgrade until that is done or has failed."""
+SHOWN_S: Final = 0.5
+"""How long a process has that name at least, even where the other server ends at once: `xlaserve upgrade` looks for
+it several times meanwhile."""
 LEAVING: Final = "xlaserve leaving"
 """Title in `ps` of a server whose place another one has taken."""
 
@@ -63,14 +67,20 @@ class Upgrades:
     async def run(self) -> None:
         """Starts another server, and has this one leave once that serves. Logs any error."""
         successor: Successor | None = None
+        shown = asyncio.create_task(asyncio.sleep(SHOWN_S))
         try:
             with linux.named(UPGRADING):
-                successor = await self._ready_successor()
+                try:
+                    successor = await self._ready_successor()
+                finally:
+                    if successor is None and not self._is_stopping:
+                        await shown
         except Exception:
             log.exception("upgrade: an error of this server, which goes on")
             if self._successor is not None:
                 await self._successor.end()
         finally:
+            shown.cancel()
             if successor is not None:
                 self._usage.upgrade = Upgrade.DONE
                 log.info("upgrade: process %d serves, this one leaves", successor.pid)

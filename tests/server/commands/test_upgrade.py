@@ -46,7 +46,8 @@ def test_an_upgrade_that_ends_without_another_server_is_not_waited_for() -> None
         return []
 
     server = SimpleNamespace(pid=os.getpid(), is_running=lambda: True, children=children)
-    assert _successor(cast(psutil.Process, server), set()) is None
+    with pytest.raises(CannotUpgrade, match="has not started"):
+        _successor(cast(psutil.Process, server), set())
     assert looks == 3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,10 +14,12 @@ import pytest
 from tests.server.processes.server_world import FAST, PATIENCE_S, READY, GrowingWorld, World
 
 from xlaserve.admission.shared_counts import Upgrade
-from xlaserve.processes import several_processes
+from xlaserve.commands.upgrade import POLL_S
+from xlaserve.processes import several_processes, upgrades
 from xlaserve.processes.engines import ENGINE
 from xlaserve.processes.handover import Predecessor
 from xlaserve.processes.supervision import linux
+from xlaserve.processes.upgrades import UPGRADING
 
 
 async def test_fronts_wait_for_a_starting_server_and_are_added_if_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +66,22 @@ async def test_an_error_during_an_upgrade_leaves_a_server_that_can_be_upgraded(
         assert (start.call_count, end.call_count) == (tried, tried if fails == "is_ready" else 0)
         assert psutil.Process().name() == named
     assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["'unforeseen'"] * 2
+    world.server._service_manager.close()
+
+
+async def test_an_upgrade_that_fails_at_once_can_be_seen_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upgrades, "SHOWN_S", shown_s := 4 * POLL_S)
+    world = GrowingWorld(monkeypatch)
+    monkeypatch.setattr(world.server._upgrades, "_start", Mock(side_effect=OSError("no such file")))
+    world.server._was_ready = True
+    before = psutil.Process().name()
+    began = time.monotonic()
+    world.server._upgrade()
+    await asyncio.sleep(POLL_S)
+    assert psutil.Process().name() == UPGRADING
+    await asyncio.wait_for(asyncio.gather(*world.server._tasks), PATIENCE_S)
+    assert time.monotonic() - began >= shown_s
+    assert psutil.Process().name() == before
     world.server._service_manager.close()
 
 
