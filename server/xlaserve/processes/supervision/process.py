@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from xlaserve.processes.supervision.messages import OnMessage
+from xlaserve.processes.supervision.parent import SILENCED
 from xlaserve.processes.supervision.role import Role
 
 
@@ -48,4 +49,7 @@ def as_words(status: int) -> str:
     """Returns the exit status of a process, negative for the signal that ended it, in words."""
     if status >= 0:
         return f"status {status}"
-    return f"signal {-status} ({signal.strsignal(-status) or 'unknown'})"
+    meaning = signal.strsignal(-status) or "unknown"
+    if status == -SILENCED:
+        meaning = f"its event loop stood still, or {meaning}"
+    return f"signal {-status} ({meaning})"
