@@ -90,9 +90,9 @@ def main(arguments: Sequence[str]) -> int:
                         service_manager.send(message)
             elif came:
                 break
-            elif not is_ending and (number := silence.look()):
+            elif not is_ending and (due := silence.look()):
                 tell(f"its event loop has stood still for {silence.looks * float(look_s):g} s, and it is ended")
-                send(number)
+                send(due)
     status = os.waitstatus_to_exitcode(os.waitpid(int(server), 0)[1])
     os.close(int(pulse))
     if silence.has_ended_it and not is_ending:
