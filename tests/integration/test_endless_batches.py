@@ -75,9 +75,7 @@ def answers_health(server: Server) -> bool:
         return False
 
 
-def test_a_model_that_holds_all_lanes_of_an_engine_is_set_aside_after_three_times(
-    start_server: StartServer, tmp_path: Path
-) -> None:
+def test_a_model_that_holds_all_lanes_three_times_is_set_aside(start_server: StartServer, tmp_path: Path) -> None:
     server = start(start_server, tmp_path, brief_s=0.0, fronts=2)
     client = NoopClient(server.grpc)
     for _ in range(3):

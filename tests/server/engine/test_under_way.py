@@ -104,7 +104,7 @@ def test_batches_that_never_end_are_suspected_before_all_others(file: int, world
     assert world.under_way.batches() == []
 
 
-def test_each_run_of_a_program_is_another_and_the_next_is_not_taken_for_endless(file: int) -> None:
+def test_the_run_after_an_endless_one_is_another_and_not_endless(file: int) -> None:
     under_way = UnderWay(file)
     seen = []
 

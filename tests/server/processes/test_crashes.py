@@ -39,7 +39,7 @@ def test_what_crashes_while_it_is_loaded_alone_is_set_aside_at_once(files: tuple
     assert Crashes(crashes.text).set_aside == crashes.set_aside
 
 
-def test_what_runs_at_each_crash_is_set_aside_and_not_what_is_loaded_beside_it(files: tuple[int, int]) -> None:
+def test_what_runs_at_each_crash_is_set_aside_and_no_load_beside_it(files: tuple[int, int]) -> None:
     crashes, under_way = Crashes(), UnderWay(files[0])
 
     def crash(images: Images) -> Outputs:

@@ -29,7 +29,7 @@ DELAY_S, DRAIN_S = 5.0, 30.0
     ],
     ids=["none", "first", "same", "ends the delay", "during the drain", "after the delay", "without a delay"],
 )
-def test_a_signal_ends_the_server_after_its_delay_and_its_drain_a_later_one_sooner(
+def test_signals_end_the_server_after_delay_and_drain_or_sooner(
     delay_s: float, at_s: Sequence[float], ends_at_s: float
 ) -> None:
     limit = Limit(delay_s, DRAIN_S)
