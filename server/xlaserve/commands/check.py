@@ -19,7 +19,7 @@ from xlaserve.config.sources import Source
 from xlaserve.errors import ConfigError
 from xlaserve.inspection.check import record, runner, tables
 from xlaserve.inspection.check.record import Checked
-from xlaserve.models import catalog
+from xlaserve.models.sources import source_names
 from xlaserve.programs.tf.device import check_temporary_folder
 from xlaserve.telemetry import console
 
@@ -120,7 +120,7 @@ def _asked(own: argparse.Namespace, settings: Settings) -> list[runner.Candidate
         raise ConfigError(f"--all: expected no MODEL with it, got {', '.join(own.names)}")
     names = own.names or tuple(model.name for model in settings.models)
     if own.all:
-        names = tuple(name for name in catalog.names() if name not in Source.NOOP.forms)
+        names = tuple(name for name in source_names.names() if name not in Source.NOOP.forms)
     return [
         runner.Candidate(name, _with(subject.model_settings(settings, name), own.modes, own.batches))
         for name in dict.fromkeys(names)

@@ -210,38 +210,6 @@ def load_replicated(settings: ModelSettings, replicas: Replicas) -> Model:
     return replace(models[0], program=ReplicatedProgram([model.program for model in models], replicas))
 
 
-def names() -> tuple[str, ...]:
-    """Returns every source that has a name: all that `keras.applications:`, `keras_cv:`, `keras_hub:` (where it is
-    installed) and `builtin:` offer.
-
-    Imports Keras.
-    """
-    return tuple(kind.value.prefix + name for kind in Source for name in kind.value.names or _listed(kind))
-
-
-def _listed(kind: Source) -> tuple[str, ...]:
-    """Returns the names of a kind that only Keras can list; none where names are handles or paths."""
-    match kind:
-        case Source.APPLICATIONS:
-            from xlaserve.models.sources import applications  # noqa: PLC0415
-
-            return applications.names()
-        case Source.KERAS_CV:
-            from xlaserve.models.sources import keras_cv_table  # noqa: PLC0415
-
-            return keras_cv_table.names()
-        case Source.KERAS_HUB:
-            from xlaserve.models.sources import keras_hub_table  # noqa: PLC0415
-
-            return keras_hub_table.names()
-        case Source.KAGGLE | Source.BUILT_IN | Source.NOOP:
-            return ()
-        case Source.KERAS_FILE | Source.GRAPH_FILE | Source.ONNX_TFLITE_FILE | Source.JAX_FILE | Source.SAVED_MODEL:
-            return ()
-        case _:
-            assert_never(kind)
-
-
 def _lowered(settings: ModelSettings, conversions: Conversions) -> Network:
     """Builds the network that the settings name, and finds its lowerings for XLA and whether it is narrow."""
     network = _network(settings.source, settings, conversions)

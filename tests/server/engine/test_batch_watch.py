@@ -88,7 +88,7 @@ def test_batches_that_never_end_on_all_lanes_end_the_process_once(
     world.look(LONG_LOOKS)
     world.run("b")
     world.look(LONG_LOOKS - 1)
-    assert not world.ends
+    assert world.ends == 0
     world.look(LONG_LOOKS)
     assert world.ends == 1
     (record,) = [record for record in caplog.records if record.levelno == logging.CRITICAL]
@@ -101,7 +101,7 @@ def test_batches_that_take_long_by_their_measured_costs_end_nothing(world: World
     world.run("b")
     looks = int(COST_FACTOR * cost_s / LOOK_S)
     world.look(looks)
-    assert not world.ends
+    assert world.ends == 0
     world.look(1)
     assert world.ends == 1
 
@@ -114,13 +114,13 @@ def test_a_batch_after_another_on_the_same_lane_begins_anew(world: World, caplog
         world.end_first()
         world.end_first()
     assert not caplog.records
-    assert not world.ends
+    assert world.ends == 0
 
 
 def test_one_batch_on_the_event_loop_ends_the_process(world: World, caplog: pytest.LogCaptureFixture) -> None:
     def executable(images: Images) -> Outputs:
         world.look(LONG_LOOKS - 1)
-        assert not world.ends
+        assert world.ends == 0
         world.look(1)
         return ()
 

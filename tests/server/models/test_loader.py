@@ -260,7 +260,7 @@ async def test_what_compiles_is_noted_as_a_load_with_its_step(
     house.repository.loader.under_way = UnderWay(file)
     loading = asyncio.create_task(house.repository.load_all())
     await gate.reached()
-    suspect = under_way.Suspect(is_load=True, steps="compiling mode xla, bucket 2x2x2")
+    suspect = under_way.Suspect(is_load=True, title="a", steps="compiling mode xla, bucket 2x2x2")
     assert under_way.suspects(file, "") == {under_way.key_of(house.configured[0]): suspect}
     gate.open()
     await loading

@@ -49,7 +49,7 @@ def test_an_engine_has_crashed_unless_it_has_said_that_it_ends(has_said_so: bool
         process = cast(Process, SimpleNamespace(pid=1))
         engines.began(process)
         engines.filled(engines.roles[0], process)
-        with UnderWay(opened[UNDER_WAY]).loading(b"k" * KEY_BYTES):
+        with UnderWay(opened[UNDER_WAY]).loading(b"k" * KEY_BYTES, "a"):
             if has_said_so:
                 engines.announced_end(process)
             assert engines.ended(process, 0) is not has_said_so

@@ -12,7 +12,7 @@ from xlaserve.config import Bucket, BucketSettings, Mode, ModelSettings
 from xlaserve.engine.program import Outputs
 from xlaserve.errors import ModelFailed
 from xlaserve.models import catalog
-from xlaserve.models.sources import keras_cv_table
+from xlaserve.models.sources import keras_cv_table, source_names
 from xlaserve.models.task import Classification, Detection, Embedding, Segmentation, Task
 
 pytestmark = pytest.mark.usefixtures("no_network")
@@ -181,7 +181,7 @@ def test_architectures_have_as_many_parameters_as_kerascv_states() -> None:
 
 
 def test_the_catalog_lists_every_source_with_a_name() -> None:
-    names = catalog.names()
+    names = source_names.names()
     assert len(names) == len(set(names))
     assert {"keras.applications:ResNet50", "keras_cv:MiTB5", "keras_cv:RetinaNet-ResNet50"} < set(names)
     assert {"builtin:digits", "builtin:noop"} < set(names)

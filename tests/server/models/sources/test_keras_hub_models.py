@@ -27,7 +27,7 @@ from xlaserve.images.decoder import decode
 from xlaserve.models import catalog, sources
 from xlaserve.models.networks import preprocess
 from xlaserve.models.networks.keras_runtime import keras
-from xlaserve.models.sources import keras_hub_models, keras_hub_table
+from xlaserve.models.sources import keras_hub_models, keras_hub_table, source_names
 from xlaserve.models.task import Classification, Detection, Embedding, Segmentation
 
 pytestmark = [
@@ -355,7 +355,8 @@ def test_only_its_sources_load_kerashub_whatever_backend_is_configured(source: s
 import sys
 from xlaserve.config import ModelSettings
 from xlaserve.models import catalog
-catalog.names()
+from xlaserve.models.sources import source_names
+source_names.names()
 catalog.load(ModelSettings(name="it", source="builtin:digits"))
 print("loaded:", [name for name in ("keras", "keras_hub", "keras_cv") if name in sys.modules])
 print("task:", catalog.load(ModelSettings(name="it", source={source!r}, weights="random", input_size=(64, 64))).task)
@@ -387,4 +388,4 @@ def test_every_task_of_kerashub_for_images_is_served_or_refused() -> None:
     }
     assert theirs == {*keras_hub_table.CLASSES, *keras_hub_table.REFUSED}
     assert set(TINY) == set(keras_hub_table.CLASSES)
-    assert {f"keras_hub:{name}" for name in TINY} < set(catalog.names())
+    assert {f"keras_hub:{name}" for name in TINY} < set(source_names.names())
