@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
 
 import pytest
+from tests.server.models.sources.onnx_writer import model, outside
 
-from xlaserve.config import ModelSettings, model_files
+from xlaserve.config import ExampleSettings, ModelSettings, model_files
 from xlaserve.config.stamp import Stamp
 
 
@@ -52,6 +54,49 @@ def test_a_file_written_in_place_with_its_size_and_time_is_another_state(tmp_pat
         os.utime(source, ns=(seen.st_atime_ns, seen.st_mtime_ns))
     after = source.stat()
     assert (after.st_ino, after.st_size, after.st_mtime_ns) == (seen.st_ino, seen.st_size, seen.st_mtime_ns)
+    assert model_files.state(settings) != before
+
+
+def test_weights_that_an_onnx_file_lists_are_part_of_the_state(tmp_path: Path) -> None:
+    source, weights = tmp_path / "net.onnx", tmp_path / "below" / "w.bin"
+    names = ["below/w.bin", "../up.bin", str(tmp_path / "other.bin"), "nul\0", ""]
+    source.write_bytes(
+        model([], pixels=("x", [1]), scores=("y", [1]), weights=[outside(name, [1], name) for name in names])
+    )
+    settings = ModelSettings(name="a", source=str(source))
+    assert model_files.named_paths(settings) == [source, weights], "nothing outside its folder"
+    before = model_files.state(settings)
+    weights.parent.mkdir()
+    weights.write_text("1")
+    there = model_files.state(settings)
+    assert {path for path, _ in there - before} == {str(weights)}
+    (other := tmp_path / "other").write_text("2")
+    other.replace(weights)
+    assert model_files.state(settings) not in (before, there)
+
+
+def test_shards_of_keras_weights_are_part_of_the_state(tmp_path: Path) -> None:
+    weights = tmp_path / "net.weights.json"
+    settings = ModelSettings(name="a", source="keras.applications:ResNet50", weights=str(weights))
+    assert model_files.named_paths(settings) == [Path(settings.source), weights]
+    shards = [tmp_path / f"net_{index:05}.weights.h5" for index in range(3)]
+    one, two, three = (shard.name for shard in shards)
+    weights.write_text(json.dumps({"weight_map": {"/a/vars": one, "/b/vars": [two, three], "/c/vars": two}}))
+    assert model_files.named_paths(settings) == [Path(settings.source), weights, *shards]
+    before = model_files.state(settings)
+    shards[1].write_text("1")
+    assert model_files.state(settings) != before
+    for damaged in ("{", "[1]", "{}", '{"weight_map": {"/a": 1}}', '{"weight_map": {"/a": "../up.h5"}}', "[" * 9999):
+        weights.write_text(damaged)
+        assert model_files.named_paths(settings) == [Path(settings.source), weights]
+
+
+def test_examples_are_part_of_the_state_and_nothing_to_compute_with(tmp_path: Path) -> None:
+    (expected := tmp_path / "predictions.csv").write_text("1")
+    settings = ModelSettings(name="a", source="builtin:noop", examples=ExampleSettings(folder=tmp_path))
+    assert tmp_path not in model_files.named_paths(settings)
+    before = model_files.state(settings)
+    expected.write_text("22")
     assert model_files.state(settings) != before
 
 

@@ -1,4 +1,4 @@
-"""The files that a model is made of: those that its settings name, and all in the folders that they name."""
+"""The files that a model is made of: those that its settings or its source name, and all in folders that these name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from xlaserve.config import keras_shards, onnx_weights
 from xlaserve.config.model_settings import ModelSettings
 from xlaserve.config.stamp import Stamp
 
@@ -14,15 +15,16 @@ File = tuple[str, Stamp]
 
 
 def named_paths(settings: ModelSettings) -> list[Path]:
-    """Returns the paths that settings name. There may be nothing at them: sources and weights also have names."""
+    """Returns the paths of what a model computes with: those that settings name, and those that these list.
+
+    There may be nothing at them: sources and weights also have names.
+    """
     labels = settings.labels if isinstance(settings.labels, Path) else None
     anchors = settings.box_decoding.anchors if settings.box_decoding else None
     named = (settings.source, settings.weights, settings.architecture, labels, settings.calibration, anchors)
     paths = [Path(path) for path in named if path]
-    source = Path(settings.source)
-    # Weights of ONNX models may be in files beside them, such as model.onnx.data.
-    beside = source.parent.glob(f"{source.name}[._]*") if source.suffix.lower() == ".onnx" else ()
-    return [*paths, *beside]
+    shards = keras_shards.files(Path(settings.weights)) if settings.weights else []
+    return [*paths, *shards, *onnx_weights.files(Path(settings.source))]
 
 
 def files_at(path: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
@@ -42,9 +44,9 @@ def files_at(path: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]
 
 
 def state(settings: ModelSettings) -> frozenset[File]:
-    """Returns the files of a model, such that a file that was changed or replaced is another one."""
-    found = set()
-    for path in named_paths(settings):
+    """Returns the files of a model and of its examples: a file that was changed or replaced is another one."""
+    found, examples = set(), [settings.examples.folder] if settings.examples else []
+    for path in [*named_paths(settings), *examples]:
         # Files may be removed meanwhile.
         with suppress(OSError):
             for file in files_at(path):

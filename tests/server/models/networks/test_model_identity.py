@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.server.models.sources.onnx_writer import model, outside
+
 from xlaserve.config import Mode, ModelSettings, Precision, ScalingSettings
 from xlaserve.models.networks.model_identity import identity
 
@@ -49,3 +51,15 @@ def test_a_link_that_is_set_to_other_weights_makes_another_model(tmp_path: Path)
     link.unlink()
     link.symlink_to(tmp_path / "new")
     assert identity(settings) != before
+
+
+def test_other_weights_beside_an_onnx_file_make_another_model(tmp_path: Path) -> None:
+    source, weights = tmp_path / "net.onnx", tmp_path / "w.bin"
+    source.write_bytes(model([], pixels=("x", [1]), scores=("y", [1]), weights=[outside("kernel", [1], "w.bin")]))
+    weights.write_text("1")
+    settings = ModelSettings(name="a", source=str(source))
+    before = identity(settings)
+    weights.write_text("2")
+    assert identity(settings) != before
+    weights.write_text("1")
+    assert identity(settings) == before

@@ -24,7 +24,8 @@ def _varint(number: int) -> bytes:
     return bytes([*done, number])
 
 
-def _field(number: int, value: int | str | bytes) -> bytes:
+def field(number: int, value: int | str | bytes) -> bytes:
+    """Returns a field of a message."""
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value)
     contents = value.encode() if isinstance(value, str) else value
@@ -33,19 +34,15 @@ def _field(number: int, value: int | str | bytes) -> bytes:
 
 def tensor(name: str, values: NDArray[Any]) -> bytes:
     """Returns a TensorProto of float32, uint8 or int64."""
-    sides = b"".join(_field(1, side) for side in values.shape)
-    return sides + _field(2, TYPES[values.dtype]) + _field(8, name) + _field(9, values.tobytes())
+    sides = b"".join(field(1, side) for side in values.shape)
+    return sides + field(2, TYPES[values.dtype]) + field(8, name) + field(9, values.tobytes())
 
 
 def outside(name: str, shape: Sequence[int], file: str) -> bytes:
     """Returns a TensorProto whose numbers are in another file."""
-    place = _field(1, "location") + _field(2, file)
+    place = field(1, "location") + field(2, file)
     return (
-        b"".join(_field(1, side) for side in shape)
-        + _field(2, FLOAT)
-        + _field(8, name)
-        + _field(13, place)
-        + _field(14, 1)
+        b"".join(field(1, side) for side in shape) + field(2, FLOAT) + field(8, name) + field(13, place) + field(14, 1)
     )
 
 
@@ -53,11 +50,11 @@ def node(kind: str, inputs: Sequence[str], outputs: Sequence[str], **attributes:
     """Returns a NodeProto whose attributes are lists of numbers."""
     return b"".join(
         [
-            *(_field(1, name) for name in inputs),
-            *(_field(2, name) for name in outputs),
-            _field(4, kind),
+            *(field(1, name) for name in inputs),
+            *(field(2, name) for name in outputs),
+            field(4, kind),
             *(
-                _field(5, _field(1, name) + b"".join(_field(8, one) for one in numbers) + _field(20, INTS))
+                field(5, field(1, name) + b"".join(field(8, one) for one in numbers) + field(20, INTS))
                 for name, numbers in attributes.items()
             ),
         ]
@@ -70,18 +67,18 @@ def model(
     """Returns a ModelProto of one output, and of one input and the `others`."""
     graph = b"".join(
         [
-            *(_field(1, one) for one in nodes),
-            _field(2, "graph"),
-            *(_field(5, one) for one in weights),
-            *(_field(11, _value(one)) for one in (pixels, *others)),
-            _field(12, _value(scores)),
+            *(field(1, one) for one in nodes),
+            field(2, "graph"),
+            *(field(5, one) for one in weights),
+            *(field(11, _value(one)) for one in (pixels, *others)),
+            field(12, _value(scores)),
         ]
     )
-    return _field(1, 8) + _field(7, graph) + _field(8, _field(2, 13))
+    return field(1, 8) + field(7, graph) + field(8, field(2, 13))
 
 
 def _value(of: Input) -> bytes:
     name, sides = of
-    shape = b"".join(_field(1, b"" if side is None else _field(1, side)) for side in sides)
-    kind: Any = _field(1, _field(1, FLOAT) + _field(2, shape))
-    return _field(1, name) + _field(2, kind)
+    shape = b"".join(field(1, b"" if side is None else field(1, side)) for side in sides)
+    kind: Any = field(1, field(1, FLOAT) + field(2, shape))
+    return field(1, name) + field(2, kind)
