@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Final
 
+from xlaserve.config import onnx_weights
 from xlaserve.inspection.model_file import keras, packages
 from xlaserve.inspection.model_file.description import Description, Tensor
 from xlaserve.inspection.model_file.messages import parsed, unfit
@@ -39,7 +40,7 @@ def describe(path: Path, file: Path) -> Description:
         outputs=tuple(_tensor(one, _activation(graph, one.name)) for one in graph.output),
         layers=keras.once(one.op_type for one in graph.node if one.op_type in NOTED),
         parameters=sum(math.prod(one.dims) for one in graph.initializer),
-        size_bytes=file.stat().st_size,
+        size_bytes=sum(each.stat().st_size for each in {file, *onnx_weights.files(file)}),
         notes=(packages.read_by("openvino"),),
     )
 

@@ -6,9 +6,10 @@ import re
 import shlex
 import zipfile
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
+from xlaserve.config import onnx_weights
 from xlaserve.errors import ModelFailed
 
 HEAD_BYTES: Final = 512
@@ -29,8 +30,9 @@ _SIZE: Final = re.compile(rb"^size (\d+)$", re.MULTILINE)
 def check(path: Path) -> None:
     """Raises ModelFailed where the file at `path`, or one in the SavedModel there, is no model but stands for one.
 
-    That is: a pointer of Git LFS, a web page, an empty file, a graph as text, a zip archive that was cut off, or a
-    SavedModel whose variables are not in their folder. Raises OSError.
+    That is: a pointer of Git LFS, a web page, an empty file, a graph as text, a zip archive that was cut off, a SavedModel whose
+    variables are not in their folder, or an ONNX file whose weights are in files that are not in its folder. Raises
+    OSError.
     """
     if (path / SAVED_MODEL).is_file() and not has_variables(path) and (path / f"{VARIABLES}.index").is_file():
         raise ModelFailed(
@@ -45,13 +47,7 @@ def check(path: Path) -> None:
         name = file.name if file == path else f"{path.name}/{file.relative_to(path)}"
         if not size:
             raise ModelFailed(f"source: {name} is empty; {_again(file)}")
-        if head.startswith(LFS):
-            whole = _SIZE.search(head)
-            of = f", of {int(whole[1]):,} bytes" if whole else ""
-            raise ModelFailed(
-                f"source: {name} is a pointer of Git LFS and not the file itself{of};"
-                f" fetch that: git lfs pull --include '*{file.name}'"
-            )
+        _check_pointer(file, name, head)
         if HTML.match(head):
             raise ModelFailed(
                 f"source: {name} is a web page and not a model; download the file itself, which on GitHub is"
@@ -63,6 +59,42 @@ def check(path: Path) -> None:
             raise ModelFailed(f"source: {name} is compressed with gzip; unpack it: tar -xzf {file.name}")
         if head.startswith(ZIP) and not zipfile.is_zipfile(file):
             raise cut_off(file)
+    if path.suffix.lower() == onnx_weights.SUFFIX:
+        for name in onnx_weights.names(path):
+            _check_weights(path, name)
+
+
+def _check_weights(model: Path, name: str) -> None:
+    """Raises ModelFailed where a file that an ONNX file lists is not in its folder. Raises OSError."""
+    shown = name if name.isprintable() else repr(name)
+    has = f"source: {model.name} has its weights in another file"
+    if not onnx_weights.is_inside(name):
+        raise ModelFailed(
+            f"{has} that is not named as in its own folder, {PurePosixPath(shown).name or repr(name)}, and is not read;"
+            f' write both again where the model is: onnx.save_model(model, "{model.name}", save_as_external_data=True,'
+            f' location="{model.name}.data")'
+        )
+    file = model.parent / name
+    if not file.is_file():
+        raise ModelFailed(f"{has}, {shown}, which is missing; copy that beside {model.name}")
+    if not file.resolve().is_relative_to(model.parent.resolve()):
+        raise ModelFailed(
+            f"{has}, {shown}, a link out of the model's folder, which is not read; put a copy in its place:"
+            f' cp --remove-destination "$(readlink -f {shlex.quote(name)})" {shlex.quote(name)}'
+        )
+    with file.open("rb") as opened:
+        _check_pointer(file, shown, opened.read(HEAD_BYTES))
+
+
+def _check_pointer(file: Path, name: str, head: bytes) -> None:
+    """Raises ModelFailed where a file that begins with `head` is a pointer of Git LFS."""
+    if head.startswith(LFS):
+        whole = _SIZE.search(head)
+        of = f", of {int(whole[1]):,} bytes" if whole else ""
+        raise ModelFailed(
+            f"source: {name} is a pointer of Git LFS and not the file itself{of};"
+            f" fetch that: git lfs pull --include '*{file.name}'"
+        )
 
 
 def cut_off(file: Path) -> ModelFailed:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from tests.server.models.sources.onnx_writer import model, outside
 
 from xlaserve.errors import ModelFailed
 from xlaserve.inspection.model_file import formats
@@ -66,6 +67,15 @@ def test_an_onnx_file_is_described(tmp_path: Path) -> None:
     )
     assert (found.format, found.written_by) == ("ONNX, operator set 17", "pytorch 2.0")
     assert (found.parameters, found.layers) == (12, ("Resize",))
+
+
+def test_an_onnx_file_is_described_with_its_weights_alone(tmp_path: Path) -> None:
+    (file := tmp_path / "lonely.onnx").write_bytes(
+        model([], pixels=("x", [1]), scores=("y", [1]), weights=[outside("kernel", [5], "w.bin")])
+    )
+    assert "w.bin, which is missing; copy that beside lonely.onnx" in refused(file)
+    (tmp_path / "w.bin").write_bytes(bytes(20))
+    assert formats.describe(file).size_bytes == file.stat().st_size + 20
 
 
 def test_a_tflite_file_is_described(tmp_path: Path) -> None:

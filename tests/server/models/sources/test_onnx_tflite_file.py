@@ -295,13 +295,49 @@ def pooling(kind: str, shape: tuple[int, ...], matrix: bytes) -> bytes:
     return model(nodes, pixels=("pixels", sides), scores=("scores", [1, shape[1]]), weights=[matrix])
 
 
-def test_weights_that_are_missing_beside_an_onnx_file_are_named(tmp_path: Path) -> None:
-    file = tmp_path / "scores.onnx"
-    file.write_bytes(pooling("GlobalAveragePool", (3, 2), outside("matrix", (3, 2), "scores.data")))
-    with pytest.raises(ModelFailed, match=r"scores\.data, .* copy that beside scores\.onnx$"):
+def beside(folder: Path, name: str) -> Path:
+    """Writes a model whose matrix is in the file `name`."""
+    (file := folder / "scores.onnx").write_bytes(pooling("GlobalAveragePool", (3, 2), outside("matrix", (3, 2), name)))
+    return file
+
+
+def refused(file: Path) -> str:
+    with pytest.raises(ModelFailed) as failure:
         catalog.load(settings(file))
-    matrix = weights(3, 2)
-    (tmp_path / "scores.data").write_bytes(matrix.tobytes())
+    return str(failure.value)
+
+
+def test_weights_that_are_missing_beside_an_onnx_file_are_named(tmp_path: Path) -> None:
+    file, matrix = beside(tmp_path, "below/w.bin"), weights(3, 2)
+    assert "below/w.bin, which is missing; copy that beside scores.onnx" in refused(file)
+    (stored := tmp_path / "below" / "w.bin").parent.mkdir()
+    stored.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12345\n")
+    assert refused(file).endswith("git lfs pull --include '*w.bin'")
+    stored.write_bytes(matrix.tobytes()[:-4])
+    assert refused(file).endswith("sha256sum scores.onnx below/w.bin")
+    stored.write_bytes(matrix.tobytes())
+    np.testing.assert_allclose(run(settings(file), Mode.XLA), PIXELS.mean(axis=(1, 2)) @ matrix, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["../w.bin", "{folder}/w.bin", "", "below/../../w.bin", "nul\0"])
+def test_weights_that_are_not_named_as_in_the_folder_are_refused(tmp_path: Path, name: str) -> None:
+    (folder := tmp_path / "net").mkdir()
+    (tmp_path / "w.bin").write_bytes(weights(3, 2).tobytes())
+    said = refused(beside(folder, name.format(folder=tmp_path)))
+    assert "not named as in its own folder" in said
+    assert "onnx.save_model(" in said
+    assert str(tmp_path) not in said
+
+
+def test_weights_behind_a_link_are_read_only_in_the_folder(tmp_path: Path) -> None:
+    (folder := tmp_path / "net").mkdir()
+    file, matrix = beside(folder, "w.bin"), weights(3, 2)
+    for stored in (tmp_path / "blob", folder / "blob"):
+        stored.write_bytes(matrix.tobytes())
+    (link := folder / "w.bin").symlink_to("../blob")
+    assert refused(file).endswith('cp --remove-destination "$(readlink -f w.bin)" w.bin')
+    link.unlink()
+    link.symlink_to("blob")
     np.testing.assert_allclose(run(settings(file), Mode.XLA), PIXELS.mean(axis=(1, 2)) @ matrix, rtol=1e-4)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from xlaserve.config import ModelSettings
+from xlaserve.config import ModelSettings, onnx_weights
 from xlaserve.errors import ModelFailed
 from xlaserve.models.networks.network import Network
 from xlaserve.models.sources import functions, saved_model
@@ -37,7 +38,9 @@ _CUSTOM: Final = re.compile(r"No translator found for (\S+) node")
 _UNREAD: Final = re.compile(r"(?:Conversion is failed for|No conversion rule found for operations): ([^\n]+)")
 _QUANTIZED: Final = "QLinear"
 """Part of the names of ONNX Runtime's operations on levels."""
-_EXTERNAL: Final = re.compile(r"invalid external data: ExternalDataInfo\(data_full_path: ([^,]*),")
+_EXTERNAL: Final = re.compile("external(ly stored)? data")
+NAMED: Final = 4
+"""Files with weights that an error names."""
 
 
 def onnx_tflite_file(file: Path, settings: ModelSettings) -> Network:
@@ -95,7 +98,6 @@ def _translated(model: Any, file: Path, settings: ModelSettings) -> tuple[Transl
     except UntranslatableError as error:
         raise ModelFailed(
             f"source: {file.name} holds what is not translated: {error}; {_elsewhere(file.name)}"
-            f" pip install onnx2tf && onnx2tf -osd -i {file.name}"
         ) from error
 
 
@@ -106,9 +108,12 @@ def _traced(model: Any) -> tuple[Translator, Any]:
 
 def _remedy(error: RuntimeError, file: Path) -> str:
     """Returns the cause of an error of reading, and what to do."""
-    if missing := _EXTERNAL.search(str(error)):
-        name = missing[1].rpartition("/")[2]
-        return f"its weights are in another file, {name}, which can't be read; copy that beside {file.name}"
+    if _EXTERNAL.search(str(error)):
+        names = [*onnx_weights.names(file)[:NAMED]]
+        return (
+            f"its weights in {', '.join(names)} have been cut off, or are another model's; copy both once more, and"
+            f" compare: sha256sum {' '.join(map(shlex.quote, [file.name, *names]))}"
+        )
     if custom := _CUSTOM.search(str(error)):
         return (
             f"its operation {custom[1]} is of TensorFlow Lite alone; serve what the file was converted from, such as a"
