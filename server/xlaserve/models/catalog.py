@@ -30,7 +30,7 @@ from xlaserve.models.network_settings import (
     effective_fit,
 )
 from xlaserve.models.networks.network import Network
-from xlaserve.models.sources import file_content, noop
+from xlaserve.models.sources import content_kinds, file_content, noop
 from xlaserve.models.sources.conversions import Conversions
 from xlaserve.models.task import Task, WithClasses
 
@@ -299,6 +299,8 @@ def _network(source: str, settings: ModelSettings, conversions: Conversions) -> 
         found = ", a folder that holds no model, or several"
         step = f"name the model in it: ls {name}"
     else:
+        if path.is_file():
+            content_kinds.check_name(path)
         found = ""
         step = f"xlaserve inspect {name} says what it is"
     raise ModelFailed(f"source: expected {kinds.NAMES}, {kinds.PATHS}, got {name}{found}; {step}")

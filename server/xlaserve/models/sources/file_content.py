@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from xlaserve.config import onnx_weights
+from xlaserve.config import onnx_weights, sources
 from xlaserve.errors import ModelFailed
+from xlaserve.models.sources import content_kinds
 
 HEAD_BYTES: Final = 512
 LFS: Final = b"version https://git-lfs.github.com/spec/"
@@ -31,8 +32,8 @@ def check(path: Path) -> None:
     """Raises ModelFailed where the file at `path`, or one in the SavedModel there, is no model but stands for one.
 
     That is: a pointer of Git LFS, a web page, an empty file, a graph as text, a zip archive that was cut off, a SavedModel whose
-    variables are not in their folder, or an ONNX file whose weights are in files that are not in its folder. Raises
-    OSError.
+    variables are not in their folder, a file of another kind than its name says, or an ONNX file whose weights are in
+    files that are not in its folder. Raises OSError.
     """
     if (path / SAVED_MODEL).is_file() and not has_variables(path) and (path / f"{VARIABLES}.index").is_file():
         raise ModelFailed(
@@ -59,6 +60,8 @@ def check(path: Path) -> None:
             raise ModelFailed(f"source: {name} is compressed with gzip; unpack it: tar -xzf {file.name}")
         if head.startswith(ZIP) and not zipfile.is_zipfile(file):
             raise cut_off(file)
+    if path.is_file() and path.suffix.lower() in sources.FILES:
+        content_kinds.check_name(path)
     if path.suffix.lower() == onnx_weights.SUFFIX:
         for name in onnx_weights.names(path):
             _check_weights(path, name)
