@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from enum import Enum, unique
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -96,6 +97,16 @@ def kind_of_name(source: str) -> Source | None:
         if prefix and (source in kind.forms if names else source.startswith(prefix)):
             return kind
     return None
+
+
+def near_name(source: str) -> str:
+    """Returns the name of a source that is nearest to one of no kind; empty where none is near. Needs no disk."""
+    if near := get_close_matches(source.lower(), BUILTIN_SOURCES, 1, 0.8):  # of these, much is the prefix
+        return near[0]
+    prefix, _, name = source.partition(":")
+    named = [kind.value.prefix for kind in Source if kind.value.prefix and not kind.value.names]
+    near = get_close_matches(f"{prefix.lower()}:", named, 1)
+    return f"{near[0]}{name}" if near and name else ""
 
 
 def kind_of(source: str) -> Source | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from xlaserve.config import sources
 from xlaserve.errors import ModelFailed
 from xlaserve.inspection.model_file import exports, frozen_graph, keras, onnx, saved_model, tflite
 from xlaserve.inspection.model_file.description import Description
@@ -54,10 +55,7 @@ def describe(path: Path) -> Description:
     """Describes the model at a path. Raises ModelFailed where there is none."""
     try:
         if not path.exists():
-            raise ModelFailed(
-                f"source: expected a model file or folder, got {path}, which does not exist; list what"
-                f" does: ls {shlex.quote(str(path.parent))}"
-            )
+            raise _missing(path)
         found = saved_model.version(path) if path.is_dir() else path
         file_content.check(found)
         if found.is_dir():
@@ -74,6 +72,17 @@ def describe(path: Path) -> Description:
         f"source: expected {SHOWN}, got {found.name} of {found.stat().st_size:,} bytes, which is none; where the model"
         f' is, write it: model.save("{found.stem}.keras")'
     )
+
+
+def _missing(path: Path) -> ModelFailed:
+    """Returns the error of a path at which nothing is: it may be the name of a model, which is no file."""
+    source = str(path)
+    name = source if sources.kind_of_name(source) else sources.near_name(source)
+    if name == source:
+        return ModelFailed(f"source: expected a file or folder, got {source}, a named model: xlaserve serve {source}")
+    listed = f"list what does: ls {shlex.quote(str(path.parent))}"
+    step = f"did you mean {name}, a named model: xlaserve serve {name}" if name else listed
+    return ModelFailed(f"source: expected a model file or folder, got {path}, which does not exist; {step}")
 
 
 def _opened(file: Path) -> Opened:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -164,6 +165,30 @@ def test_what_is_no_model_is_called_what_it_is(tmp_path: Path, name: str, conten
 
 def test_a_path_without_anything_is_refused(tmp_path: Path) -> None:
     assert "does not exist" in refused(tmp_path / "net.keras")
+
+
+@pytest.mark.parametrize(
+    ("got", "name"),
+    [
+        ("keras.applications:ResNet50", "keras.applications:ResNet50"),
+        ("builtin:digits", "builtin:digits"),
+        ("builtin:digit", "builtin:digits"),
+        ("kearas.applications:ResNet50", "keras.applications:ResNet50"),
+        ("kerashub:ViTImageClassifier", "keras_hub:ViTImageClassifier"),
+        ("builtin:cats", ""),
+        ("net.keras", ""),
+        ("C:/net.keras", ""),
+    ],
+)
+def test_a_named_model_is_no_file_and_the_command_for_it_is_told(got: str, name: str) -> None:
+    said = refused(Path(got))
+    assert ("does not exist" in said) is (got != name)
+    assert said.endswith(f"xlaserve serve {name}" if name else f"ls {Path(got).parent}")
+
+
+def test_what_is_neither_a_file_nor_a_folder_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "net.keras")
+    assert refused(tmp_path / "net.keras").endswith("net.keras, a pipe, socket or device")
 
 
 def test_a_keras_file_is_known_by_its_content_whatever_its_name(tmp_path: Path) -> None:
