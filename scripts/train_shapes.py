@@ -17,7 +17,7 @@ from PIL import Image
 from scripts.shapes_data import HELD_OUT_SEED, LABELS, MAX_SHAPES, TRAIN_SEED, scene
 
 from xlaserve.config import Fit
-from xlaserve.images.frame import place
+from xlaserve.images.frame import LETTERBOX_LEVEL, place
 from xlaserve.models.networks.keras_runtime import keras
 from xlaserve.models.sources import shapes
 
@@ -51,7 +51,7 @@ class Scenes:
                 frame.top : frame.top + frame.fitted_height,
                 frame.left : frame.left + frame.fitted_width,
             ]
-            self.pixels[number] = frame.border
+            self.pixels[number] = LETTERBOX_LEVEL
             resized = Image.fromarray(drawn.pixels).resize(fitted, Image.Resampling.BILINEAR)
             self.pixels[number][inside] = np.asarray(resized)
             nearest = Image.fromarray(drawn.classes).resize(fitted, Image.Resampling.NEAREST)

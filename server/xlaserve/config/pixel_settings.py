@@ -49,7 +49,7 @@ class PixelSettings(Frozen):
     the model's own by default. No less than the model's size."""
     border: Border | None = Field(None, examples=[[114, 114, 114]])
     """For `letterbox` and `pad`: what an image does not cover, as a level from 0 to 255 or as `[red, green, blue]`; 114
-    for `letterbox` and 0 for `pad` by default."""
+    for `letterbox` (with `depth: 16` the same grey, 29298 of 65535) and 0 for `pad` by default."""
     resize: ResizeSettings | None = Field(None, examples=[{"library": "tensorflow", "filter": "bilinear"}])
     """How encoded images are resized: `library`, `filter` and `antialias`. Write what resized the images in training:
     a model that has seen sharp pixels answers worse to smoothed ones. By default what the source tells of its training:

@@ -13,7 +13,7 @@ from PIL import Image
 from xlaserve.config import ResizeLibrary, ResizeSettings
 from xlaserve.images import colors
 from xlaserve.images.deep_pixels import from_floats
-from xlaserve.images.frame import Frame, Region
+from xlaserve.images.frame import LETTERBOX_LEVEL, Frame, Region
 from xlaserve.images.image_input import PixelType
 from xlaserve.images.orientation import SIDEWAYS, TURNS
 from xlaserve.images.resizing.resize import Resized, array, by_pillow, of_pixels, picture
@@ -54,7 +54,9 @@ def bordered(pixels: NDArray[Any], frame: Frame, channels: int) -> NDArray[Any]:
     if (height, width) == (frame.input_height, frame.input_width):
         return np.broadcast_to(pixels, (height, width, channels))
     canvas = np.empty((frame.input_height, frame.input_width, channels), pixels.dtype)
-    canvas[:, :, : min(3, channels)] = colors.in_channels(frame.border, channels)
+    grey = LETTERBOX_LEVEL * 257 if pixels.dtype == np.uint16 else LETTERBOX_LEVEL
+    border = grey if frame.border is None else frame.border
+    canvas[:, :, : min(3, channels)] = colors.in_channels(border, channels)
     canvas[:, :, 3:] = 255
     top, left = max(0, frame.top), max(0, frame.left)
     canvas[top : top + height, left : left + width] = pixels

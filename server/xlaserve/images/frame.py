@@ -19,7 +19,7 @@ from xlaserve.config import Border, Fit
 from xlaserve.errors import InvalidArgument
 
 LETTERBOX_LEVEL: Final = 114
-"""The grey that the detectors of the YOLO family are trained with."""
+"""The grey that the detectors of the YOLO family are trained with, of levels from 0 to 255."""
 
 SAME_ASPECT: Final = 1.05
 """Aspect ratios of inputs that are this factor apart differ by the rounding to what networks take, not by intent."""
@@ -59,8 +59,8 @@ class Frame:
     left: int
     fitted_height: int
     fitted_width: int
-    border: Border = 0
-    """The colour of pixels that the image does not cover."""
+    border: Border | None = 0
+    """The colour of pixels that the image does not cover; None for LETTERBOX_LEVEL, in proportion to their depth."""
     crop: Region | None = None
     """The only part of the image that is resized, in its own pixels; None where that is the whole."""
 
@@ -175,8 +175,7 @@ def place(
         case Fit.LETTERBOX:
             fitted = _scaled(height, width, scale, size)
             top, left = (input_height - fitted[0]) // 2, (input_width - fitted[1]) // 2
-            level = LETTERBOX_LEVEL if border is None else border
-            return Frame(height, width, *size, top, left, *fitted, border=level)
+            return Frame(height, width, *size, top, left, *fitted, border=border)
         case Fit.CROP:
             middle = _whole_middle(height, width, size) if cuts_pixels else _middle(height, width, size)
             return Frame(height, width, *size, 0, 0, *size, crop=middle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +18,9 @@ from tests.server.images.encoded import FORMATS, LIMITS, LOSSLESS, UPRIGHT, deco
 
 from xlaserve.config import Fit
 from xlaserve.errors import InvalidArgument
+from xlaserve.images import decoder
+from xlaserve.images.frame import place
+from xlaserve.images.image_input import PixelType
 
 
 @pytest.mark.parametrize("format", LOSSLESS)
@@ -135,6 +139,15 @@ def test_a_letterboxed_image_is_centred_on_grey() -> None:
     np.testing.assert_array_equal(pixels[:, 22:38], expected)
     assert set(np.delete(pixels, np.s_[22:38], axis=1).ravel().tolist()) == {114}
     assert (frame.height, frame.width) == (15, 12)
+
+
+@pytest.mark.parametrize(("dtype", "grey"), [("uint8", 114), ("uint16", 114 * 257), ("float32", 114)])
+def test_the_grey_of_a_letterbox_is_in_proportion_to_the_depth(dtype: PixelType, grey: int) -> None:
+    for border, level in ((None, grey), (255, 255)):
+        to = partial(place, input_height=20, input_width=60, fit=Fit.LETTERBOX, border=border)
+        pixels, *_ = decoder.decode(encode(UPRIGHT), to, LIMITS, dtype=dtype)
+        assert pixels.dtype == dtype
+        assert set(np.delete(pixels, np.s_[22:38], axis=1).ravel().tolist()) == {level}
 
 
 def test_a_padded_image_stands_top_left_on_black_as_it_is() -> None:

@@ -72,7 +72,7 @@ def test_letterbox_and_pad_keep_the_aspect_ratio(height: int, width: int, side: 
 
 def test_a_letterbox_is_centred() -> None:
     assert place(50, 100, input_height=64, input_width=64, fit=Fit.LETTERBOX) == Frame(
-        50, 100, 64, 64, top=16, left=0, fitted_height=32, fitted_width=64, border=114
+        50, 100, 64, 64, top=16, left=0, fitted_height=32, fitted_width=64, border=None
     )
 
 
