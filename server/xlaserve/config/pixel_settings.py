@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from xlaserve.config.base import Frozen
 from xlaserve.config.image_settings import (
@@ -20,7 +20,7 @@ from xlaserve.config.image_settings import (
     Window,
 )
 from xlaserve.config.preprocess_settings import NamedPreprocess, ScalingSettings
-from xlaserve.config.resize_settings import ResizeSettings
+from xlaserve.config.resize_settings import ResizeLibrary, ResizeSettings
 
 
 class PixelSettings(Frozen):
@@ -128,3 +128,18 @@ class PixelSettings(Frozen):
         if value is not None and not all(1 <= side <= 65_536 for side in value):
             raise ValueError("expected height and width to be from 1 to 65536")
         return value
+
+    @model_validator(mode="after")
+    def _check_pixels(self) -> Self:
+        """Raises ValueError for fields that don't go together whatever the model is; a load checks them with it."""
+        if self.shorter_side is not None and self.fit not in (None, Fit.CENTER_CROP):
+            raise ValueError(f"shorter_side: expected fit: center_crop with it, got {self.fit}")
+        if self.depth in (None, 8):
+            return self
+        if self.resize is not None and self.resize.library is ResizeLibrary.OPENCV:
+            raise ValueError(f"resize: expected tensorflow or pillow with depth: {self.depth}, got opencv")
+        if self.pixel_range is not PixelRange.LEVELS:
+            raise ValueError(f"pixel_range: expected none with depth: {self.depth}, got {self.pixel_range}")
+        if self.equalize:
+            raise ValueError(f"equalize: expected none with depth: {self.depth}, as it is for levels of 8 bits")
+        return self

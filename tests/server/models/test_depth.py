@@ -37,3 +37,15 @@ def test_a_depth_is_that_of_the_models_images() -> None:
     check(NO_IMAGE, depth="float")
     with pytest.raises(ModelFailed, match="depth: expected none"):
         check(ImageInput(), depth="float")
+
+
+@pytest.mark.parametrize("depth", [16, "float"])
+@pytest.mark.parametrize(
+    ("field", "value"), [("resize", {"library": "opencv"}), ("pixel_range", "0..1"), ("equalize", True)]
+)
+def test_settings_for_levels_are_refused_with_a_depth_without_the_model(depth: Any, field: str, value: object) -> None:
+    of_levels: dict[str, Any] = {field: value}
+    for fits in (None, 8):
+        ModelSettings(name="m", source="fake", depth=fits, **of_levels)
+    with pytest.raises(ValueError, match=f"{field}: expected .* with depth: {depth}"):
+        ModelSettings(name="m", source="fake", depth=depth, **of_levels)

@@ -48,8 +48,8 @@ def test_no_part_of_an_image_is_left_out_where_each_pixel_has_an_answer(task: Ta
 
 
 def test_a_shorter_side_needs_the_fit_that_it_belongs_to() -> None:
-    with pytest.raises(ModelFailed, match="shorter_side: expected fit: center_crop"):
-        check_fit(ModelSettings(name="m", source="fake", shorter_side=256, fit=Fit.CROP), Classification(3), None)
+    with pytest.raises(ValueError, match="shorter_side: expected fit: center_crop with it, got crop"):
+        ModelSettings(name="m", source="fake", shorter_side=256, fit=Fit.CROP)
     check_fit(ModelSettings(name="m", source="fake", shorter_side=256, fit=Fit.CENTER_CROP), Classification(3), None)
 
 
