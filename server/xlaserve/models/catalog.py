@@ -295,7 +295,11 @@ def _network(source: str, settings: ModelSettings, conversions: Conversions) -> 
     if not path.exists():
         found = ", which does not exist"
         near = kinds.near_name(settings.source)
-        step = f"did you mean {near}?" if near else "paths begin at the configuration's folder, and xlaserve help models has the names"
+        step = (
+            f"did you mean {near}?"
+            if near
+            else "paths begin at the configuration's folder, and xlaserve help models has the names"
+        )
     elif path.is_dir():
         found = ", a folder that holds no model, or several"
         step = f"name the model in it: ls {name}"

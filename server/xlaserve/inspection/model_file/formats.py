@@ -79,7 +79,9 @@ def _missing(path: Path) -> ModelFailed:
     source = str(path)
     name = source if sources.kind_of_name(source) else sources.near_name(source)
     if name == source:
-        return ModelFailed(f"source: expected a file or folder, got {source}, a named model: xlaserve serve {source}")
+        return ModelFailed(
+            f"source: expected a file or folder, got {source}, a named model; serve it: xlaserve serve {source}"
+        )
     listed = f"list what does: ls {shlex.quote(str(path.parent))}"
     step = f"did you mean {name}, a named model: xlaserve serve {name}" if name else listed
     return ModelFailed(f"source: expected a model file or folder, got {path}, which does not exist; {step}")

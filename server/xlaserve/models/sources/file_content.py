@@ -31,12 +31,15 @@ _SIZE: Final = re.compile(rb"^size (\d+)$", re.MULTILINE)
 def check(path: Path) -> None:
     """Raises ModelFailed where the file at `path`, or one in the SavedModel there, is no model but stands for one.
 
-    That is: no regular file or folder, a pointer of Git LFS, a web page, an empty file, a graph as text, a zip archive that was cut off,
-    a SavedModel whose variables are not in their folder, a file of another kind than its name says, or an ONNX file
-    whose weights are in files that are not in its folder. Raises OSError.
+    That is: no regular file or folder, a pointer of Git LFS, a web page, an empty file, a graph as text, a zip archive
+    that was cut off, a SavedModel whose variables are not in their folder, a file of another kind than its name says,
+    or an ONNX file whose weights are in files that are not in its folder. Raises OSError.
     """
     if not path.is_file() and not path.is_dir():  # reading a pipe may never end
-        raise ModelFailed(f"source: expected a file or folder, got {path.name}, a pipe, socket or device")
+        raise ModelFailed(
+            f"source: expected a file or folder, got {path.name}, a pipe, socket or device; look at it:"
+            f" ls -l {shlex.quote(path.name)}"
+        )
     if (path / SAVED_MODEL).is_file() and not has_variables(path) and (path / f"{VARIABLES}.index").is_file():
         raise ModelFailed(
             f"source: the weights of {path.name} lie beside {SAVED_MODEL}, and TensorFlow looks for them in a folder"

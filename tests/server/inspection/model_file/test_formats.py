@@ -188,7 +188,7 @@ def test_a_named_model_is_no_file_and_the_command_for_it_is_told(got: str, name:
 
 def test_what_is_neither_a_file_nor_a_folder_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "net.keras")
-    assert refused(tmp_path / "net.keras").endswith("net.keras, a pipe, socket or device")
+    assert refused(tmp_path / "net.keras").endswith("a pipe, socket or device; look at it: ls -l net.keras")
 
 
 def test_a_keras_file_is_known_by_its_content_whatever_its_name(tmp_path: Path) -> None:

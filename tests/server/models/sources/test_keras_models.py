@@ -321,10 +321,7 @@ def test_what_is_no_model_fails_with_its_name_and_not_its_folder(tmp_path: Path)
         .endswith(f"got {tmp_path.name}, a folder that holds no model, or several")
     )
     assert reason(from_file("builtin:cats")).partition("; ")[0].endswith("got builtin:cats, which does not exist")
-    assert reason(from_file(str(tmp_path / "absent.keras"))).endswith("got absent.keras, which does not exist")
-    assert reason(from_file(str(tmp_path))).endswith(f"got {tmp_path.name}, a folder that holds no model, or several")
     assert reason(from_file("builtin:digit")).endswith("which does not exist; did you mean builtin:digits?")
-    assert reason(from_file("builtin:cats")).endswith("got builtin:cats, which does not exist")
     forms = "keras.applications:<Name>, keras_cv:<Name>, keras_hub:<Class>, kagglehub:<handle>, builtin:digits"
     assert f"expected {forms}" in reason(from_file(str(tmp_path)))
 
