@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.server.models.sources.onnx_writer import field, model, outside
 
-from xlaserve.config import onnx_weights
+from xlaserve.config import keras_shards, onnx_weights
 from xlaserve.config.stamp import GRANULARITY_NS, Stamp
 
 OLD_NS = 10**18
@@ -90,3 +90,20 @@ def test_a_file_is_read_again_only_where_it_may_have_changed(tmp_path: Path, mon
     (other := tmp_path / "other").write_bytes(field(7, graph("b.bin")))
     other.replace(file)
     assert onnx_weights.names(file) == ("b.bin",)
+
+
+@pytest.mark.parametrize("name", ["net.onnx", "net.weights.json"])
+def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    assert onnx_weights.files(tmp_path / name) == []
+    assert keras_shards.files(tmp_path / name) == []
+
+
+def test_no_more_fields_are_looked_at_than_there_are_in_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = field(1, b"") * 100
+    (file := tmp_path / "net.onnx").write_bytes(field(7, many + graph("w.bin")))
+    assert onnx_weights.names(file) == ("w.bin",)
+    monkeypatch.setattr(onnx_weights, "MOST_FIELDS", 50)
+    assert onnx_weights._names(file) == ()

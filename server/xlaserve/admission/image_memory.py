@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from xlaserve.admission.shared_counts import Kind, SharedCounts
-from xlaserve.errors import ImageTooLarge
+from xlaserve.errors import ImageTooLarge, QueueFull
 
 LOOK_S: Final = 0.002
 """Seconds between checks, while an image waits, whether another front has freed memory."""
@@ -19,7 +19,7 @@ LOOK_S: Final = 0.002
 class ImageMemory:
     """Bytes that images in decoding may take at a time, at all fronts together.
 
-    A holder of more than that is let in alone, up to `max_alone_bytes`.
+    A holder of more than that is let in alone, up to `max_alone_bytes`, and with messages up to `free_bytes`.
     """
 
     def __init__(self, max_bytes: int, usage: SharedCounts | None = None) -> None:
@@ -27,7 +27,9 @@ class ImageMemory:
         self.max_bytes = max_bytes
         """The bound, which may change at any time."""
         self.max_alone_bytes = math.inf
-        """The bound of one holder without others; it may change at any time, and is at least `max_bytes`."""
+        """The bound of one holder without other images and messages, at least `max_bytes`. It may change as well."""
+        self.free_bytes = math.inf
+        """The part of it that messages leave for now, at least `max_bytes`."""
         self._used_bytes = usage.amount(Kind.DECODE_BYTES)
         self._waits_since = usage.amount(Kind.DECODE_WAITS_SINCE)
         self._is_next = threading.Lock()
@@ -43,14 +45,17 @@ class ImageMemory:
         """Waits until `size_bytes` fit beside the bytes that others hold. While a caller waits, later ones wait behind
         it.
 
-        Raises ImageTooLarge beyond `max_alone_bytes`.
+        Raises ImageTooLarge beyond `max_alone_bytes`, and QueueFull beyond `free_bytes`.
         """
+        size_mib = size_bytes >> 20
         if size_bytes > self.max_alone_bytes:
-            most_mib, size_mib = int(self.max_alone_bytes) >> 20, size_bytes >> 20
+            most_mib = int(self.max_alone_bytes) >> 20
             raise ImageTooLarge(
                 f"image: expected one whose decoding takes at most the {most_mib} MiB that the server's memory has"
-                f" for it now, got one of {size_mib} MiB; send it with fewer pixels"
+                f" for it, got one of {size_mib} MiB; send it with fewer pixels"
             )
+        if size_bytes > self.free_bytes:
+            raise QueueFull(f"the server is short of memory, and to decode this image takes {size_mib} MiB")
         since = time.monotonic_ns()
         with self._is_next, self._freed:
             while not self._has_room(size_bytes, since):

@@ -14,7 +14,7 @@ def files(weights: Path) -> list[Path]:
 
     There may be nothing at them. None for other files, and where it can't be read.
     """
-    if not weights.name.endswith(SUFFIX):
+    if not weights.name.endswith(SUFFIX) or not weights.is_file():
         return []
     try:
         listed = json.loads(weights.read_bytes())["weight_map"].values()

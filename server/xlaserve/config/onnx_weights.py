@@ -37,6 +37,8 @@ EXTERNAL: Final = b"\x01"
 WINDOW_BYTES: Final = 1 << 16
 KEPT: Final = 256
 LONGEST_NAME_BYTES: Final = 4096
+MOST_FIELDS: Final = 1_000_000
+"""Fields that are looked at, in about a second; networks of a thousand layers have some ten thousand."""
 NESTED: Final = 100
 """How deep messages may be in each other: as deep as protocol buffers are read."""
 _VARINT, _BYTES = 0, 2
@@ -50,7 +52,7 @@ _HEAD_BYTES: Final = 20
 def names(file: Path) -> tuple[str, ...]:
     """Returns the names of the files with weights that an ONNX file lists, sorted, as they are written there.
 
-    Those that could be read where the file is damaged. Raises OSError.
+    Those that could be read where the file is damaged or has more than MOST_FIELDS. Raises OSError.
     """
     stamp = Stamp.of(file)
     # Polls ask each time. A file that was changed just now may be changed again without another stamp.
@@ -68,7 +70,7 @@ def files(file: Path) -> list[Path]:
 
     There may be nothing at them. None for other files, and where it can't be read.
     """
-    if file.suffix.lower() != SUFFIX:
+    if file.suffix.lower() != SUFFIX or not file.is_file():  # to open a pipe would wait for whoever writes it
         return []
     with suppress(OSError):
         return [file.parent / name for name in names(file) if is_inside(name)]
@@ -105,6 +107,7 @@ class _Window:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._start, self._piece = 0, b""
+        self.fields_left = MOST_FIELDS
 
     def read(self, start: int, count: int) -> bytes:
         """Returns `count` bytes from `start` on, or fewer at the end of the file. Raises OSError."""
@@ -146,7 +149,8 @@ def _name(window: _Window, tensor: _Field) -> bytes | None:
 def _fields(window: _Window, message: _Field) -> Iterator[_Field]:
     """Yields the fields of a message, up to the first that is damaged or goes beyond its end."""
     at = message.start
-    while at < message.end:
+    while at < message.end and window.fields_left:
+        window.fields_left -= 1
         head = window.read(at, _HEAD_BYTES)
         key, start = _varint(head, 0)
         number, kind = key >> 3, key & 7

@@ -228,7 +228,10 @@ def suspects(file: int, last_words: str) -> Mapping[bytes, Suspect]:
     in a thread of a library, or the library ended the process: the suspects are all batches and loads. Of the loads
     only those at a step are suspects, where any is: others wait.
     """
-    slots = [*_SLOT.iter_unpack(os.pread(file, SLOTS * _SLOT.size, 0))]
+    size_bytes = SLOTS * _SLOT.size
+    if os.fstat(file).st_size != size_bytes:  # of another version, which has been replaced under a running server
+        return {}
+    slots = [*_SLOT.iter_unpack(os.pread(file, size_bytes, 0))]
     noted = [
         (key, thread, is_endless, Suspect(not thread, _text(title), _text(steps)))
         for key, title, steps, is_endless, thread in slots

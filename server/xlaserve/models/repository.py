@@ -248,8 +248,8 @@ class Repository(LocalVersions):
         serving = self._serving(name)
         failures = []
         for number, settings in model.versions.items():
-            if again:
-                self.set_aside.pop(key_of(settings), None)
+            if again and self.set_aside:
+                self.set_aside.pop(await asyncio.to_thread(key_of, settings), None)  # it reads the state of all files
             if again or (serving.get(number) != settings and not self._is_set_aside(settings)):
                 newcomer = self._begin(settings)
                 if unloads_first:

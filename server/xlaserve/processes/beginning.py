@@ -158,17 +158,18 @@ def _after_crash(ready_file: ReadyFile, environment: MutableMapping[str, str]) -
     os.close(int(last_words))
     with suppress(ConfigError):
         ready_file.remove_left()
-    if not how:
+    if not how and status != -parent.SILENCED:
         cause = "no model is known to have caused it"
         if status == -signal.SIGKILL:
             cause = "the kernel does that where memory runs out"
         log.critical("the process that served ended with %s; %s", as_words(status), cause)
         raise CrashedError(_crash_status(status))
     if len(ends) > policy.most:
-        said = "the process that served ended with %s while %s, and %d others within %g s: the server gives up"
-        log.critical(said, as_words(status), how, policy.most, policy.window_s)
+        said = "the process that served ended with %s (%s), and %d others within %g s: the server gives up"
+        log.critical(said, as_words(status), how or "it stood still", policy.most, policy.window_s)
         raise CrashedError(_crash_status(status))
-    log.error("the process that served ended with %s while %s; another is started", as_words(status), how)
+    during = f" while {how}" if how else ""
+    log.error("the process that served ended with %s%s; another is started", as_words(status), during)
     service_manager = ServiceManager()
     service_manager.tell_restarting()
     service_manager.close()

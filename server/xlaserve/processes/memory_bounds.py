@@ -29,6 +29,8 @@ RESERVED_BYTES: Final = 256 * 2**20
 MESSAGES_SHARE: Final = 1 / 3
 DECODING_SHARE: Final = 1 / 6
 """Shares of the memory that is free. The rest is for queues, for copies and for other processes."""
+ALONE_SHARE: Final = 7 / 8
+"""Share of it that one image may take without others, together with messages."""
 
 
 def left_bytes(read: Callable[[], Sequence[MemoryLimit]] = memory_limits) -> float:
@@ -92,7 +94,9 @@ class MemoryBounds:
             MESSAGES_SHARE * free_bytes, settings.max_message_bytes, settings.max_inflight_bytes
         )
         self._decoding.max_bytes = _bounded(DECODING_SHARE * free_bytes, 0, settings.max_decode_bytes)
-        self._decoding.max_alone_bytes = max(self._decoding.max_bytes, free_bytes - message_bytes - RESERVED_BYTES)
+        alone_bytes = ALONE_SHARE * free_bytes
+        self._decoding.max_alone_bytes = max(self._decoding.max_bytes, alone_bytes)
+        self._decoding.free_bytes = max(self._decoding.max_bytes, alone_bytes - message_bytes)
         self._tell(before_bytes)
 
     def _tell(self, before_bytes: int) -> None:

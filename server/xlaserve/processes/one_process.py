@@ -128,6 +128,8 @@ class App:
 
     def _tell_loaded(self) -> None:
         self._on_loaded()
+        if self._pulse is not None:
+            self._beat(self._pulse)
         self._front.health.refresh()
         log.info(self._engine.serving)
         if self._front.is_ready():
@@ -157,14 +159,12 @@ class App:
 
     def _on_change(self) -> None:
         self._front.health.refresh()
-        if self._pulse is not None and any(self._engine.repository.serving().values()):
-            pulse, self._pulse = self._pulse, None
-            self._beat(pulse)
 
     def _beat(self, pulse: Pulse) -> None:
         """Counts the pulse of the event loop from now on. If that stops, the parent ends this process.
 
-        Not before a model serves: the import of TensorFlow, from a slow disk, may hold Python's lock for long.
+        Not before the models of the start are loaded: libraries that they need, from a slow disk, may hold Python's
+        lock for long.
         """
         pulse.beat()
         asyncio.get_running_loop().call_later(BEAT_S, self._beat, pulse)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from xlaserve.admission.image_memory import ImageMemory
-from xlaserve.errors import ImageTooLarge
+from xlaserve.errors import ImageTooLarge, QueueFull
 
 PATIENCE_S = 20
 
@@ -46,6 +46,9 @@ def test_one_holder_is_refused_beyond_what_there_is_without_others() -> None:
     with memory.hold(300):
         pass
     with pytest.raises(ImageTooLarge), memory.hold(301):
+        pass
+    memory.free_bytes = 200  # for now
+    with pytest.raises(QueueFull), memory.hold(201):
         pass
     assert memory.used_bytes == 0
 

@@ -192,3 +192,11 @@ def test_loads_that_have_ended_leave_their_places_to_others(file: int) -> None:
         with under_way.loading(key_of(B), "b"):
             assert {*suspects(file, "")} == {key_of(A), key_of(B)}
         assert {*suspects(file, "")} == {key_of(A)}
+
+
+@pytest.mark.parametrize("size_bytes", [0, 100, 7 * SLOTS])
+def test_records_of_another_version_tell_of_no_suspects(size_bytes: int) -> None:
+    other = os.memfd_create("other")
+    os.write(other, b"k" * size_bytes)
+    assert suspects(other, "") == {}
+    os.close(other)

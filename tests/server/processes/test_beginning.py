@@ -168,6 +168,13 @@ def test_a_server_that_crashes_again_and_again_gives_up() -> None:
     assert environment == {}
 
 
+def test_a_process_that_stood_still_is_started_again_without_a_suspect(start: Start) -> None:
+    end = f"os.kill(os.getpid(), {int(parent.SILENCED)})"
+    program = start(f"if not (folder / 'again').exists():\n (folder / 'again').touch()\n {end}")
+    assert program.wait() == 0, program.process.communicate()[1]
+    assert [said["set_aside"] for said in program.said()] == [[], []]
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])
 def test_a_process_that_others_kill_is_not_started_again(start: Start, number: signal.Signals) -> None:
     program = start(f"(folder / 'ready').touch()\nos.kill(os.getpid(), {int(number)})")

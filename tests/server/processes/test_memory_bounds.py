@@ -90,12 +90,13 @@ def test_memory_taken_for_a_few_seconds_changes_no_bound_and_longer_does() -> No
 def test_one_image_may_take_alone_what_is_free_but_a_reserve() -> None:
     assert World().decoding.max_alone_bytes == math.inf
     world = World(limit(1500, 300))
-    assert world.decoding.max_alone_bytes == (1200 - 256) * MIB
+    assert world.decoding.max_alone_bytes == world.decoding.free_bytes == 1050 * MIB
     world.message_memory.take(200 * MIB)
     world.limits = [limit(1500, 500)]
     world.bounds.look()
-    assert world.decoding.max_alone_bytes == (1200 - 256 - 200) * MIB
-    assert World(limit(400, 300)).decoding.max_alone_bytes == World(limit(400, 300)).decoding.max_bytes
+    assert (world.decoding.max_alone_bytes, world.decoding.free_bytes) == (1050 * MIB, 850 * MIB)
+    crowded = World(limit(300, 295)).decoding
+    assert crowded.free_bytes >= crowded.max_bytes
 
 
 @pytest.mark.usefixtures("virtual_time")

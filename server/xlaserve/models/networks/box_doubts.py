@@ -19,6 +19,8 @@ NEARLY_ALL: Final = 0.95
 LEAST_NUMBER: Final = -0.1
 """Decoded boxes have their centres in the image, and no sides below 0; offsets from cells are often less."""
 MOST_BELOW: Final = 0.01
+FEWEST: Final = 20
+"""Boxes, other than zeros, of which fewer tell nothing."""
 SMALLEST: Final = 32
 """The image's longer side, in pixels, below which boxes in pixels can't be told from others."""
 
@@ -27,7 +29,8 @@ def check(given: NDArray[Any], decoding: BoxDecoding, size: tuple[int, int]) -> 
     """Raises ModelFailed where boxes `[n, k, numbers]` for images of `size`, height and width, are unmistakably of
     another form than `decoding` says, with the line to write."""
     boxes = given[..., :4].astype(np.float64)
-    if max(size) < SMALLEST or not boxes.any() or not np.isfinite(boxes).all():
+    boxes = boxes[boxes.any(axis=-1)]  # some networks fill up their rows with zeros
+    if max(size) < SMALLEST or len(boxes) < FEWEST or not np.isfinite(boxes).all():
         return
     extent = float(np.quantile(np.abs(boxes[..., :2]), NEARLY_ALL))
     form, is_relative = decoding.format.removeprefix("rel_"), decoding.format.startswith("rel_")
@@ -42,7 +45,7 @@ def check(given: NDArray[Any], decoding: BoxDecoding, size: tuple[int, int]) -> 
     elif decoding.kind == "yolo":
         if form == "center_xywh" and has_negative:
             got = "decoded boxes, got numbers below 0, as of offsets from cells"
-            if boxes.shape[-2] == len(anchors(BoxDecoding(kind="yolox"), *size)):
+            if given.shape[-2] == len(anchors(BoxDecoding(kind="yolox"), *size)):
                 raise _unfit(got, "yolox")
             raise ModelFailed(f"box_decoding: expected {got}; write task: tensors, and decode them in your application")
         if extent <= MOST_RELATIVE and not is_relative:

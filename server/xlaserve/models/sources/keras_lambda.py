@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 MOST_SHOWN: Final = 8
+MOST_DIGITS: Final = 200
+"""Digits of 15 bits of a number."""
 _REFERENCED: Final = 0x80
 """Bit of a type whose value others may refer to."""
 _SINGLE: Final = {"N": None, "F": False, "T": True, ".": ..., "S": StopIteration}
@@ -52,6 +54,8 @@ class _Reader:
                 return self._unpack("<d")
             case "l":
                 count = self._unpack("<i")
+                if abs(count) > MOST_DIGITS:
+                    raise ValueError("a number of too many digits")
                 digits = [self._unpack("<H") << 15 * place for place in range(abs(count))]
                 return sum(digits) * (1 if count > 0 else -1)
             case "s":

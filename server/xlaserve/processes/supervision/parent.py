@@ -78,9 +78,9 @@ def main(arguments: Sequence[str]) -> int:
         while True:
             came = select.select([pidfd, messages.fileno()], [], [], float(look_s))[0]
             if time.monotonic() > limit.ends_at_s:
-                tell("it has not ended in time after a signal, and is killed")
                 limit.ends_at_s = math.inf
                 send(signal.SIGKILL)
+                tell("it has not ended in time after a signal, and is killed")  # which may wait for a reader
             if messages.fileno() in came:  # before its end is seen
                 message = messages.recv(MESSAGE_BYTES)
                 is_ending = is_ending or message == ENDS
@@ -90,9 +90,9 @@ def main(arguments: Sequence[str]) -> int:
                         service_manager.send(message)
             elif came:
                 break
-            elif not is_ending and (due := silence.look()):
-                tell(f"its event loop has stood still for {silence.looks * float(look_s):g} s, and it is ended")
+            elif not is_ending and not is_stopped(server) and (due := silence.look()):
                 send(due)
+                tell(f"its event loop has stood still for {silence.looks * float(look_s):g} s, and it is ended")
     status = os.waitstatus_to_exitcode(os.waitpid(int(server), 0)[1])
     os.close(int(pulse))
     if silence.has_ended_it and not is_ending:
@@ -130,7 +130,7 @@ class Limit:
             self._drains_at_s = now_s + (self._delay_s if is_first else 0)
             self.ends_at_s = self._drains_at_s + self._drain_s
         else:
-            self.ends_at_s = now_s + AT_ONCE_S
+            self.ends_at_s = min(self.ends_at_s, now_s + AT_ONCE_S)
 
 
 class Silence:
@@ -153,6 +153,13 @@ class Silence:
         before, self._beats = self._beats, os.pread(self._pulse, PULSE_BYTES, 0)
         self.looks = self.looks + 1 if self._beats == before and any(before) else 0
         return {SILENT_LOOKS: SILENCED, SILENT_LOOKS + KILL_LOOKS: signal.SIGKILL}.get(self.looks, 0)
+
+
+def is_stopped(process: str) -> bool:
+    """Whether a process is stopped, by a signal or by a debugger."""
+    with suppress(OSError), open(f"/proc/{process}/stat", "rb") as stat:  # noqa: PTH123 - pathlib takes memory
+        return stat.read().rpartition(b")")[2].split()[0] in b"Tt"
+    return False
 
 
 def tell(what: str) -> None:

@@ -302,6 +302,7 @@ OFFSETS: Array = np.random.default_rng(11).normal(0, 1, (1, 126, 7)).astype(np.f
         (OFFSETS, "yolox", None),
         (OFFSETS * 100, "yolox", None),
         (np.zeros_like(OFFSETS), "yolo", None),
+        (np.concatenate([PIXEL_BOXES, np.tile(0 * PIXEL_BOXES, (1, 30, 1))], 1), "yolo", None),
     ],
 )
 def test_boxes_of_another_form_are_told_with_the_line_to_write(given: Array, decoding: Any, line: str | None) -> None:

@@ -5,15 +5,27 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
+import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from xlaserve.processes.supervision import pulse
-from xlaserve.processes.supervision.parent import AT_ONCE_S, KILL_LOOKS, SILENCED, SILENT_LOOKS, Limit, Silence
+from xlaserve.processes.supervision.parent import (
+    AT_ONCE_S,
+    KILL_LOOKS,
+    SILENCED,
+    SILENT_LOOKS,
+    Limit,
+    Silence,
+    is_stopped,
+)
 from xlaserve.processes.supervision.pulse import Pulse
 
 DELAY_S, DRAIN_S = 5.0, 30.0
+PATIENCE_S = 20
 
 
 @pytest.mark.parametrize(
@@ -26,8 +38,9 @@ DELAY_S, DRAIN_S = 5.0, 30.0
         (DELAY_S, [1.0, 3.0, 4.0], 4 + AT_ONCE_S),
         (DELAY_S, [1.0, 9.0], 9 + AT_ONCE_S),
         (0.0, [1.0, 2.0], 2 + AT_ONCE_S),
+        (0.0, [1.0, 2.0, 3.0, 4.0], 2 + AT_ONCE_S),
     ],
-    ids=["none", "first", "same", "ends the delay", "during the drain", "after the delay", "without a delay"],
+    ids=["none", "first", "same", "ends the delay", "during the drain", "after the delay", "without a delay", "again"],
 )
 def test_signals_end_the_server_after_delay_and_drain_or_sooner(
     delay_s: float, at_s: Sequence[float], ends_at_s: float
@@ -54,6 +67,22 @@ def test_silence_ends_the_server_and_kills_it_where_that_does_not_suffice(file: 
         SILENT_LOOKS + KILL_LOOKS: signal.SIGKILL,
     }
     assert silence.has_ended_it
+
+
+@pytest.mark.parametrize("name", ["sleep", "odd) T (sleep"])
+def test_a_process_is_stopped_from_a_signal_until_it_goes_on(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).symlink_to("/bin/sleep")
+    with subprocess.Popen([tmp_path / name, "60"]) as process:
+        try:
+            for number, stopped in ((signal.SIGSTOP, True), (signal.SIGCONT, False)):
+                process.send_signal(number)
+                until = time.monotonic() + PATIENCE_S
+                while is_stopped(str(process.pid)) is not stopped and time.monotonic() < until:
+                    time.sleep(0.01)
+                assert is_stopped(str(process.pid)) is stopped
+        finally:
+            process.kill()
+    assert not is_stopped(str(process.pid))
 
 
 def test_a_server_that_beats_again_or_has_never_beaten_is_not_silent(file: int) -> None:
