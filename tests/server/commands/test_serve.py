@@ -55,7 +55,7 @@ def test_the_parent_is_told_of_every_end_but_an_exit_of_a_library(
         return 0
 
     beginning = Mock(has_served=False)
-    monkeypatch.setattr(serve, "begin", lambda ready_file: beginning)
+    monkeypatch.setattr(serve, "begin", lambda ready_file, **limits: beginning)
     monkeypatch.setattr(serve, "run_loop", run_loop)
     settings = Settings(fronts=0, exit_on_model_failure=False)
     with suppress(ConfigError, KeyboardInterrupt, SystemExit):

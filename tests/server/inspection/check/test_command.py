@@ -156,7 +156,7 @@ def test_a_source_that_can_not_be_built_is_a_failure_with_its_reason(tmp_path: P
     settings = Settings(models=(ModelSettings(name="a", source="builtin:noop", weights="other"),))
     assert check("a", "--json", tmp_path / "x.json", settings=settings) == 1
     (failed,) = record.read(tmp_path / "x.json")
-    assert failed.failure == "weights: builtin:noop takes none, expected no weights, got other"
+    assert failed.failure == "weights: builtin:noop takes none, expected no weights, got other; leave weights out"
 
 
 def test_the_process_of_a_check_ends_with_the_command_that_started_it() -> None:

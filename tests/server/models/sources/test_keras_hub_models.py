@@ -330,7 +330,7 @@ def test_a_preset_of_another_class_or_class_count_fails_with_a_reason(resnet: Pr
     assert other.startswith(f"weights: the preset in {resnet.folder.name} can't be loaded as VGGImageClassifier: ")
     assert str(resnet.folder) not in other
     assert reason(settings("ResNetImageClassifier", weights=str(resnet.folder), classes=7)) == (
-        "classes: expected 5, as the preset has, got 7"
+        "classes: expected 5, as the preset has, got 7; leave classes out"
     )
 
 

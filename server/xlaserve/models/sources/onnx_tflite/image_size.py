@@ -42,7 +42,8 @@ def fix(model: Any, settings: ModelSettings, file: str, why: str) -> Size:
         model.reshape(_shapes(model, settings, size))
     except RuntimeError as error:
         raise ModelFailed(
-            f"input_size: expected a size that {file} takes, got {size[0]}x{size[1]}: {cause(error)}"
+            f"input_size: expected a size that {file} takes, got {size[0]}x{size[1]}: {cause(error)}; write that of the"
+            " images that it was trained on: input_size: [HEIGHT, WIDTH]"
         ) from error
     return size
 
