@@ -24,7 +24,7 @@ UNLOADED: Final = frozenset({"UNAVAILABLE", "NOT_FOUND"})
 
 
 @attack(
-    allowed={OK, "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED", "NOT_FOUND"},
+    allowed={OK, "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED", "NOT_FOUND", "ABORTED"},
     weight=2,
     is_short=False,
     most_mib=1500,

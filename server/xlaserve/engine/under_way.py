@@ -23,7 +23,7 @@ from xlaserve.engine.program import Executable, Outputs
 KEY_BYTES: Final = 16
 TITLE_BYTES: Final = 127
 STEPS_BYTES: Final = 232
-SLOTS: Final = 1024
+SLOTS: Final = 512
 """Threads that run batches, and loads, that are recorded; any beyond share the last slot."""
 _SLOT: Final = Struct(f"={KEY_BYTES}s{TITLE_BYTES}s{STEPS_BYTES}s?Q")
 """A key; the title of the version; the steps of a load, or the program of a batch; whether the batch is taken to never
