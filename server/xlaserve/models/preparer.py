@@ -100,6 +100,7 @@ class Preparer:
             self._stop.check()
             making = self._threads.submit(self._make, model, temporary, stop, steps)
             made = asyncio.wrap_future(making)
+            made.add_done_callback(_take)
             try:
                 prepared = await asyncio.shield(made)
                 await held.aclose()  # the turn
@@ -247,3 +248,9 @@ def can_be_prepared(model: ModelSettings) -> bool:
         and not model.has_auto_buckets  # most candidates are not kept
         and catalog.can_be_kept(model)
     )
+
+
+def _take(made: asyncio.Future[CompileCache | None]) -> None:
+    """Takes an error that a load which was cancelled will not ask for; else asyncio logs it."""
+    if not made.cancelled():
+        made.exception()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import sys
@@ -270,9 +271,13 @@ async def test_a_load_that_is_cancelled_leaves_no_process_and_no_folder(
 ) -> None:
     _, preparing, pid = waiting
     assert prepared_folders(tmp_path)
+    unasked: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unasked.append(context))
     preparing.cancel()
     await asyncio.wait([preparing], timeout=PATIENCE_S)
     assert preparing.cancelled()
+    gc.collect()
+    assert unasked == [], "asyncio logs errors that nobody takes"
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert not prepared_folders(tmp_path)
