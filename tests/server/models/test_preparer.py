@@ -271,16 +271,34 @@ async def test_a_load_that_is_cancelled_leaves_no_process_and_no_folder(
 ) -> None:
     _, preparing, pid = waiting
     assert prepared_folders(tmp_path)
+    preparing.cancel()
+    await asyncio.wait([preparing], timeout=PATIENCE_S)
+    assert preparing.cancelled()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert not prepared_folders(tmp_path)
+
+
+async def test_the_error_of_a_cancelled_load_is_taken(
+    make: Callable[..., Preparer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+
+    def end(preparer: Preparer, model: ModelSettings, temporary: object, stop: Stop, steps: object) -> None:
+        begun.set()
+        stop.wait(PATIENCE_S)
+        stop.check()
+
+    monkeypatch.setattr(Preparer, "_make", end)
     unasked: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unasked.append(context))
+    preparing = asyncio.create_task(never_prepared(make("")))
+    await asyncio.to_thread(begun.wait)
     preparing.cancel()
     await asyncio.wait([preparing], timeout=PATIENCE_S)
     assert preparing.cancelled()
     gc.collect()
     assert unasked == [], "asyncio logs errors that nobody takes"
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-    assert not prepared_folders(tmp_path)
 
 
 async def test_a_load_that_is_cancelled_waits_for_its_thread_only_so_long(
