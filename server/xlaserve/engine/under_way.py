@@ -135,8 +135,6 @@ class UnderWay:
         self._next = count()
         self._free: list[int] = []
         """Slots of loads that have ended."""
-        self._threads: dict[int, int] = {}
-        """Threads that run batches, by their slots."""
         self._running: dict[int, tuple[NotedProgram, int]] = {}
         """Runs that are under way, by their slots, each with a number of its own."""
         self._runs = count()
@@ -167,7 +165,7 @@ class UnderWay:
     def batches(self) -> list[BatchRun]:
         """Returns the runs that are under way. On any thread."""
         running = self._running.copy()
-        return [BatchRun(noted, number, self._threads[start], start) for start, (noted, number) in running.items()]
+        return [BatchRun(noted, number, self._thread(start), start) for start, (noted, number) in running.items()]
 
     def mark_endless(self, batches: Iterable[BatchRun]) -> None:
         """Records that these never end: they and no others are suspects if the process ends now."""
@@ -197,10 +195,13 @@ class UnderWay:
         try:
             start: int = self._of_thread.start
         except AttributeError:
-            thread = threading.get_ident()
-            start = self._of_thread.start = self._take(thread)
-            self._threads[start] = thread
+            start = self._of_thread.start = self._take(threading.get_ident())
         return start
+
+    def _thread(self, start: int) -> int:
+        """Returns the number of the thread whose slot this is."""
+        *_, thread = _SLOT.unpack_from(self._memory, start)
+        return int(thread)
 
     def _take(self, thread: int) -> int:
         """Returns the offset of a new slot, in bytes; the last slot is shared by all threads and loads that find no
