@@ -32,7 +32,7 @@ def decoded(
     outputs: Mapping[str, TensorShape],
     settings: ModelSettings,
     decoding: BoxDecoding,
-    probe: Probe = lambda: None,
+    probe: Probe,
 ) -> Head:
     """Returns the head for the outputs that `decoding` describes. Raises ModelFailed for other outputs, and for boxes
     that `probe` gives in another form."""
