@@ -62,18 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return report.fail(chosen, f"loadtest: {error}")
     failure: Exception | None = None
     watch = Watch(chosen.abort_if)
+    as_typed = ["loadtest", *without_secrets(words, settings.transport)]
     with Progress(watch=watch) as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
         session = Session(settings, progress)
         try:
             with watch.served(chosen.live_port):
-                loop.run(
-                    _run(
-                        session,
-                        chosen.out or options.FOLDER,
-                        ["loadtest", *without_secrets(words, settings.transport)],
-                        watch,
-                    )
-                )
+                loop.run(_run(session, chosen.out or options.FOLDER, as_typed, watch))
         except (TargetError, PayloadError, OSError) as error:
             failure = error
     if not session.blocks:

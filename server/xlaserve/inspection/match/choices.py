@@ -190,7 +190,7 @@ def _color(model: Model) -> Choice:
 
 def _fit(model: Model) -> Choice:
     has_pixels = any(isinstance(one, ImageToImage | Segmentation) for one in (model.task, *readings_of(model.task)))
-    cuts = () if has_pixels else CUTS  # as `check_fit` has it
+    cuts = () if has_pixels else CUTS  # which `check_fit` refuses
     return _choice("fit", Part.PLACE, model.fit, Fit.RESIZE, *cuts, Fit.LETTERBOX, Fit.PAD)
 
 
@@ -200,9 +200,8 @@ def _border(model: Model) -> Choice:
 
 
 def _resize(model: Model) -> Choice:
-    fitting = [
-        one for one in RESIZINGS if not (model.image.is_deep and one.library is OPENCV)
-    ]  # as `check_depth` has it
+    is_deep = model.image.is_deep  # and then `check_depth` refuses OpenCV
+    fitting = [one for one in RESIZINGS if not is_deep or one.library is not OPENCV]
     return _choice("resize", Part.PLACE, model.resize, *fitting)
 
 

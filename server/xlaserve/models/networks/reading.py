@@ -64,9 +64,9 @@ def choose(
     """Returns the head for the task of the settings or, with `auto`, of the network's outputs.
 
     `probe` is only called where names and shapes leave open what a map is, how many sides an output has, or the form of
-    a detector's boxes. `is_first`
-    is whether an output, if it is maps, has its channels first (`ImageTensor.gives_first`). Raises ModelFailed where
-    the outputs are not what the settings' task needs; with `auto`, outputs that are of no task are tensors.
+    a detector's boxes. `is_first` is whether an output, if it is maps, has its channels first
+    (`ImageTensor.gives_first`). Raises ModelFailed where the outputs are not what the settings' task needs; with
+    `auto`, outputs that are of no task are tensors.
     """
     outputs = _of_known_rank(outputs, probe)
     if settings.outputs:

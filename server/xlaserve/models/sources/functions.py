@@ -38,8 +38,9 @@ class TextInputError(ModelFailed):
 
 
 def found(owner: Any, function: Any, name: str) -> Found:
-    """Returns a concrete function for use; of any batch size, where it was made for one and can run so. An
-    output of a function for one image gets an axis for images where it has none.
+    """Returns a concrete function for use; of any batch size, where it was made for one and can run so.
+
+    An output of a function for one image gets an axis for images where it has none.
 
     `owner` holds the variables that it refers to weakly, `name` is its name in messages. Raises ModelFailed where it
     takes no input, TextInputError where it takes text other than images whose decoding can be cut off.
