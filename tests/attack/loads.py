@@ -11,17 +11,15 @@ from typing import Any, Final
 import numpy as np
 from tests.attack import samples, saved_models
 from tests.attack.client import INFERENCE, Client
-from tests.attack.registry import BUSY, OK, Round, attack
+from tests.attack.registry import BUSY, LOADS_S, OK, Round, attack
 
 from xlaserve_proto import open_inference_pb2 as pb
 
 SIDE: Final = 16
 LEVEL: Final = 9
 SHIFTS: Final = (1, 2, 3)
-LOADS_S: Final = 150.0
-"""What a load may take on a busy machine."""
 CHANGED: Final = frozenset({OK, "UNAVAILABLE", "FAILED_PRECONDITION"})
-"""How a load may end whose files change meanwhile."""
+"""The statuses with which a load may end while its files change."""
 CRASHED: Final = (f"mode xla, bucket 1x{SIDE}x{SIDE}", "before it was ready; another is started")
 """How the log says what was compiled when a process ended, and of an engine that it ended."""
 NOOP: Final = {"name": "noop", "source": "builtin:noop", "modes": ["graph"], "buckets": [1, 2]}

@@ -10,13 +10,11 @@ from typing import Final
 
 from tests.attack import samples
 from tests.attack.client import INFERENCE, Client
-from tests.attack.registry import BUSY, OK, Round, attack
+from tests.attack.registry import BUSY, LOADS_S, OK, Round, attack
 
 from xlaserve_proto import open_inference_pb2 as oip
 
 SETTLES_S: Final = 60.0
-LOADS_S: Final = 150.0
-"""What a load may take on a busy machine, and the one before it."""
 GIVES_UP_S: Final = 30.0
 SUCCEEDS_S: Final = 400.0
 """With fronts all models are loaded in another engine, beside all this: operators give up, and the last load waits."""

@@ -22,6 +22,8 @@ REFUSED: Final = frozenset({OK, "INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED"
 """How a request that may be wrong may end."""
 BUSY: Final = frozenset({OK, "RESOURCE_EXHAUSTED"})
 """How a valid request may end on a server that is flooded."""
+LOADS_S: Final = 150.0
+"""The longest time that a load may take on a busy machine, with the load before it, in seconds."""
 
 Site = Literal["shared", "sizes", "own"]
 
