@@ -138,5 +138,5 @@ _USES: Final[Mapping[str, tuple[str, _Applies]]] = {
     "shape": _RUNNING,
     "out": ("run files without a name; the page is beside --record", lambda options: options.record is None),
 }
-"""What each option is for, in words and as a condition. Those that are not here apply to every run, or `option_checks`
-refuses them with a reason of their own."""
+"""The uses of an option, in words and as a condition. An option that is not here applies to every run, or
+`option_checks` refuses it with a reason of its own."""

@@ -50,7 +50,7 @@ def test_a_client_that_floods_with_pings_is_told_to_go(server: Server) -> None:
 
 
 def test_grpcs_own_client_that_keeps_its_connections_alive_keeps_its_calls(server: Server) -> None:
-    """Its calls ended UNAVAILABLE (too_many_pings) after some pings that nothing was sent between."""
+    """Calls of such a client ended UNAVAILABLE (too_many_pings) after some pings that nothing was sent between."""
     options = [
         ("grpc.keepalive_time_ms", int(POLITE_S * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),

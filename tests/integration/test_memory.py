@@ -25,8 +25,8 @@ from xlaserve_proto import open_inference_pb2 as pb
 MIB = 1024 * 1024
 LARGE_BYTES = 60 * MIB
 LIMIT_BYTES = 1536 * MIB
-"""What the server may take at its peak, with what it keeps for the next large message. 1,238 to 1,354 MiB were seen, of
-2,880 MiB of messages, which are copied, and 1,000 MiB of images."""
+"""The memory that the server may take at its peak, with the buffers that it keeps for the next large message. Peaks of
+1,238 to 1,354 MiB were seen, while 2,880 MiB of messages, which are copied, and 1,000 MiB of images came."""
 GROUP_BYTES = 1280 * MIB
 """Less than the messages of 36 callers take together where nothing bounds them."""
 SETTINGS = {"max_resident_bytes": 640 * MIB, "max_inflight_bytes": 256 * MIB, "max_decode_bytes": 512 * MIB}

@@ -134,7 +134,7 @@ def _under(pixels: int, start: int, fitted: int, whole: int, cells: int) -> NDAr
 
 
 class Placing(NamedTuple):
-    """All that decides where images go in an input, apart from the sizes of both: arguments of `place`."""
+    """The arguments of `place` apart from sizes: with them, they decide where an image goes in an input."""
 
     fit: Fit
     shorter_side: int | None

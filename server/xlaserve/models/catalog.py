@@ -61,7 +61,7 @@ class Model(Network):
 
     @property
     def placing(self) -> Placing:
-        """All that decides where images go in an input, apart from the sizes of both."""
+        """The placing of images in an input."""
         settings, cuts_pixels = self.settings, self.resize.library is not ResizeLibrary.PILLOW
         return Placing(self.fit, settings.shorter_side, settings.border, cuts_pixels)
 

@@ -13,10 +13,8 @@ from xlaserve.models.catalog import Model
 
 
 class Conversion(NamedTuple):
-    """All that decides which pixels an encoded image becomes, apart from its place in the model's input.
-
-    The fields are arguments of `images.decoder.decode`.
-    """
+    """Arguments of `images.decoder.decode` that decide which pixels an encoded image becomes, but not its place in the
+    model's input."""
 
     decoding: Decoding
     color: Color

@@ -1,4 +1,4 @@
-"""What `xlaserve help models` says of each field."""
+"""The text of `xlaserve help models` about each field."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _INTS: Final = 5
 
 
 class _Code(NamedTuple):
-    """What a function refers to."""
+    """The constants and names that the code of a function refers to."""
 
     constants: tuple[Any, ...]
     names: tuple[Any, ...]

@@ -259,7 +259,7 @@ async def test_what_no_front_would_send_ends_that_link_alone(process: EngineProc
 
 
 async def test_a_job_of_a_model_that_was_unloaded_fails_alone(process: EngineProcess) -> None:
-    """Its rows need not fit those of any other model."""
+    """The job's rows need not fit another model's."""
     engines = await EnginesElsewhere.connect(process)
     front = RawFront(process.path)
     model = engines.model("numbers").snapshot.id
